@@ -1,0 +1,39 @@
+"""Everything about a PyTorch model in one call: layers, shapes, parameters, MACs, bytes.
+
+::
+
+    stats = modelsummary.Statistics(model, input_data=(1, 3, 224, 224))
+    print(stats)
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from modelsummary.errors import (
+    DataDependentError,
+    ForwardError,
+    InputError,
+    LayerNotFoundError,
+    ModelSummaryError,
+    RegistrationError,
+)
+from modelsummary.layer_info import LayerInfo
+from modelsummary.op_formulas import register_op_cost
+from modelsummary.statistics import ModelStatistics, Statistics
+
+__all__ = [
+    "DataDependentError",
+    "ForwardError",
+    "InputError",
+    "LayerInfo",
+    "LayerNotFoundError",
+    "ModelStatistics",
+    "ModelSummaryError",
+    "RegistrationError",
+    "Statistics",
+    "register_op_cost",
+]
+
+try:
+    __version__ = version("torch-modelsummary")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0+unknown"

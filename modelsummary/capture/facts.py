@@ -1,0 +1,141 @@
+"""What a model's modules are, apart from any run: names, parameters, buffers, kernel sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+__all__ = ["ModuleFacts", "Owned", "Totals", "module_facts", "unwrap"]
+
+
+class Owned(NamedTuple):
+    """One parameter or buffer. ``shape`` is None while a lazy module has not initialised it."""
+
+    name: str
+    key: int
+    shape: list[int] | None
+    numel: int
+    nbytes: int
+    trainable: bool
+
+
+class Totals(NamedTuple):
+    """Elements and bytes of a set of parameters or buffers, each tensor once."""
+
+    numel: int
+    trainable: int
+    nbytes: int
+
+
+@dataclass
+class ModuleFacts:
+    """One module, whatever calls it gets.
+
+    Attributes:
+        fqn: first path in ``named_modules()``.
+        children: id of each child module -> its attribute name (the first, if it has several).
+        parameters, buffers: what the module registers itself.
+        all_parameters, all_buffers: with those of its submodules, by ``Owned.key``.
+    """
+
+    fqn: str
+    module: nn.Module
+    children: dict[int, str]
+    parameters: list[Owned]
+    buffers: list[Owned]
+    kernel_size: list[int]
+    groups: int | None
+    all_parameters: dict[int, Owned] = field(default_factory=dict)
+    all_buffers: dict[int, Owned] = field(default_factory=dict)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):  # torch.compile's OptimizedModule
+            model = inner
+        else:
+            return model
+
+
+def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
+    """Facts of every module of ``model`` by ``id(module)``, in the order of ``named_modules()``."""
+    facts: dict[int, ModuleFacts] = {}
+    for fqn, module in model.named_modules():
+        children: dict[int, str] = {}
+        for name, child in module._modules.items():
+            if child is not None:
+                children.setdefault(id(child), name)
+        facts[id(module)] = ModuleFacts(
+            fqn=fqn,
+            module=module,
+            children=children,
+            parameters=[_owned(name, each) for name, each in module._parameters.items() if each is not None],
+            buffers=[_owned(name, each) for name, each in module._buffers.items() if each is not None]
+            + _packed_weights(module),
+            kernel_size=_kernel_size(module),
+            groups=groups if type(groups := getattr(module, "groups", None)) is int else None,
+        )
+    _collect(id(model), facts, set())
+    return facts
+
+
+def _collect(key: int, facts: dict[int, ModuleFacts], done: set[int]) -> None:
+    """Fill ``all_parameters`` and ``all_buffers``, descendants first."""
+    if key in done:
+        return
+    done.add(key)
+    own = facts[key]
+    own.all_parameters = {each.key: each for each in own.parameters}
+    own.all_buffers = {each.key: each for each in own.buffers}
+    for child in own.children:
+        _collect(child, facts, done)
+        own.all_parameters.update(facts[child].all_parameters)
+        own.all_buffers.update(facts[child].all_buffers)
+
+
+def _owned(name: str, tensor: Tensor) -> Owned:
+    if isinstance(tensor, UninitializedTensorMixin):
+        return Owned(name, id(tensor), None, 0, 0, tensor.requires_grad)
+    return Owned(name, id(tensor), list(tensor.shape), tensor.numel(), tensor.nbytes, tensor.requires_grad)
+
+
+def _packed_weights(module: nn.Module) -> list[Owned]:
+    """Weight and bias of a quantised layer, which torch packs into an object that is no tensor."""
+    packed = vars(module).get("_packed_params")
+    weight_and_bias = getattr(module, "_weight_bias", None)
+    if not isinstance(packed, torch.ScriptObject) or not callable(weight_and_bias):
+        return []
+    tensors = zip(("weight", "bias"), weight_and_bias(), strict=False)
+    # Unpacking makes new tensors each time: the packed object identifies them.
+    return [
+        _owned(name, tensor)._replace(key=id(packed) + position, trainable=False)
+        for position, (name, tensor) in enumerate(tensors)
+        if tensor is not None
+    ]
+
+
+def _kernel_size(module: nn.Module) -> list[int]:
+    size: Any = getattr(module, "kernel_size", None)
+    if type(size) is int:
+        return [size]
+    if isinstance(size, (tuple, list)) and all(type(each) is int for each in size):
+        return list(size)
+    return []
+
+
+def totals(owned: Any) -> Totals:
+    """Sums over parameters or buffers."""
+    numel = trainable = nbytes = 0
+    for each in owned:
+        numel += each.numel
+        nbytes += each.nbytes
+        if each.trainable:
+            trainable += each.numel
+    return Totals(numel, trainable, nbytes)

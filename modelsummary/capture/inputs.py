@@ -1,0 +1,283 @@
+"""Turn what the user passes as input (tensors, sizes, dicts, arrays) into the arguments of a forward."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.capture.structure import map_tensors, tensors_of
+from modelsummary.errors import InputError
+
+__all__ = ["CallArguments", "call_arguments"]
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """An input given by its size; the tensor is made when the execution is known."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def random(self, device: torch.device) -> Tensor:
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return torch.rand(self.shape, dtype=self.dtype, device=device)
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)  # an index that every table has
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """Arguments of the forward; inputs given by size are not tensors yet.
+
+    Attributes:
+        device: where real execution puts the inputs; None: where they are, sizes where the model is.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: torch.device | None
+
+    def on_meta(self, twin: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with ``twin(tensor)`` for tensors and meta tensors for sizes."""
+        return self._with(twin, lambda sized: torch.empty(sized.shape, dtype=sized.dtype, device="meta"))
+
+    def on_device(
+        self, copy: Callable[[Tensor], Tensor], default: torch.device
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with copies for tensors and random tensors for sizes (zeros for integers)."""
+        place = self.device
+        return self._with(
+            lambda tensor: copy(tensor if place is None else tensor.to(place)),
+            lambda sized: sized.random(place or default),
+        )
+
+    def _with(
+        self, tensor: Callable[[Tensor], Tensor], sized: Callable[[_Sized], Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(sized(each) if isinstance(each, _Sized) else map_tensors(tensor, each) for each in self.args)
+        return args, {name: map_tensors(tensor, value) for name, value in self.kwargs.items()}
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, without those given by size."""
+        return list(tensors_of((self.args, self.kwargs)))
+
+
+def call_arguments(
+    model: nn.Module,
+    input_data: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    batch_dim: int | None,
+    device: torch.device | str | None,
+    dtypes: torch.dtype | Sequence[torch.dtype] | None,
+) -> CallArguments | None:
+    """Arguments of ``model.forward``; None if the model shall not run.
+
+    Raises:
+        InputError: see the messages; each echoes what was passed and says what to pass.
+    """
+    place = _checked_device(model, device)
+    if input_data is None and not args and not kwargs:
+        return None
+    first, named = _split(model, input_data, batch_dim, dtypes)
+    overlap = named.keys() & kwargs.keys()
+    if overlap:
+        raise InputError(f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword")
+    call = CallArguments((*first, *args), {**named, **kwargs}, place)
+    tensors = call.tensors()
+    if not tensors and not any(isinstance(each, _Sized) for each in call.args):
+        raise InputError(
+            f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
+            "or None to list the layers without a forward"
+        )
+    _check_devices(model, tensors, place)
+    _check_signature(model, call)
+    return call
+
+
+def _split(
+    model: nn.Module, input_data: Any, batch_dim: int | None, dtypes: torch.dtype | Sequence[torch.dtype] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments in ``input_data``."""
+    if input_data is None:
+        return (), {}
+    if isinstance(input_data, Iterator):
+        raise InputError(
+            f"input_data is a {type(input_data).__name__}, which can be read only once; pass a list or tuple"
+        )
+    sizes = _sizes(input_data)
+    if sizes is not None:
+        return _from_sizes(model, sizes, batch_dim, dtypes), {}
+    if dtypes is not None:
+        raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have their own dtype")
+    if isinstance(input_data, Mapping):
+        wrong = [key for key in input_data if not isinstance(key, str)]
+        if wrong:
+            raise InputError(f"an input_data dict holds forward's keyword arguments; {wrong[0]!r} is no name")
+        return (), {name: _as_tensor(value) for name, value in input_data.items()}
+    if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
+        if type(input_data) is list and _takes_list(model):
+            return (_as_tensor(input_data),), {}
+        return tuple(_as_tensor(each) for each in input_data), {}
+    return (_as_tensor(input_data),), {}
+
+
+# ----------------------------------------------------------------------------------------------- sizes
+
+
+def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
+    """The sizes in ``input_data``: one size, or a list of them; None if it is anything else."""
+    if not isinstance(input_data, (list, tuple)) or not input_data:
+        return None
+    if all(map(_is_number, input_data)):
+        return [input_data]
+    are_sizes = [isinstance(each, (list, tuple)) and bool(each) and all(map(_is_number, each)) for each in input_data]
+    if all(are_sizes):
+        return list(input_data)
+    if any(are_sizes) and any(isinstance(each, Tensor) for each in input_data):
+        raise InputError(f"input_data={_short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (hasattr(value, "__index__") and not isinstance(value, Tensor))
+
+
+def _from_sizes(
+    model: nn.Module,
+    sizes: list[Sequence[Any]],
+    batch_dim: int | None,
+    dtypes: torch.dtype | Sequence[torch.dtype] | None,
+) -> tuple[_Sized, ...]:
+    if dtypes is None:
+        floats = (each.dtype for each in model.parameters() if each.dtype.is_floating_point)
+        each_dtype = [next(floats, torch.get_default_dtype())] * len(sizes)
+    else:
+        each_dtype = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
+        if len(each_dtype) != len(sizes):
+            raise InputError(f"dtypes has {len(each_dtype)} entries for {len(sizes)} input size(s): {_short(sizes)}")
+        for dtype in each_dtype:
+            if not isinstance(dtype, torch.dtype):
+                raise InputError(f"dtypes holds {dtype!r}; expected a torch.dtype such as torch.long")
+    shapes = (_with_batch(_checked_size(size), batch_dim) for size in sizes)
+    return tuple(_Sized(shape, dtype) for shape, dtype in zip(shapes, each_dtype, strict=True))
+
+
+def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
+    for number in size:
+        if isinstance(number, (bool, float)) or operator.index(number) < 0:
+            raise InputError(f"input size {tuple(size)} holds {number!r}; sizes are integers >= 0")
+    return tuple(operator.index(number) for number in size)
+
+
+def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...]:
+    if batch_dim is None:
+        return shape
+    if not 0 <= batch_dim <= len(shape):
+        raise InputError(f"batch_dim={batch_dim} does not fit the input size {shape}; expected 0 to {len(shape)}")
+    return (*shape[:batch_dim], 1, *shape[batch_dim:])
+
+
+# --------------------------------------------------------------------------------------------- tensors
+
+
+def _as_tensor(value: Any) -> Any:
+    """``value`` with numpy arrays as tensors of their own memory, in nested containers, too."""
+    if isinstance(value, Iterator):
+        raise InputError(f"input_data holds a {type(value).__name__}, which can be read only once; pass a list")
+    if isinstance(value, (Tensor, str, bytes)):
+        return value
+    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+        try:
+            return torch.tensor(value)
+        except TypeError as error:
+            raise InputError(f"input_data holds a numpy array that torch cannot take: {error}") from None
+    if type(value) in (list, tuple):
+        return type(value)(_as_tensor(each) for each in value)
+    if type(value) is dict:
+        return {key: _as_tensor(each) for key, each in value.items()}
+    return value
+
+
+def _takes_list(model: nn.Module) -> bool:
+    """Forward's first parameter is annotated as a list (detection models take a list of images)."""
+    signature = _signature(model)
+    first = next(iter(signature.parameters.values()), None) if signature else None
+    if first is None or first.annotation is inspect.Parameter.empty:
+        return False
+    if isinstance(first.annotation, str):
+        return first.annotation.removeprefix("typing.").startswith(("list", "List", "Sequence"))
+    return get_origin(first.annotation) in (list, Sequence)
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a ScriptModule's forward has none
+        return None
+
+
+def _check_signature(model: nn.Module, call: CallArguments) -> None:
+    signature = _signature(model)
+    if signature is None or model._forward_pre_hooks:  # a pre-hook may change the arguments
+        return
+    try:
+        signature.bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"{error}: input_data gives {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
+            f"{sorted(call.kwargs)}, but it is {type(model).__name__}.forward{signature}"
+        ) from None
+
+
+def _checked_device(model: nn.Module, device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if place.type not in ("cpu", "meta") and (accelerator is None or accelerator.type != place.type):
+        raise InputError(
+            f"device={str(place)!r} is not available on this machine; leave device out: "
+            "shape-only execution needs no device"
+        )
+    own = _device_types(model)
+    if len(own) == 1 and "meta" not in (*own, place.type) and place.type not in own:
+        raise InputError(
+            f"device mismatch: device={str(place)!r}, but the model is on {own.pop()}; "
+            f"call model.to({str(place)!r}) first, or leave device out"
+        )
+    return place
+
+
+def _check_devices(model: nn.Module, tensors: list[Tensor], place: torch.device | None) -> None:
+    own = _device_types(model)
+    if place is not None or len(own) != 1 or "meta" in own:
+        return
+    expected = own.pop()
+    for tensor in tensors:
+        if tensor.device.type not in (expected, "meta"):
+            raise InputError(
+                f"device mismatch: the model is on {expected}, an input of shape {list(tensor.shape)} on "
+                f"{tensor.device}; pass device={expected!r} to move the inputs"
+            )
+
+
+def _device_types(model: nn.Module) -> set[str]:
+    return {tensor.device.type for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

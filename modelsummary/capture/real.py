@@ -1,0 +1,71 @@
+"""Real execution: operators run as they are, and what they write into the model is put back afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from modelsummary.op_costs import OpCost, OpRule, op_cost, tensors_in
+
+__all__ = ["RealExecution"]
+
+
+class RealExecution:
+    """Runs operators; copies a tensor of the model just before an operator writes into it.
+
+    Copying all parameters up front would double the memory, and a forward rarely writes any.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._data = [(parameter, parameter.data) for parameter in model.parameters() if _has_values(parameter)]
+        self._owned: dict[int, list[Tensor]] = {}
+        for tensor in _tensors_of_model(model):
+            if _has_values(tensor):
+                self._owned.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def input(self, tensor: Tensor) -> Tensor:
+        """A copy of an input tensor: a forward may write into its argument."""
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator and tell its cost."""
+        if "batch_norm" in rule.name:  # native_batch_norm writes its running statistics; its schema hides it
+            self._save(args)
+        for place in rule.writes:
+            self._save(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
+        out = func(*args, **kwargs)
+        return out, op_cost(rule, args, kwargs, out)
+
+    def _save(self, written: Any) -> None:
+        for tensor in tensors_in(written):
+            if _has_values(tensor):
+                for owned in self._owned.pop(tensor.untyped_storage().data_ptr(), ()):
+                    self._copies.append((owned, owned.detach().clone()))
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Give the model's tensors their memory and their values back."""
+        for parameter, data in self._data:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+        for tensor, values in self._copies:
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.detach().copy_(values)
+
+
+def _tensors_of_model(model: nn.Module) -> list[Tensor]:
+    """Parameters, buffers, and tensors that are plain attributes of a module."""
+    attributes = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return [*model.parameters(), *model.buffers(), *attributes]
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """A tensor with memory of its own: no meta, sparse, lazy or wrapped one."""
+    if isinstance(tensor, UninitializedTensorMixin) or is_traceable_wrapper_subclass(tensor):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested

@@ -1,0 +1,216 @@
+"""Shape-only execution: every operator runs on meta tensors, so nothing is computed or allocated.
+
+Parameters and buffers stay where they are. The first time an operator meets a tensor that is not on
+``meta`` (a parameter, a buffer, a constant the forward made), a meta twin takes its place, for this and
+every later operator. Nothing has to be swapped into the model, so nothing has to be swapped back.
+
+Two things make it more than ``model.to("meta")``:
+
+- **Memory of results.** Networks repeat themselves. An operator called again with the same shapes,
+  strides, dtypes and arguments gets an output like the first one, without asking the (slow) meta kernel.
+- **Known values.** Small tensors whose values do not depend on the input (``torch.arange``, a buffer) are
+  computed beside their twins, so a branch on them needs no real execution. Values that come from the
+  input are not known; an operator that needs one raises ``DataDependentError``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+
+from modelsummary.capture.structure import map_tensors
+from modelsummary.errors import DataDependentError
+from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
+
+__all__ = ["ShapeOnly"]
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+# Largest tensors whose values are followed: enough for positions and masks, too small to cost time.
+_MAX_KNOWN = 2**16
+_MAX_KNOWN_PARAMETER = 16
+
+Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+class ShapeOnly:
+    """Runs operators on meta tensors; ``run`` returns the result and the cost of one operator.
+
+    Attributes:
+        obstacle: the first operator that could not run on shapes, or None.
+    """
+
+    def __init__(self) -> None:
+        self.obstacle: str | None = None
+        self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # id(meta tensor) -> meta tensor, values
+        self._borrowed: set[int] = set()  # ids of known meta tensors whose values belong to the model
+        self._overwritten: set[int] = set()  # meta storages that no longer hold what is known of them
+
+    def input(self, tensor: Tensor) -> Tensor:
+        """The meta twin of an input tensor; its values count as unknown."""
+        return tensor if tensor.is_meta else self._new_twin(tensor)
+
+    # ---------------------------------------------------------------------------------- one operator
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator. Raises ``DataDependentError``, and whatever its meta kernel raises."""
+        key: list[Any] = [func]
+        args = self._to_meta(args, key)
+        wants_cpu = rule.makes_tensor and kwargs.get("device") == _CPU
+        kwargs = self._to_meta(kwargs, key)
+        if rule.makes_tensor and (kwargs.get("device") is not None or next(tensors_in((args, kwargs)), None) is None):
+            kwargs = {**kwargs, "device": _META}
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
+            kwargs["generator"] = None
+        values = self._values(rule, args, kwargs)
+        if rule.needs_values:
+            return self._run_on_values(func, rule, values), NO_COST
+        try:
+            out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
+        except Exception:
+            if values is None:
+                self.obstacle = self.obstacle or rule.name
+                raise
+            return self._run_on_values(func, rule, values), NO_COST
+        self._follow(func, rule, args, kwargs, values, out)
+        if wants_cpu and id(out) in self._known:  # asked for on the CPU, as .tolist() and .numpy() do
+            return self._known[id(out)][1].clone(), cost
+        return out, cost
+
+    def _run_on_meta(
+        self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], key: tuple[Any, ...]
+    ) -> tuple[Any, OpCost]:
+        try:
+            remembered = self._results.get(key)
+        except TypeError:  # an unhashable argument
+            return self._run_kernel(func, rule, args, kwargs)
+        if remembered is not None:
+            specs, cost = remembered
+            if rule.keeps_shape:
+                return args[0], cost
+            if specs is None:
+                return func(*args, **kwargs), cost
+            if isinstance(specs[0], torch.Size):
+                return _like(specs), cost
+            return tuple(map(_like, specs)), cost
+        out, cost = self._run_kernel(func, rule, args, kwargs)
+        self._results[key] = (None if rule.returns_alias else _specs(out), cost)
+        return out, cost
+
+    @staticmethod
+    def _run_kernel(func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        out = func(*args, **kwargs)
+        return out, op_cost(rule, args, kwargs, out)
+
+    # ---------------------------------------------------------------------------------- meta twins
+
+    def _to_meta(self, value: Any, key: list[Any]) -> Any:
+        """``value`` with twins for its tensors and ``meta`` for devices; what identifies it goes to ``key``."""
+        if isinstance(value, Tensor):
+            if not value.is_meta:
+                known_twin = self._twins.get(id(value))
+                value = known_twin[1] if known_twin is not None else self._adopt(value)
+            key.append(value.shape)
+            key.append(value.stride() if value.layout is torch.strided else object())
+            key.append(value.dtype)
+            return value
+        if isinstance(value, (list, tuple)):
+            key.append(len(value))
+            return type(value)([self._to_meta(inner, key) for inner in value])
+        if isinstance(value, dict):
+            key.extend(value)
+            return {name: self._to_meta(inner, key) for name, inner in value.items()}
+        if isinstance(value, torch.device):
+            return _META
+        key.append(type(value))  # 1, 1.0 and True are equal, but promote to different dtypes
+        key.append(value)
+        return value
+
+    def _adopt(self, tensor: Tensor) -> Tensor:
+        """The twin of a tensor that is no input; its values are known as long as nobody writes them."""
+        twin = self._new_twin(tensor)
+        limit = _MAX_KNOWN_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_KNOWN
+        if tensor.numel() <= limit and tensor.layout is torch.strided:
+            self._known[id(twin)] = (twin, tensor)
+            self._borrowed.add(id(twin))
+        return twin
+
+    def _new_twin(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+            twin = _like((tensor.shape, tensor.stride(), tensor.dtype))
+        else:
+            twin = torch.empty_like(tensor, device=_META)
+        if tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, nn.Parameter):
+            twin.requires_grad_()
+        self._twins[id(tensor)] = (tensor, twin)
+        return twin
+
+    # ---------------------------------------------------------------------------------- known values
+
+    def _values(self, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """The arguments with values for tensors, if all are known and the result is determined by them."""
+        if rule.is_random:
+            return None
+        for tensor in tensors_in((args, kwargs)):
+            if id(tensor) not in self._known or tensor.untyped_storage()._cdata in self._overwritten:
+                return None
+        args, kwargs = map_tensors(self._own_value, (args, kwargs))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = _CPU
+        return args, kwargs
+
+    def _own_value(self, meta: Tensor) -> Tensor:
+        """The values of a known tensor, copied before anything could write into the model's own."""
+        if id(meta) in self._borrowed:
+            self._borrowed.discard(id(meta))
+            self._known[id(meta)] = (meta, self._known[id(meta)][1].detach().to(_CPU, copy=True))
+        return self._known[id(meta)][1]
+
+    def _run_on_values(self, func: Any, rule: OpRule, values: tuple[Any, dict[str, Any]] | None) -> Any:
+        if values is None:
+            self.obstacle = self.obstacle or rule.name
+            raise DataDependentError(rule.name)
+        return map_tensors(self._know, func(*values[0], **values[1]))
+
+    def _know(self, value: Tensor) -> Tensor:
+        twin = self._new_twin(value)
+        self._known[id(twin)] = (twin, value)
+        return twin
+
+    def _follow(
+        self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], values: tuple[Any, dict[str, Any]] | None, out: Any
+    ) -> None:
+        """Keep what is known true after an operator: compute its values, or forget what it overwrote."""
+        outputs = list(tensors_in(out))
+        if values is None or sum(tensor.numel() for tensor in outputs) > _MAX_KNOWN:
+            for place in rule.writes if self._known else ():
+                for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
+                    self._overwritten.add(tensor.untyped_storage()._cdata)
+        elif isinstance(func, OpOverload):
+            try:
+                computed = list(tensors_in(func(*values[0], **values[1])))
+            except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
+                return
+            for meta, value in zip(outputs, computed, strict=True):
+                self._known.setdefault(id(meta), (meta, value))
+
+
+def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:
+    """What is needed to make an output like ``out``; None if it is no plain tensor or tuple of them."""
+    if type(out) is Tensor:
+        return (out.shape, out.stride(), out.dtype) if out.layout is torch.strided else None
+    if type(out) is tuple and out and all(type(each) is Tensor and each.layout is torch.strided for each in out):
+        return tuple((each.shape, each.stride(), each.dtype) for each in out)
+    return None
+
+
+def _like(spec: Any) -> Tensor:
+    shape, stride, dtype = spec
+    return torch.empty_strided(shape, stride, dtype=dtype, device=_META)

@@ -1,0 +1,111 @@
+"""Walk the nested values a forward takes and returns: shapes, bytes, and copies with other tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from modelsummary.layer_info import UNKNOWN, Sizes
+
+__all__ = ["argument_sizes", "map_tensors", "sizes_of", "tensors_of"]
+
+# How deep to look for tensors into objects that are no containers (a distribution, a cache of layers).
+_OBJECT_DEPTH = 3
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
+def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | None:
+    """The parts of a container or an object that may hold tensors; None for anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): inner for key, inner in value.items()}
+    if isinstance(value, _SEQUENCES):
+        return tuple(value)
+    if isinstance(value, (type, nn.Module, torch.device, torch.dtype, str, bytes)) or objects_left <= 0:
+        return None
+    if dataclasses.is_dataclass(value):
+        return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+    attributes = getattr(value, "__dict__", None)
+    return attributes if isinstance(attributes, dict) and not callable(value) else None
+
+
+def sizes_of(value: Any, seen: dict[int, Tensor] | None = None, objects_left: int = _OBJECT_DEPTH) -> Sizes:
+    """Shapes of the tensors in ``value`` with its structure kept; ``seen`` collects the tensors by id."""
+    if isinstance(value, Tensor):
+        if seen is not None:
+            seen[id(value)] = value
+        return _shape(value)
+    parts = _parts(value, objects_left)
+    if parts is None:
+        return None
+    is_object = not isinstance(value, (Mapping, *_SEQUENCES))
+    if isinstance(parts, dict):
+        inner = {key: sizes_of(part, seen, objects_left - is_object) for key, part in parts.items()}
+        # An object's scalars say nothing about its tensors: keep what holds some.
+        return {key: sizes for key, sizes in inner.items() if sizes is not None} or None if is_object else inner
+    structure = tuple(sizes_of(part, seen, objects_left) for part in parts)
+    return None if all(part is None for part in structure) else structure
+
+
+def _shape(tensor: Tensor) -> list[int] | str:
+    """The tensor's shape; a nested tensor has none that is a list of integers."""
+    return UNKNOWN if tensor.is_nested else [int(size) for size in tensor.shape]
+
+
+def argument_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sizes, int]:
+    """Shapes and bytes of a call's arguments. A sole argument with tensors stands for itself."""
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # nearly every call; the rest is general
+        return list(args[0].shape), args[0].nbytes
+    seen: dict[int, Tensor] = {}
+    positional = [sizes_of(argument, seen) for argument in args]
+    named = {name: sizes for name, value in kwargs.items() if (sizes := sizes_of(value, seen)) is not None}
+    with_tensors = [sizes for sizes in positional if sizes is not None]
+    structure: Sizes
+    if named:
+        structure = (*positional, named) if with_tensors else named
+    elif len(with_tensors) <= 1:
+        structure = with_tensors[0] if with_tensors else None
+    else:
+        structure = tuple(positional)
+    return structure, bytes_of(seen)
+
+
+def result_sizes(value: Any) -> tuple[Sizes, int]:
+    """Shapes and bytes of a call's result."""
+    if type(value) is Tensor:
+        return list(value.shape), value.nbytes
+    seen: dict[int, Tensor] = {}
+    sizes = sizes_of(value, seen)
+    if sizes is None and value is not None and not isinstance(value, (bool, int, float, str)):
+        sizes = UNKNOWN
+    return sizes, bytes_of(seen)
+
+
+def bytes_of(tensors: dict[int, Tensor]) -> int:
+    """Bytes of the tensors by their own dtype."""
+    return sum(_nbytes(tensor) for tensor in tensors.values())
+
+
+def _nbytes(tensor: Tensor) -> int:
+    if tensor.is_nested:
+        return tensor.values().nbytes if tensor.layout is torch.jagged else tensor.nbytes
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return tensor._nnz() * tensor.element_size() if tensor.is_sparse or tensor.is_sparse_csr else 0
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nested value, each object once."""
+    seen: dict[int, Tensor] = {}
+    sizes_of(value, seen)
+    yield from seen.values()
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept."""
+    return tree_map_only(Tensor, function, value)

@@ -1,0 +1,175 @@
+"""Resolve the recorded calls of a run into a tree of ``LayerInfo``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+
+from modelsummary.capture.facts import ModuleFacts, Owned, totals
+from modelsummary.capture.watch import Call
+from modelsummary.layer_info import UNKNOWN, LayerInfo
+
+__all__ = ["call_tree", "static_tree"]
+
+Facts = dict[int, ModuleFacts]
+
+
+def call_tree(facts: Facts, calls: Iterable[Call]) -> LayerInfo:
+    """One row a call, beneath the call it was made from; then rows for what was not called.
+
+    A module that is no part of the model (made during the forward) has no row: its operators belong to
+    the row it ran in.
+    """
+    tree = _Tree(facts)
+    for call in calls:
+        tree.add_call(call)
+    tree.add_uncalled()
+    return _finished(tree.root, facts)
+
+
+def static_tree(facts: Facts) -> LayerInfo:
+    """The modules as they are registered, without a run. A module met again is not expanded again."""
+    tree = _Tree(facts)
+    pending = [(tree.root_facts, tree.root)]
+    expanded: set[int] = set()
+    while pending:
+        own, row = pending.pop()
+        if id(own.module) in expanded:
+            continue
+        expanded.add(id(own.module))
+        added = [(facts[child], tree.add_row(facts[child], row, name)) for child, name in own.children.items()]
+        pending.extend(reversed(added))
+    return _finished(tree.root, facts)
+
+
+class _Tree:
+    """Rows under construction."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.root_facts = next(iter(facts.values()))
+        self._by_fqn = {each.fqn: each for each in facts.values()}
+        self._first_row: dict[int, LayerInfo] = {}  # by id of the module
+        self._row_of_call: dict[Call, LayerInfo] = {}
+        self._containers: dict[tuple[int, str], LayerInfo] = {}
+        self._calls: Counter[int] = Counter()
+        self.root = self.add_row(self.root_facts, None, "")
+
+    def add_row(self, own: ModuleFacts, parent: LayerInfo | None, name: str) -> LayerInfo:
+        row = LayerInfo(
+            fqn=own.fqn,
+            name=name,
+            class_name=_class_name(own.module),
+            layer_id=id(own.module),
+            module=own.module,
+            training=own.module.training,
+            parent_info=parent,
+            inner_layers={each.name: each.shape for each in own.parameters},
+            kernel_size=own.kernel_size,
+            groups=own.groups,
+        )
+        if parent is not None:
+            parent.children.append(row)
+        self._first_row.setdefault(id(own.module), row)
+        return row
+
+    def add_call(self, call: Call) -> None:
+        own = self.facts.get(id(call.module))
+        around = self._row_of_call[call.parent] if call.parent is not None else self.root
+        if own is None:
+            row = around
+        else:
+            row = self.root if call.parent is None else self.add_row(own, *self._place(own, around))
+            _fill(row, call)
+            row.call_index = self._calls[id(call.module)]
+            self._calls[id(call.module)] += 1
+        self._row_of_call[call] = row
+        row.self_macs += call.macs
+        row.self_elementwise_ops += call.elementwise_ops
+        row.self_bytes_read += call.bytes_read
+        row.self_bytes_written += call.bytes_written
+        for operator, count in call.uncounted.items():
+            row.uncounted_ops[operator] = row.uncounted_ops.get(operator, 0) + count
+
+    def _place(self, own: ModuleFacts, around: LayerInfo) -> tuple[LayerInfo, str]:
+        """Row and name for a call from ``around``: a child, or below containers that have no call."""
+        caller = self.facts[around.layer_id]
+        if (name := caller.children.get(id(own.module))) is not None:
+            return around, name
+        prefix = f"{caller.fqn}." if caller.fqn else ""
+        if not own.fqn.startswith(prefix) or own is caller:
+            return around, own.fqn.rpartition(".")[2]  # shared with another part of the model
+        *containers, name = own.fqn[len(prefix) :].split(".")
+        for container in containers:
+            fqn = prefix + container
+            prefix = f"{fqn}."
+            key = (id(around), fqn)
+            if key not in self._containers:
+                self._containers[key] = self.add_row(self._by_fqn[fqn], around, container)
+            around = self._containers[key]
+        return around, name
+
+    def add_uncalled(self) -> None:
+        """Modules without a row, in the order of registration, below the first row of their parent."""
+        for own in self.facts.values():
+            if id(own.module) not in self._first_row:
+                parent_fqn, _, name = own.fqn.rpartition(".")
+                parent = self._first_row[id(self._by_fqn[parent_fqn].module)]
+                row = self.add_row(own, parent, name)
+                if isinstance(parent.module, torch.jit.ScriptModule):
+                    row.note = "runs inside TorchScript, where calls cannot be seen"
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
+
+
+def _fill(row: LayerInfo, call: Call) -> None:
+    row.executed = True
+    row.training = call.training
+    row.input_size, row.input_bytes = call.input_size, call.input_bytes
+    row.output_size, row.output_bytes = call.output_size, call.output_bytes
+    if not call.finished:
+        row.note, row.output_size = "raised an exception", UNKNOWN
+
+
+def _finished(root: LayerInfo, facts: Facts) -> LayerInfo:
+    """Fill in what depends on the whole tree: depths, first appearances, sums over descendants."""
+    rows: list[LayerInfo] = []
+    at_depth: Counter[int] = Counter()
+    seen_modules: set[int] = set()
+    seen: set[int] = set()
+
+    def first_seen(owned: list[Owned]) -> list[Owned]:
+        new = [each for each in owned if each.key not in seen]
+        seen.update(each.key for each in new)
+        return new
+
+    for row in root.walk():
+        rows.append(row)
+        if row.parent_info is not None:
+            row.depth = row.parent_info.depth + 1
+        at_depth[row.depth] += 1
+        row.depth_index = at_depth[row.depth]
+        own = facts[row.layer_id]
+        row.num_params, row.trainable_params, row.params_bytes = totals(own.all_parameters.values())
+        row.num_buffers, _, row.buffer_bytes = totals(own.all_buffers.values())
+        row.has_uninitialized = any(
+            each.shape is None for owned in (own.all_parameters, own.all_buffers) for each in owned.values()
+        )
+        new = first_seen(own.parameters)
+        row.self_params, row.self_trainable_params, row.self_params_bytes = totals(new)
+        row.self_buffers, _, row.self_buffer_bytes = totals(first_seen(own.buffers))
+        row.is_recursive = row.layer_id in seen_modules or (bool(own.parameters) and not new)
+        seen_modules.add(row.layer_id)
+        row.macs, row.elementwise_ops = row.self_macs, row.self_elementwise_ops
+        row.bytes_read, row.bytes_written = row.self_bytes_read, row.self_bytes_written
+    for row in reversed(rows):
+        if (parent := row.parent_info) is not None:
+            parent.macs += row.macs
+            parent.elementwise_ops += row.elementwise_ops
+            parent.bytes_read += row.bytes_read
+            parent.bytes_written += row.bytes_written
+    return root

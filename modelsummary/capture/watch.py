@@ -1,0 +1,151 @@
+"""Watch a forward run: which module called which, with what shapes, and what its operators cost.
+
+Forward pre-hooks and hooks tell the calls, a dispatch mode the operators; an operator belongs to the
+innermost running module. While the model runs, facts are only appended; ``tree`` makes sense of them.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modelsummary.capture.structure import argument_sizes, result_sizes
+from modelsummary.layer_info import Sizes
+from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_rule
+
+__all__ = ["Call", "Execution", "Watch"]
+
+
+class Execution(Protocol):
+    """How operators are run: on shapes, or really."""
+
+    def input(self, tensor: Tensor) -> Tensor:
+        """What the forward gets in place of an input tensor."""
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Result and cost of one operator."""
+
+
+class Call:
+    """One call of one module; facts only."""
+
+    __slots__ = (
+        "bytes_read",
+        "bytes_written",
+        "elementwise_ops",
+        "finished",
+        "input_bytes",
+        "input_size",
+        "macs",
+        "module",
+        "output_bytes",
+        "output_size",
+        "parent",
+        "training",
+        "uncounted",
+    )
+
+    def __init__(self, module: nn.Module, parent: Call | None) -> None:
+        self.module = module
+        self.parent = parent
+        self.training = module.training
+        self.input_size: Sizes = None
+        self.output_size: Sizes = None
+        self.input_bytes = self.output_bytes = 0
+        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.uncounted: dict[str, int] = {}
+        self.finished = False
+
+
+class Watch:
+    """Context in which every module call of this thread becomes a ``Call`` and every operator is counted.
+
+    Module hooks are registered once for all modules, so the model itself gets none: nothing to remove
+    from it, and a ScriptModule, which refuses hooks of its own, is seen too.
+
+    Attributes:
+        calls: all calls in the order in which they began.
+        running: the innermost running call.
+        failed: the innermost call that raised and everything that was running around it, innermost first.
+    """
+
+    def __init__(self, execution: Execution) -> None:
+        self.calls: list[Call] = []
+        self.failed: list[Call] = []
+        self.running: Call | None = None
+        self._operators = _Operators(self, execution)
+        self._thread = get_ident()
+
+    def __enter__(self) -> Watch:
+        self._handles = (
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
+        )
+        self._operators.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._operators.__exit__(*exception)
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if get_ident() == self._thread:
+            self.running = call = Call(module, self.running)
+            self.calls.append(call)
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
+        """Torch passes ``(kwargs, output)`` after a forward, ``(output,)`` alone after an exception."""
+        call = self.running
+        if call is None or get_ident() != self._thread:
+            return
+        self.running = call.parent
+        if len(kwargs_and_output) == 1:
+            call.input_size, call.input_bytes = argument_sizes(args, {})
+            if not self.failed or self.failed[-1].parent is not call:
+                self.failed = []  # an earlier exception was caught inside the model
+            self.failed.append(call)
+            return
+        kwargs, output = kwargs_and_output
+        call.input_size, call.input_bytes = argument_sizes(args, kwargs)
+        call.output_size, call.output_bytes = result_sizes(output)
+        call.finished = True
+
+
+class _Operators(TorchDispatchMode):
+    """Runs every operator through ``execution`` and adds its cost to the running call."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, watch: Watch, execution: Execution) -> None:
+        super().__init__()
+        self._watch = watch
+        self._execution = execution
+        self._rules: dict[Any, OpRule] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = self._rules.get(func)
+        if rule is None:
+            rule = self._rules[func] = op_rule(func)
+        if rule.is_composite and rule.formula is None:
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out, cost = self._execution.run(func, rule, args, kwargs)
+        call = self._watch.running
+        if cost is not NO_COST and call is not None:
+            call.macs += cost.macs
+            call.elementwise_ops += cost.elementwise_ops
+            call.bytes_read += cost.bytes_read
+            call.bytes_written += cost.bytes_written
+            if cost.uncounted is not None:
+                call.uncounted[cost.uncounted] = call.uncounted.get(cost.uncounted, 0) + 1
+        return out

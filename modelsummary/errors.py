@@ -1,0 +1,63 @@
+"""Every exception modelsummary raises on purpose, under one base class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from modelsummary.statistics import ModelStatistics
+
+__all__ = [
+    "DataDependentError",
+    "ForwardError",
+    "InputError",
+    "LayerNotFoundError",
+    "ModelSummaryError",
+    "RegistrationError",
+]
+
+
+class ModelSummaryError(Exception):
+    """Base class of the library's errors."""
+
+
+class InputError(ModelSummaryError, TypeError, ValueError):
+    """An argument is unusable; the message echoes it and says what to pass instead.
+
+    It is a ``TypeError`` and a ``ValueError``, so either ``except`` catches it.
+    """
+
+
+class RegistrationError(ModelSummaryError, ValueError):
+    """An operator formula was registered twice, or for something that is no operator."""
+
+
+class LayerNotFoundError(ModelSummaryError, KeyError):
+    """No layer has the requested fully qualified name; the message names close matches."""
+
+    def __str__(self) -> str:  # KeyError prints the repr of its argument
+        return str(self.args[0]) if self.args else ""
+
+
+class DataDependentError(ModelSummaryError, RuntimeError):
+    """Shape-only execution met an operator whose result needs the values of a tensor.
+
+    Attributes:
+        operator: name of that operator, for example ``aten._local_scalar_dense``.
+    """
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(f"{operator} needs the values of a tensor, and shape-only execution computes none")
+        self.operator = operator
+
+
+class ForwardError(ModelSummaryError, RuntimeError):
+    """The model's forward raised. The original exception is ``__cause__``.
+
+    Attributes:
+        partial: what was recorded up to the failing layer; None if nothing was.
+    """
+
+    def __init__(self, message: str, partial: ModelStatistics | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial

@@ -1,0 +1,177 @@
+"""``LayerInfo``: what is known of one call of one module, as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import nn
+
+__all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", "ledger"]
+
+UNKNOWN = "?"
+
+Sizes: TypeAlias = "list[int] | tuple[Sizes, ...] | dict[str, Sizes] | str | None"
+"""Shapes of a nested value: a list is the shape of one tensor, a tuple or a dict a container
+(list, tuple, dict, dataclass, object), None something that is no tensor, and ``UNKNOWN`` something
+whose size cannot be known."""
+
+
+def first_shape(sizes: Sizes) -> list[int] | str | None:
+    """The shape of the first tensor in a nested value, depth first; None if it holds no tensor."""
+    if not isinstance(sizes, (tuple, dict)):
+        return sizes
+    inner = map(first_shape, sizes.values() if isinstance(sizes, dict) else sizes)
+    return next((shape for shape in inner if shape is not None), None)
+
+
+@dataclass(eq=False, repr=False)
+class LayerInfo:
+    """One call of one module, or a module that was not called.
+
+    A module called twice has two of these, told apart by ``call_index``. A container that was never
+    called itself (``nn.ModuleList``) and a module that was not reached have one with ``executed`` False.
+
+    ``self_*`` are the module's own share: operators that ran while no submodule was running, parameters
+    it registers itself, each tensor in the first row that owns it. They add up: the sum over all rows
+    is the model's total. The names without ``self_`` include the descendants of this row.
+
+    Attributes:
+        fqn: fully qualified name, the first path in ``model.named_modules()``; ``""`` is the model.
+        name: attribute under which the parent row holds it (``conv1``, ``layers.3`` for no direct child).
+        class_name: class of the module; the original class for a ScriptModule.
+        layer_id: ``id()`` of the module: equal for the calls of one module.
+        module: the live module; None after unpickling.
+        depth: 0 for the model.
+        depth_index: running number among the rows of the same depth, from 1.
+        call_index: running number among the calls of the same module, from 0.
+        executed: the module was called.
+        is_recursive: the module, or every parameter it owns, stands in an earlier row already.
+        training: ``module.training`` during the run.
+        trainable: ``"True"``, ``"False"``, ``"Partial"``, or ``"--"`` without parameters.
+        inner_layers: shape of each parameter the module registers itself; None while uninitialised (lazy).
+        kernel_size: of a convolution or pooling; empty where the module has none.
+        groups: of a convolution; None where the module has none.
+        input_size, output_size: shapes of all tensors in the arguments and in the result, with the
+            structure kept (see ``Sizes``). A sole argument stands without its tuple.
+        input_bytes, output_bytes: bytes of those tensors, each tensor object once.
+        num_params, trainable_params, params_bytes: parameters of the module and its submodules, a tensor
+            used twice counted once. An uninitialised parameter counts 0 and sets ``has_uninitialized``.
+        num_buffers, buffer_bytes: elements and bytes of its buffers, likewise, and of packed quantised
+            weights, which are no parameters.
+        macs: multiply-adds of matrix products, convolutions and attention products.
+        elementwise_ops: one per output element of pointwise operators and interpolation, one per input
+            element of reductions, normalisations, softmax and pooling.
+        bytes_read, bytes_written: of all operators, each reading its inputs and writing its outputs once.
+        uncounted_ops: operators of this row without a MAC formula, and how often each ran.
+        note: what about this row is not known, and why; empty if all is.
+    """
+
+    fqn: str
+    name: str
+    class_name: str
+    layer_id: int
+    module: nn.Module | None
+    depth: int = 0
+    depth_index: int = 0
+    call_index: int = 0
+    executed: bool = False
+    is_recursive: bool = False
+    training: bool = False
+    parent_info: LayerInfo | None = None
+    children: list[LayerInfo] = field(default_factory=list)
+
+    inner_layers: dict[str, list[int] | None] = field(default_factory=dict)
+    kernel_size: list[int] = field(default_factory=list)
+    groups: int | None = None
+    input_size: Sizes = None
+    output_size: Sizes = None
+    input_bytes: int = 0
+    output_bytes: int = 0
+
+    num_params: int = 0
+    trainable_params: int = 0
+    params_bytes: int = 0
+    num_buffers: int = 0
+    buffer_bytes: int = 0
+    self_params: int = 0
+    self_trainable_params: int = 0
+    self_params_bytes: int = 0
+    self_buffers: int = 0
+    self_buffer_bytes: int = 0
+    has_uninitialized: bool = False
+
+    macs: int = 0
+    elementwise_ops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    self_macs: int = 0
+    self_elementwise_ops: int = 0
+    self_bytes_read: int = 0
+    self_bytes_written: int = 0
+    uncounted_ops: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def flops(self) -> int:
+        """2 x ``macs``; element-wise work is apart, in ``elementwise_ops``."""
+        return 2 * self.macs
+
+    @property
+    def self_flops(self) -> int:
+        """2 x ``self_macs``."""
+        return 2 * self.self_macs
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of everything the call touches: inputs, outputs, parameters and buffers."""
+        return self.input_bytes + self.output_bytes + self.params_bytes + self.buffer_bytes
+
+    @property
+    def trainable(self) -> str:
+        """``"True"``, ``"False"`` or ``"Partial"``; ``"--"`` without parameters."""
+        if self.num_params == 0:
+            return "--"
+        if self.trainable_params == 0:
+            return "False"
+        return "True" if self.trainable_params == self.num_params else "Partial"
+
+    @property
+    def is_uncertain(self) -> bool:
+        """MACs of this row are a lower bound: an operator has no formula, or calls cannot be seen."""
+        return bool(self.uncounted_ops) or (bool(self.note) and not self.executed)
+
+    @property
+    def is_leaf(self) -> bool:
+        """No other module ran during this call."""
+        return all(not child.executed and child.is_leaf for child in self.children)
+
+    def walk(self, depth: int | None = None) -> Iterator[LayerInfo]:
+        """This row and its descendants in printed order, down to ``depth`` (None: all)."""
+        stack = [self]
+        while stack:
+            info = stack.pop()
+            yield info
+            if depth is None or info.depth < depth:
+                stack.extend(reversed(info.children))
+
+    def __repr__(self) -> str:
+        return f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "module": None}
+
+
+def leaf_output_bytes(root: LayerInfo) -> int:
+    """Bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
+    return sum(row.output_bytes for row in root.walk() if row.executed and row.is_leaf)
+
+
+def ledger(root: LayerInfo) -> dict[str, int]:
+    """Operators below ``root`` without a MAC formula -> how often each ran."""
+    counts: Counter[str] = Counter()
+    for row in root.walk():
+        counts.update(row.uncounted_ops)
+    return dict(counts)

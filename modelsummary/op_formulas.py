@@ -1,0 +1,251 @@
+"""Multiply-adds of each operator: a registry of formulas over torch's own ``flop_registry``.
+
+All counts are dense: masks, causal attention, sparsity and padding do not lower them. Bias, norm and
+activation are no multiply-adds of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils.flop_counter import flop_registry
+
+from modelsummary.errors import RegistrationError
+
+__all__ = ["Formula", "find_formula", "outer_product_macs", "register_op_cost"]
+
+Formula = Callable[..., int]
+_F = TypeVar("_F", bound=Formula)
+_OPERATOR_TYPES = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+
+_registry: dict[Any, Formula] = {}
+
+def register_op_cost(op: Any) -> Callable[[_F], _F]:
+    """Register how many multiply-adds one call of an operator takes.
+
+    The formula gets the operator's arguments (read their shapes only: in shape-only execution the tensors
+    hold no values), and the result as the keyword ``out``. It takes precedence over torch's ``flop_registry``.
+
+    Args:
+        op: an operator (``torch.ops.mylib.my_op``), one overload of it, or a list of them.
+
+    Raises:
+        RegistrationError: the operator has a formula already, or is no operator.
+
+    >>> @register_op_cost(torch.ops.mylib.my_matmul)            # doctest: +SKIP
+    ... def my_matmul_macs(a, b, *, out):
+    ...     return a.shape[0] * a.shape[1] * b.shape[1]
+    """
+    ops: Iterable[Any] = op if isinstance(op, (list, tuple)) else (op,)
+
+    def register(formula: _F) -> _F:
+        for each in ops:
+            if not isinstance(each, _OPERATOR_TYPES):
+                raise RegistrationError(
+                    f"register_op_cost: expected an operator such as torch.ops.mylib.my_op, got {each!r}"
+                )
+            if each in _registry:
+                raise RegistrationError(f"register_op_cost: {each} has a formula already: {_registry[each]}")
+        for each in ops:
+            _registry[each] = formula
+        return formula
+
+    return register
+
+aten = torch.ops.aten
+
+
+def _existing(namespace: Any, *names: str) -> list[Any]:
+    """The operators of these names that this version of torch has."""
+    return [getattr(namespace, name) for name in names if hasattr(namespace, name)]
+
+
+@register_op_cost([aten.mm, aten._int_mm])
+def _mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return a.shape[0] * a.shape[1] * b.shape[1]
+
+
+@register_op_cost([aten.addmm, *_existing(aten, "_addmm_activation")])
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return _mm(a, b)
+
+
+@register_op_cost(aten.bmm)
+def _bmm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return a.numel() * b.shape[2]
+
+
+@register_op_cost([aten.baddbmm, aten.addbmm])
+def _baddbmm(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return _bmm(a, b)
+
+
+@register_op_cost([aten.mv, aten.dot, aten.vdot])
+def _mv(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return a.numel()
+
+
+@register_op_cost(aten.addmv)
+def _addmv(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return a.numel()
+
+
+@register_op_cost(aten.addr)
+def _addr(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return a.numel() * b.numel()
+
+
+@register_op_cost([aten.mul.Tensor, aten.mul_.Tensor])
+def outer_product_macs(a: Tensor, b: Tensor, *, out: Tensor, **kwargs: Any) -> int:
+    """(n, 1) * (1, m) is a matrix product with inner size 1; torch.outer and einsum("i,j->ij") run as it."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and out.dim() == 2 and 1 not in out.shape:
+        column = a if a.dim() == 2 and a.shape[1] == 1 else b
+        row = b if column is a else a
+        if row.numel() == out.shape[1] and column.numel() == out.shape[0] == column.shape[0]:
+            return out.numel()
+    return 0
+
+
+@register_op_cost([aten._cdist_forward, *_existing(aten, "_euclidean_dist")])
+def _cdist(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    return out.numel() * a.shape[-1]
+
+
+@register_op_cost(_existing(aten, "_grouped_mm", "_scaled_grouped_mm"))
+def _grouped_mm(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """Two 2-d operands group the inner dimension, so each group sees only its part of it."""
+    groups = out.shape[0] if a.dim() == b.dim() == 2 else 1
+    return out.numel() * a.shape[-1] // groups
+
+
+@register_op_cost(
+    [
+        *_existing(aten, "linear", "mkldnn_linear", "_weight_int8pack_mm", "_weight_int4pack_mm"),
+        *_existing(aten, "_weight_int4pack_mm_for_cpu", "_dyn_quant_matmul_4bit"),
+        *_existing(torch.ops.quantized, "linear", "linear_relu", "linear_dynamic", "linear_relu_dynamic"),
+        *_existing(torch.ops.quantized, "linear_dynamic_fp16", "linear_relu_dynamic_fp16"),
+    ]
+)
+def _linear(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """Packed weights hide their shape; input and output tell it."""
+    return out.numel() * x.shape[-1]
+
+
+@register_op_cost(aten._trilinear)
+def _trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    *args: Any,
+    **kwargs: Any,
+) -> int:
+    """One multiply-add per element of the product of the three, broadcast (torch: native/Linear.cpp)."""
+
+    def expanded(tensor: Tensor, dims: Sequence[int]) -> list[int]:
+        shape = list(tensor.shape)
+        for dim in sorted(dims):
+            shape.insert(dim, 1)
+        return shape
+
+    shapes = zip(expanded(a, expand1), expanded(b, expand2), expanded(c, expand3), strict=True)
+    return prod(max(sizes) for sizes in shapes)
+
+
+@register_op_cost(
+    [
+        *_existing(aten, "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution"),
+        *_existing(aten, "cudnn_convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu"),
+        *_existing(aten, "miopen_convolution", "miopen_convolution_relu", "miopen_depthwise_convolution"),
+        *_existing(aten, "_conv_depthwise2d", "conv_depthwise3d", "_slow_conv2d_forward", "slow_conv3d_forward"),
+        *_existing(aten, "thnn_conv2d", "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
+    ]
+)
+def _convolution(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """Each output element sums over weight.shape[1:]; transposed, each input element spreads over it.
+
+    Sparing the input positions that padding adds would make the count depend on the kernel; it is dense.
+    """
+    positions = x if _is_transposed(args) else out
+    return positions.numel() * prod(weight.shape[1:])
+
+
+def _is_transposed(args: Sequence[Any]) -> bool:
+    """``convolution(input, weight, bias, stride, padding, dilation, transposed, ...)``; others lack it."""
+    return len(args) > 4 and args[4] is True
+
+
+@register_op_cost(_existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d"))
+def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    return x.numel() * prod(weight.shape[1:])
+
+
+@register_op_cost(aten.convolution_backward)
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    """The gradients of input and weight pair the same elements as the forward does, whatever the groups."""
+    transposed, mask = args[4], args[7]
+    positions = x if transposed else grad
+    return (bool(mask[0]) + bool(mask[1])) * positions.numel() * prod(weight.shape[1:])
+
+
+@register_op_cost(
+    [
+        *_existing(aten, "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *_existing(aten, "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+        *_existing(aten, "_scaled_dot_product_fused_attention_overrideable"),
+    ]
+)
+def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Scores (query x key) and their product with value; grouped-query heads are those of the query."""
+    return prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+@register_op_cost(_existing(aten, "mkldnn_rnn_layer"))
+def _mkldnn_rnn_layer(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
+    """One layer in one direction; x is (time, batch, features), the weights hold all gates."""
+    return x.shape[0] * x.shape[1] * (w_ih.numel() + w_hh.numel())
+
+
+@register_op_cost(_existing(aten, "_cudnn_rnn", "miopen_rnn"))
+def _cudnn_rnn(x: Tensor, weight: Sequence[Tensor], *args: Any, **kwargs: Any) -> int:
+    """All layers and directions at once; every weight matrix meets every time step, biases are 1-d."""
+    return prod(x.shape[:-1]) * sum(w.numel() for w in weight if w.dim() == 2)
+
+
+def _deform_conv2d(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    return out.numel() * prod(weight.shape[1:])
+
+
+# Registered by name: torchvision, which owns the operator, is not imported.
+_by_name: dict[str, Formula] = {"torchvision.deform_conv2d": _deform_conv2d}
+
+def find_formula(func: Any) -> Formula | None:
+    """The formula of an operator: ours for the overload, ours for the operator, then torch's."""
+    if not isinstance(func, OpOverload):
+        return _registry.get(func) or _torch_formula(func)
+    namespace, _, base = func._schema.name.partition("::")
+    candidates: list[Any] = [func, func._overloadpacket]
+    if base.endswith("_"):  # addmm_ costs what addmm costs
+        candidates += _existing(getattr(torch.ops, namespace), base.removesuffix("_"))
+    ours = (_registry.get(candidate) for candidate in candidates)
+    torchs = (_torch_formula(candidate) for candidate in candidates)
+    by_name = _by_name.get(f"{namespace}.{base}")
+    return next((formula for formula in (*ours, by_name, *torchs) if formula is not None), None)
+
+
+def _torch_formula(operator: Any) -> Formula | None:
+    flops = flop_registry.get(operator)
+    if flops is None:
+        return None
+
+    def macs(*args: Any, out: Any, **kwargs: Any) -> int:
+        return int(flops(*args, **kwargs, out_val=out)) // 2
+
+    return macs

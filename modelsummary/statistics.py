@@ -1,0 +1,261 @@
+"""``ModelStatistics``: the tree of a model and everything made from it; ``Statistics`` captures one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelsummary.capture import Recording, capture, list_layers
+from modelsummary.capture.facts import unwrap
+from modelsummary.capture.inputs import call_arguments
+from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError
+from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
+from modelsummary.views.text import TableOptions, render
+
+__all__ = ["ModelStatistics", "Statistics"]
+
+
+class ModelStatistics:
+    """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
+
+    Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
+    is the first call of a module. It pickles; the rows then have no live module.
+
+    Args:
+        root: the row of the model.
+        execution: how the numbers came about: ``"shape"``, ``"real"``, or ``"none"`` without a forward.
+        fallback_reason: why shape-only execution gave way to real execution, or None.
+        batch_dim: dimension that views print as -1, or None.
+        options: how ``print`` renders the table.
+    """
+
+    def __init__(
+        self,
+        root: LayerInfo,
+        *,
+        execution: str = "none",
+        fallback_reason: str | None = None,
+        batch_dim: int | None = None,
+        options: TableOptions | None = None,
+    ) -> None:
+        self.root = root
+        self.execution = execution
+        self.fallback_reason = fallback_reason
+        self.batch_dim = batch_dim
+        self.options = options or TableOptions()
+        self.summary_list = [row for row in root.walk() if row is not root]
+        self._index = _index(root)
+
+    # ------------------------------------------------------------------------------------------- access
+
+    def __iter__(self) -> Iterator[LayerInfo]:
+        return iter(self.summary_list)
+
+    def __len__(self) -> int:
+        return len(self.summary_list)
+
+    def __getitem__(self, fqn: str) -> LayerInfo:
+        """First call of the module ``fqn``; ``""`` is the model. Raises ``LayerNotFoundError`` (a KeyError)."""
+        return self.calls(fqn)[0]
+
+    def calls(self, fqn: str) -> list[LayerInfo]:
+        """All calls of the module ``fqn`` in printed order; one row if it was not called."""
+        if not isinstance(fqn, str):
+            raise InputError(f"expected a fully qualified name such as 'layer1.0.conv1', got {fqn!r}")
+        if fqn in self._index:
+            return list(self._index[fqn])
+        close = difflib.get_close_matches(fqn, self._index, n=3)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{hint}")
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._index)
+
+    # ------------------------------------------------------------------------------------------- totals
+
+    @property
+    def total_params(self) -> int:
+        """Elements of all parameters, a tied one counted once."""
+        return self.root.num_params
+
+    @property
+    def trainable_params(self) -> int:
+        """Elements of the parameters with ``requires_grad``."""
+        return self.root.trainable_params
+
+    @property
+    def total_mult_adds(self) -> int:
+        """MACs of one forward of the batch that was passed."""
+        return self.root.macs
+
+    @property
+    def total_flops(self) -> int:
+        """2 x ``total_mult_adds``."""
+        return self.root.flops
+
+    @property
+    def total_param_bytes(self) -> int:
+        """Bytes of all parameters by their dtype."""
+        return self.root.params_bytes
+
+    @property
+    def total_buffer_bytes(self) -> int:
+        """Bytes of all buffers (and packed quantised weights) by their dtype."""
+        return self.root.buffer_bytes
+
+    @property
+    def total_input_bytes(self) -> int:
+        """Bytes of the model's inputs."""
+        return self.root.input_bytes
+
+    @property
+    def total_output_bytes(self) -> int:
+        """Bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
+        return leaf_output_bytes(self.root)
+
+    @property
+    def uncounted_ops(self) -> dict[str, int]:
+        """Operators that look like matrix products and have no MAC formula -> how often each ran."""
+        return ledger(self.root)
+
+    # -------------------------------------------------------------------------------------------- views
+
+    def table(
+        self,
+        columns: Sequence[str] | None = None,
+        depth: int | None = None,
+        *,
+        branching: bool | None = None,
+        var_names: bool = False,
+        ascii_only: bool = False,
+        hide_recursive: bool = False,
+        all_shapes: bool = False,
+        units: str | None = None,
+    ) -> str:
+        """The table as text; see ``modelsummary.views.text.TableOptions`` for the arguments.
+
+        ``depth`` and ``branching`` default to what ``Statistics`` was given.
+        """
+        options = TableOptions(
+            columns=columns,
+            depth=self.options.depth if depth is None else depth,
+            branching=self.options.branching if branching is None else branching,
+            var_names=var_names,
+            ascii_only=ascii_only,
+            hide_recursive=hide_recursive,
+            all_shapes=all_shapes,
+            units=units,
+        )
+        return self._render(options)
+
+    def __str__(self) -> str:
+        return self._render(self.options)
+
+    __repr__ = __str__
+
+    def _render(self, options: TableOptions) -> str:
+        return render(
+            self.root,
+            options,
+            execution=self.execution,
+            fallback_reason=self.fallback_reason,
+            batch_dim=self.batch_dim,
+        )
+
+
+def _index(root: LayerInfo) -> dict[str, list[LayerInfo]]:
+    """Rows by FQN; another path to a shared module leads to the same rows."""
+    index: dict[str, list[LayerInfo]] = {}
+    for row in root.walk():
+        index.setdefault(row.fqn, []).append(row)
+    for row in root.walk():
+        if row.parent_info is not None:
+            path = f"{row.parent_info.fqn}.{row.name}" if row.parent_info.fqn else row.name
+            index.setdefault(path, index[row.fqn])
+    return index
+
+
+class Statistics(ModelStatistics):
+    """Run a model once, on shapes by default, and keep what is known of every layer.
+
+    ::
+
+        stats = Statistics(resnet152(), (1, 3, 224, 224))
+        print(stats)
+        stats["layer1.0.conv1"].macs
+
+    Nothing is computed in shape-only execution: a model of any size takes the time of its Python code.
+    The model is afterwards as it was, also after an exception.
+
+    Args:
+        model: the model; inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` the
+            wrapped model is summarised.
+        input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword
+            arguments; a size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays in place of
+            tensors. A list is one argument where forward annotates its first parameter as a list.
+            None and no further arguments: no forward, names and parameters only.
+        *args, **kwargs: further arguments of the forward. (One named like an argument of this call, such
+            as ``depth``, goes into an ``input_data`` dict.)
+        batch_dim: None: sizes include the batch. An integer: a batch of one is inserted there into each
+            size, and this dimension is printed as -1. The numbers are those of the batch that ran.
+        branching: print the tree; False prints FQNs.
+        depth: print the levels down to this one; None prints all. All levels are recorded.
+        device: where real execution puts the inputs; default: sizes are made where the model is.
+        dtypes: dtype of each size; default: that of the first floating point parameter.
+        execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, and really if
+            that is impossible. ``stats.execution`` and ``stats.fallback_reason`` tell what happened.
+
+    Raises:
+        InputError: an argument is unusable.
+        ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_data: Any = None,
+        *args: Any,
+        batch_dim: int | None = None,
+        branching: bool = True,
+        depth: int | None = None,
+        device: torch.device | str | None = None,
+        dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
+        execution: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            hint = "; pass an instance, not the class" if isinstance(model, type) else ""
+            raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
+        options = TableOptions(branching=branching, depth=depth)
+        model = unwrap(model)
+        call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
+        recording = list_layers(model) if call is None else capture(model, call, execution)
+        super().__init__(
+            recording.root,
+            execution=recording.execution,
+            fallback_reason=recording.fallback_reason,
+            batch_dim=batch_dim,
+            options=options,
+        )
+        if recording.error is not None:
+            partial = ModelStatistics(recording.root, execution=recording.execution, options=options)
+            raise ForwardError(_failure(recording), partial) from recording.error
+
+
+def _failure(recording: Recording) -> str:
+    """One line: which layer failed, with which inputs, and how."""
+    error = recording.error
+    text = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    remedy = ""
+    if isinstance(error, DataDependentError):
+        remedy = "; use execution='auto' or 'real', with a model and inputs that hold values"
+    if not recording.failed:
+        return f"{recording.root.class_name} could not be called: {what}{remedy}"
+    layer = recording.failed[0]
+    where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
+    return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"

@@ -1,0 +1,1 @@
+"""Views of a ``LayerInfo`` tree: each is a function of the tree."""

@@ -1,0 +1,115 @@
+"""The columns a table can have: name -> header and what a row shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "Column", "find_columns"]
+
+Kind = Literal["text", "shape", "count", "bytes", "percent"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        header: title without its unit.
+        kind: what the values are; decides format and alignment.
+        value: the raw value of a row: a number, a shape, a text, or None for "does not apply".
+        collapsed: the value of a row whose children are not shown, where that differs.
+    """
+
+    header: str
+    kind: Kind
+    value: Callable[[LayerInfo], Any]
+    collapsed: Callable[[LayerInfo], Any] | None = None
+
+
+def _fact(header: str, kind: Kind, attribute: str) -> Column:
+    return Column(header, kind, lambda info: getattr(info, attribute))
+
+
+def _first_seen(attribute: str) -> Callable[[LayerInfo], int]:
+    """Sum over a row and its descendants of what each is the first to own."""
+    return lambda info: sum(getattr(row, attribute) for row in info.walk())
+
+
+def _share(part: Callable[[LayerInfo], int]) -> Callable[[LayerInfo], float]:
+    def share(info: LayerInfo) -> float:
+        root = info
+        while root.parent_info is not None:
+            root = root.parent_info
+        return part(info) / root.num_params if root.num_params else 0.0
+
+    return share
+
+
+# Parameters and mult-adds add up over the rows shown: a row shows its own, and what is below it once that
+# is hidden. The other columns show the facts of LayerInfo as they are, descendants included.
+COLUMNS: dict[str, Column] = {
+    "input_size": _fact("Input Shape", "shape", "input_size"),
+    "output_size": _fact("Output Shape", "shape", "output_size"),
+    "num_params": Column("Param #", "count", lambda info: info.self_params, _first_seen("self_params")),
+    "params_percent": Column(
+        "Param %", "percent", _share(lambda info: info.self_params), _share(_first_seen("self_params"))
+    ),
+    "mult_adds": Column("Mult-Adds", "count", lambda info: info.self_macs, lambda info: info.macs),
+    "kernel_size": _fact("Kernel Shape", "shape", "kernel_size"),
+    "groups": _fact("Groups", "text", "groups"),
+    "inner_layers": _fact("Parameters", "text", "inner_layers"),
+    "trainable": _fact("Trainable", "text", "trainable"),
+    "training": Column("Mode", "text", lambda info: "train" if info.training else "eval"),
+    "fqn": _fact("FQN", "text", "fqn"),
+    "class_name": _fact("Class", "text", "class_name"),
+    "call_index": _fact("Call", "text", "call_index"),
+    "executed": _fact("Executed", "text", "executed"),
+    "note": _fact("Note", "text", "note"),
+    "total_params": _fact("Total Params", "count", "num_params"),
+    "self_params": _fact("Own Params", "count", "self_params"),
+    "trainable_params": _fact("Trainable Params", "count", "trainable_params"),
+    "params_bytes": _fact("Params Size", "bytes", "params_bytes"),
+    "num_buffers": _fact("Buffer #", "count", "num_buffers"),
+    "buffer_bytes": _fact("Buffers Size", "bytes", "buffer_bytes"),
+    "input_bytes": _fact("Input Size", "bytes", "input_bytes"),
+    "output_bytes": _fact("Output Size", "bytes", "output_bytes"),
+    "size_bytes": _fact("Total Size", "bytes", "size_bytes"),
+    "macs": _fact("Total MACs", "count", "macs"),
+    "self_macs": _fact("Own MACs", "count", "self_macs"),
+    "flops": _fact("Total FLOPs", "count", "flops"),
+    "self_flops": _fact("Own FLOPs", "count", "self_flops"),
+    "elementwise_ops": _fact("Element-wise Ops", "count", "elementwise_ops"),
+    "self_elementwise_ops": _fact("Own Element-wise Ops", "count", "self_elementwise_ops"),
+    "bytes_read": _fact("Bytes Read", "bytes", "bytes_read"),
+    "self_bytes_read": _fact("Own Bytes Read", "bytes", "self_bytes_read"),
+    "bytes_written": _fact("Bytes Written", "bytes", "bytes_written"),
+    "self_bytes_written": _fact("Own Bytes Written", "bytes", "self_bytes_written"),
+}
+
+DEFAULT_COLUMNS = ("input_size", "output_size", "num_params", "mult_adds")
+_RUN_COLUMNS = {
+    *("input_size", "output_size", "mult_adds", "input_bytes", "output_bytes", "macs", "self_macs", "flops"),
+    *("self_flops", "elementwise_ops", "self_elementwise_ops", "bytes_read", "self_bytes_read"),
+    *("bytes_written", "self_bytes_written"),
+}
+
+
+def find_columns(names: Sequence[str] | None, *, executed: bool) -> list[tuple[str, Column]]:
+    """The columns of these names; by default those that say something, with or without a forward.
+
+    Raises:
+        InputError: a name is unknown.
+    """
+    if names is None:
+        names = [name for name in DEFAULT_COLUMNS if executed or name not in _RUN_COLUMNS]
+    if isinstance(names, str):
+        names = [names]
+    for name in names:
+        if name not in COLUMNS:
+            raise InputError(f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}")
+    return [(name, COLUMNS[name]) for name in names]

@@ -1,0 +1,229 @@
+"""The table as text: one row a call, branches as in ``torchinfo``, totals below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tabulate import DataRow, Line, TableFormat, tabulate
+
+from modelsummary.errors import InputError
+from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape, leaf_output_bytes, ledger
+from modelsummary.units import auto_prefix, check_prefix, format_number, symbol
+from modelsummary.views.columns import Column, find_columns
+
+__all__ = ["TableOptions", "render"]
+
+_NOTHING = "--"
+_RECURSIVE = "(recursive)"
+_MAX_NOTES = 5
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a table shows, and how.
+
+    Attributes:
+        columns: names from ``modelsummary.views.columns.COLUMNS``; None: shapes, parameters, mult-adds.
+        depth: deepest level shown; deeper rows are added to the row above them. None: all.
+        branching: draw the tree; False prints fully qualified names.
+        var_names: print the attribute name of each module behind its class.
+        ascii_only: no box-drawing characters.
+        hide_recursive: leave out rows whose parameters stand in an earlier row.
+        all_shapes: print every tensor of an input or output, not only the first.
+        units: prefix for counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...), written into the
+            header; None: counts in full, bytes in full.
+    """
+
+    columns: Sequence[str] | None = None
+    depth: int | None = None
+    branching: bool = True
+    var_names: bool = False
+    ascii_only: bool = False
+    hide_recursive: bool = False
+    all_shapes: bool = False
+    units: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
+            raise InputError(f"depth={self.depth!r} is no level of the tree; expected an integer >= 0, or None")
+        if self.units is not None:
+            check_prefix(self.units)
+
+
+def render(
+    root: LayerInfo,
+    options: TableOptions,
+    *,
+    execution: str = "none",
+    fallback_reason: str | None = None,
+    batch_dim: int | None = None,
+) -> str:
+    """The table of the tree below ``root``, with its totals.
+
+    Raises:
+        InputError: an unknown column.
+    """
+    columns = find_columns(options.columns, executed=execution != "none")
+    shown = [row for row in root.walk(options.depth) if not (options.hide_recursive and row.is_recursive)]
+    cells = _Cells(options, batch_dim)
+    table = tabulate(
+        [[cells.name(row), *(cells.cell(name, column, row) for name, column in columns)] for row in shown],
+        headers=[cells.name_header(), *(cells.header(column) for _, column in columns)],
+        tablefmt=_FORMAT,
+        colalign=["left", *("right" if _is_number(column) else "left" for _, column in columns)],
+        disable_numparse=True,
+        preserve_whitespace=True,
+    )
+    rule = table.partition("\n")[0]
+    lines = [table, *_totals(root, execution)]
+    if execution != "none":
+        lines += [rule, *_sizes(root), rule, *_remarks(root, execution, fallback_reason)]
+    return "\n".join([*lines, rule])
+
+
+_RULE = Line("", "=", "==", "")
+_ROW = DataRow("", "  ", "")
+_FORMAT = TableFormat(
+    lineabove=_RULE,
+    linebelowheader=_RULE,
+    linebetweenrows=None,
+    linebelow=_RULE,
+    headerrow=_ROW,
+    datarow=_ROW,
+    padding=0,
+    with_header_hide=None,
+)
+
+
+def _is_number(column: Column) -> bool:
+    return column.kind in ("count", "bytes", "percent")
+
+
+# ----------------------------------------------------------------------------------------------- cells
+
+
+class _Cells:
+    """Formats the cells of one table."""
+
+    def __init__(self, options: TableOptions, batch_dim: int | None) -> None:
+        self._options = options
+        self._batch_dim = batch_dim
+        self._at_least = ">= " if options.ascii_only else "≥ "
+
+    def name_header(self) -> str:
+        if not self._options.branching:
+            return "Layer (type)"
+        return "Layer (type (var_name):depth-idx)" if self._options.var_names else "Layer (type:depth-idx)"
+
+    def header(self, column: Column) -> str:
+        unit = "B" if column.kind == "bytes" else ""
+        written = symbol(self._options.units or "", unit) if column.kind in ("bytes", "count") else ""
+        return f"{column.header} ({written})" if written else column.header
+
+    def name(self, info: LayerInfo) -> str:
+        if not self._options.branching:
+            return f"{info.fqn} ({info.class_name})" if info.fqn else info.class_name
+        text = info.class_name
+        if self._options.var_names and info.name:
+            text += f" ({info.name})"
+        if not info.depth:
+            return text
+        stem, branch, last = ("|    ", "+ ", "+ ") if self._options.ascii_only else ("│    ", "├─", "└─")
+        return f"{stem * (info.depth - 1)}{branch if info.depth == 1 else last}{text}: {info.depth}-{info.depth_index}"
+
+    def cell(self, name: str, column: Column, info: LayerInfo) -> str:
+        hides_children = info.depth == self._options.depth and bool(info.children)
+        value = column.collapsed(info) if column.collapsed and hides_children else column.value(info)
+        if column.kind == "shape":
+            return self._shape(name, value, info)
+        if name == "num_params":
+            return self._params(value, info)
+        if name == "mult_adds":
+            uncertain = info.is_uncertain or (hides_children and any(row.is_uncertain for row in info.walk()))
+            return self._bound(value, uncertain)
+        if column.kind == "percent":
+            return f"{value:.2%}" if value else _NOTHING
+        if _is_number(column):
+            return format_number(value, self._options.units or "") if value else _NOTHING
+        return self._text(value)
+
+    def _shape(self, name: str, value: Sizes, info: LayerInfo) -> str:
+        if name == "kernel_size":
+            return str(value) if value else _NOTHING
+        if not info.executed:
+            return UNKNOWN if info.note else _NOTHING
+        return self._sizes(value if self._options.all_shapes else first_shape(value))
+
+    def _sizes(self, sizes: Sizes) -> str:
+        if isinstance(sizes, list):
+            at = self._batch_dim
+            return str([-1 if position == at else size for position, size in enumerate(sizes)])
+        if isinstance(sizes, tuple):
+            return f"({', '.join(map(self._sizes, sizes))})"
+        if isinstance(sizes, dict):
+            return f"{{{', '.join(f'{key}: {self._sizes(inner)}' for key, inner in sizes.items())}}}"
+        return _NOTHING if sizes is None else sizes
+
+    def _params(self, value: int, info: LayerInfo) -> str:
+        if not value and info.num_params and info.is_recursive:
+            return _RECURSIVE
+        uninitialized = any(shape is None for shape in info.inner_layers.values())
+        text = self._bound(value, uninitialized)
+        return f"({text})" if value and not info.trainable_params else text
+
+    def _bound(self, value: int, uncertain: bool) -> str:
+        if not value:
+            return UNKNOWN if uncertain else _NOTHING
+        text = format_number(value, self._options.units or "")
+        return f"{self._at_least}{text}" if uncertain else text
+
+    @staticmethod
+    def _text(value: object) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{key} {shape if shape is not None else UNKNOWN}" for key, shape in value.items())
+        return _NOTHING if value is None or value == "" else str(value)
+
+
+# ---------------------------------------------------------------------------------------------- footer
+
+
+def _totals(root: LayerInfo, execution: str) -> Iterator[str]:
+    known = f" (and {UNKNOWN}: not initialised yet)" if root.has_uninitialized else ""
+    yield f"Total params: {root.num_params:,}{known}"
+    yield f"Trainable params: {root.trainable_params:,}"
+    yield f"Non-trainable params: {root.num_params - root.trainable_params:,}"
+    yield f"Buffers: {root.num_buffers:,}"
+    if execution != "none":
+        at_least = ">= " if ledger(root) else ""
+        yield f"Total mult-adds{_with_unit(root.macs, at_least)}"
+
+
+def _with_unit(value: int, at_least: str) -> str:
+    prefix = auto_prefix(value)
+    return f"{f' ({prefix})' if prefix else ''}: {at_least}{format_number(value, prefix)}"
+
+
+def _sizes(root: LayerInfo) -> Iterator[str]:
+    for title, value in (
+        ("Input size", root.input_bytes),
+        ("Forward activations", leaf_output_bytes(root)),
+        ("Params size", root.params_bytes),
+        ("Buffers size", root.buffer_bytes),
+    ):
+        yield f"{title} (MB): {format_number(value, 'M')}"
+
+
+def _remarks(root: LayerInfo, execution: str, fallback_reason: str | None) -> Iterator[str]:
+    if execution == "shape":
+        yield "Execution: shape-only, nothing was computed"
+    else:
+        yield f"Execution: real{f', because {fallback_reason}' if fallback_reason else ''}"
+    uncounted = ledger(root)
+    if uncounted:
+        calls = ", ".join(f"{operator} ({count}x)" for operator, count in uncounted.items())
+        yield f"Not in mult-adds, no formula (see register_op_cost): {calls}"
+    notes = [f"{row.fqn or row.class_name}: {row.note}" for row in root.walk() if row.note]
+    yield from notes[:_MAX_NOTES]
+    if len(notes) > _MAX_NOTES:
+        yield f"... and {len(notes) - _MAX_NOTES} more rows with a note"
