@@ -55,6 +55,8 @@ _PER_INPUT = re.compile(
     r"|count_nonzero$|logsumexp$|norm$|std$|var$|(std|var)_mean$|max$|min$"
 )
 _PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
+# Tagged as of dynamic shape, but only a boolean mask, or one driver of it, makes them so.
+_SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
 
@@ -118,11 +120,13 @@ def op_rule(func: Any) -> OpRule:
         writes=writes,
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        needs_values=torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags,
+        needs_values=base not in _SOMETIMES_DYNAMIC
+        and (torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags),
         makes_tensor=any(argument.name == "device" for argument in arguments),
         per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
         gathers=base in _GATHERS,
-        is_composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        is_composite=namespace != "prim"
+        and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_origin
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.errors import InputError
 
@@ -82,7 +83,8 @@ def call_arguments(
     Raises:
         InputError: see the messages; each echoes what was passed and says what to pass.
     """
-    place = _checked_device(model, device)
+    own_devices = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
+    place = _checked_device(own_devices, device)
     if input_data is None and not args and not kwargs:
         return None
     first, named = _split(model, input_data, batch_dim, dtypes)
@@ -96,7 +98,7 @@ def call_arguments(
             f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
             "or None to list the layers without a forward"
         )
-    _check_devices(model, tensors, place)
+    _check_devices(own_devices, tensors, place)
     _check_signature(model, call)
     return call
 
@@ -239,7 +241,7 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
         ) from None
 
 
-def _checked_device(model: nn.Module, device: torch.device | str | None) -> torch.device | None:
+def _checked_device(own: set[str], device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
     try:
@@ -252,30 +254,24 @@ def _checked_device(model: nn.Module, device: torch.device | str | None) -> torc
             f"device={str(place)!r} is not available on this machine; leave device out: "
             "shape-only execution needs no device"
         )
-    own = _device_types(model)
     if len(own) == 1 and "meta" not in (*own, place.type) and place.type not in own:
         raise InputError(
-            f"device mismatch: device={str(place)!r}, but the model is on {own.pop()}; "
+            f"device mismatch: device={str(place)!r}, but the model is on {next(iter(own))}; "
             f"call model.to({str(place)!r}) first, or leave device out"
         )
     return place
 
 
-def _check_devices(model: nn.Module, tensors: list[Tensor], place: torch.device | None) -> None:
-    own = _device_types(model)
+def _check_devices(own: set[str], tensors: list[Tensor], place: torch.device | None) -> None:
     if place is not None or len(own) != 1 or "meta" in own:
         return
-    expected = own.pop()
+    expected = next(iter(own))
     for tensor in tensors:
         if tensor.device.type not in (expected, "meta"):
             raise InputError(
                 f"device mismatch: the model is on {expected}, an input of shape {list(tensor.shape)} on "
                 f"{tensor.device}; pass device={expected!r} to move the inputs"
             )
-
-
-def _device_types(model: nn.Module) -> set[str]:
-    return {tensor.device.type for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
 
 
 def _short(value: Any) -> str:

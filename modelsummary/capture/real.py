@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from modelsummary.capture.facts import tensors_of_modules
 from modelsummary.op_costs import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
@@ -20,12 +22,12 @@ class RealExecution:
     Copying all parameters up front would double the memory, and a forward rarely writes any.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._data = [(parameter, parameter.data) for parameter in model.parameters() if _has_values(parameter)]
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        own = {id(tensor): tensor for tensor in _tensors_held_by(modules) if _has_values(tensor)}
+        self._data = [(tensor, tensor.data) for tensor in own.values()]
         self._owned: dict[int, list[Tensor]] = {}
-        for tensor in _tensors_of_model(model):
-            if _has_values(tensor):
-                self._owned.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+        for tensor in own.values():
+            self._owned.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def input(self, tensor: Tensor) -> Tensor:
@@ -50,18 +52,19 @@ class RealExecution:
     @torch.no_grad()
     def put_back(self) -> None:
         """Give the model's tensors their memory and their values back."""
-        for parameter, data in self._data:
-            if parameter.data_ptr() != data.data_ptr():
-                parameter.data = data
+        for tensor, data in self._data:
+            if tensor.data_ptr() != data.data_ptr():
+                tensor.data = data
         for tensor, values in self._copies:
             with torch.inference_mode(tensor.is_inference()):
                 tensor.detach().copy_(values)
 
 
-def _tensors_of_model(model: nn.Module) -> list[Tensor]:
+def _tensors_held_by(modules: Sequence[nn.Module]) -> Iterator[Tensor]:
     """Parameters, buffers, and tensors that are plain attributes of a module."""
-    attributes = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    return [*model.parameters(), *model.buffers(), *attributes]
+    yield from tensors_of_modules(modules)
+    for module in modules:
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,15 +25,15 @@ Undo = Callable[[], object]
 
 
 @contextmanager
-def unchanged(model: nn.Module, *, lazy_device: torch.device | None) -> Iterator[None]:
-    """Context in which ``model`` may run, after which it and torch's global state are as before.
+def unchanged(modules: Sequence[nn.Module], *, lazy_device: torch.device | None) -> Iterator[None]:
+    """Context in which a model may run, after which its modules and torch's global state are as before.
 
     Args:
         lazy_device: where a lazy module initialises its parameters meanwhile; None: on their own device.
     """
-    undo = [*_attributes(model), *_flags(model), *_global_state()]
+    undo = [_attributes(modules), _flags(modules), *_global_state()]
     try:
-        _replace_uninitialized(model, lazy_device)
+        _replace_uninitialized(modules, lazy_device)
         yield
     finally:
         for step in reversed(undo):
@@ -47,12 +47,13 @@ _CONTAINERS = (dict, OrderedDict, list, set, deque)
 
 
 class _Saved:
-    """Class and attributes of objects, and the contents of the containers they hold."""
+    """Class and attributes of objects, the contents of the containers and the state of the generators they hold."""
 
     def __init__(self) -> None:
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._empty: list[Any] = []
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
         self._visited: set[int] = set()
 
     def save(self, owner: Any) -> None:
@@ -72,6 +73,8 @@ class _Saved:
                 for inner in value.values() if isinstance(value, dict) else value:
                     if inner is not None and type(inner) not in _PLAIN:
                         self._save_value(inner)
+        elif isinstance(value, torch.Generator):
+            self._generators.append((value, value.get_state()))
         elif id(value) not in self._visited and _is_plain_object(value):
             self._visited.add(id(value))
             self.save(value)
@@ -88,6 +91,8 @@ class _Saved:
                 owner.__class__ = owner_class
             owner.__dict__.clear()
             owner.__dict__.update(attributes)
+        for generator, state in self._generators:
+            generator.set_state(state)
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -97,20 +102,16 @@ def _is_plain_object(value: Any) -> bool:
     return isinstance(getattr(value, "__dict__", None), dict)
 
 
-def _attributes(model: nn.Module) -> list[Undo]:
+def _attributes(modules: Sequence[nn.Module]) -> Undo:
     saved = _Saved()
-    for module in model.modules():
+    for module in modules:
         saved.save(module)
-    return [saved.put_back, *_generators(model)]
+    return saved.put_back
 
 
-def _generators(model: nn.Module) -> list[Undo]:
-    own = (value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Generator))
-    return [_later(generator.set_state, generator.get_state()) for generator in own]
-
-
-def _flags(model: nn.Module) -> list[Undo]:
-    saved = [(each, each.requires_grad, each.grad) for each in model.parameters()]
+def _flags(modules: Sequence[nn.Module]) -> Undo:
+    parameters = (each for module in modules for each in module._parameters.values() if each is not None)
+    saved = [(each, each.requires_grad, each.grad) for each in parameters]
 
     def put_back() -> None:
         for parameter, requires_grad, grad in saved:
@@ -119,12 +120,12 @@ def _flags(model: nn.Module) -> list[Undo]:
             if parameter.grad is not grad:
                 parameter.grad = grad
 
-    return [put_back]
+    return put_back
 
 
-def _replace_uninitialized(model: nn.Module, device: torch.device | None) -> None:
+def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | None) -> None:
     """Give lazy modules other parameters to initialise; their own could not be made uninitialised again."""
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
@@ -142,8 +143,9 @@ def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
 
 
 def _global_state() -> list[Undo]:
-    """Random number generators and the default dtype."""
+    """Random number generators, default dtype and default device."""
     undo: list[Undo] = [
+        _later(_set_default_device, torch.get_default_device()),
         _later(torch.set_default_dtype, torch.get_default_dtype()),
         _later(torch.set_rng_state, torch.get_rng_state()),
         _later(random.setstate, random.getstate()),
@@ -156,6 +158,11 @@ def _global_state() -> list[Undo]:
     if (numpy := sys.modules.get("numpy")) is not None:
         undo.append(_later(numpy.random.set_state, numpy.random.get_state()))
     return undo
+
+
+def _set_default_device(device: torch.device) -> None:
+    if torch.get_default_device() != device:
+        torch.set_default_device(device)
 
 
 def _later(function: Callable[..., object], *args: Any) -> Undo:

@@ -32,6 +32,7 @@ _CPU = torch.device("cpu")
 # Largest tensors whose values are followed: enough for positions and masks, too small to cost time.
 _MAX_KNOWN = 2**16
 _MAX_KNOWN_PARAMETER = 16
+_ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 
 Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -55,6 +56,13 @@ class ShapeOnly:
         """The meta twin of an input tensor; its values count as unknown."""
         return tensor if tensor.is_meta else self._new_twin(tensor)
 
+    def twin(self, tensor: Tensor) -> Tensor:
+        """The meta twin of a tensor of the model."""
+        if tensor.is_meta:
+            return tensor
+        known_twin = self._twins.get(id(tensor))
+        return known_twin[1] if known_twin is not None else self._adopt(tensor)
+
     # ---------------------------------------------------------------------------------- one operator
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
@@ -70,7 +78,7 @@ class ShapeOnly:
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
         values = self._values(rule, args, kwargs)
-        if rule.needs_values:
+        if rule.needs_values or _selects_by_mask(rule, args):
             return self._run_on_values(func, rule, values), NO_COST
         try:
             out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
@@ -113,25 +121,25 @@ class ShapeOnly:
 
     def _to_meta(self, value: Any, key: list[Any]) -> Any:
         """``value`` with twins for its tensors and ``meta`` for devices; what identifies it goes to ``key``."""
+        kind = type(value)
+        if kind in _ATOMS:
+            key.append(kind)  # 1, 1.0 and True are equal, but promote to different dtypes
+            key.append(value)
+            return value
         if isinstance(value, Tensor):
-            if not value.is_meta:
-                known_twin = self._twins.get(id(value))
-                value = known_twin[1] if known_twin is not None else self._adopt(value)
+            value = self.twin(value)
             key.append(value.shape)
             key.append(value.stride() if value.layout is torch.strided else object())
             key.append(value.dtype)
             return value
         if isinstance(value, (list, tuple)):
             key.append(len(value))
-            return type(value)([self._to_meta(inner, key) for inner in value])
+            return kind([self._to_meta(inner, key) for inner in value])
         if isinstance(value, dict):
             key.extend(value)
             return {name: self._to_meta(inner, key) for name, inner in value.items()}
-        if isinstance(value, torch.device):
-            return _META
-        key.append(type(value))  # 1, 1.0 and True are equal, but promote to different dtypes
         key.append(value)
-        return value
+        return _META if kind is torch.device else value
 
     def _adopt(self, tensor: Tensor) -> Tensor:
         """The twin of a tensor that is no input; its values are known as long as nobody writes them."""
@@ -200,6 +208,11 @@ class ShapeOnly:
                 return
             for meta, value in zip(outputs, computed, strict=True):
                 self._known.setdefault(id(meta), (meta, value))
+
+
+def _selects_by_mask(rule: OpRule, args: Any) -> bool:
+    """``x[mask]``: how many elements it keeps is in the values of the mask."""
+    return rule.name == "aten.index" and any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
 
 
 def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:

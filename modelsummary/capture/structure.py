@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
 
 from modelsummary.layer_info import UNKNOWN, Sizes
 
@@ -107,5 +108,14 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept."""
-    return tree_map_only(Tensor, function, value)
+    """``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept.
+
+    Of a packed sequence only the data is replaced; its batch sizes are structure, and must stay on the CPU.
+    """
+
+    def replace(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        return leaf._replace(data=function(leaf.data)) if isinstance(leaf, PackedSequence) else leaf
+
+    return tree_map(replace, value, is_leaf=lambda inner: isinstance(inner, PackedSequence))

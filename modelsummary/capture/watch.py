@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -116,10 +117,22 @@ class Watch:
         call.finished = True
 
 
+# A tensor subclass asks these of the modes above it; the answer is its own (as in torch's FlopCounterMode).
+_QUESTIONS = frozenset(
+    f"aten.{name}"
+    for name in "sym_is_contiguous is_contiguous is_strides_like_format is_non_overlapping_and_dense size sym_size"
+    " stride sym_stride storage_offset sym_storage_offset numel sym_numel dim".split()
+) | {"prim.layout", "prim.device"}
+
+
 class _Operators(TorchDispatchMode):
     """Runs every operator through ``execution`` and adds its cost to the running call."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled meanwhile, and guarding against it would import torch._dynamo
 
     def __init__(self, watch: Watch, execution: Execution) -> None:
         super().__init__()
@@ -130,10 +143,14 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         rule = self._rules.get(func)
         if rule is None:
             rule = self._rules[func] = op_rule(func)
+        if rule.name in _QUESTIONS:
+            return NotImplemented
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], UninitializedTensorMixin):  # a lazy module looks at its own parameter
+            return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None:
             with self:
                 out = func.decompose(*args, **kwargs)
