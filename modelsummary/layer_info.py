@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ __all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", 
 
 UNKNOWN = "?"
 
-Sizes: TypeAlias = "list[int] | tuple[Sizes, ...] | dict[str, Sizes] | str | None"
+Sizes: TypeAlias = "list[int] | tuple[Sizes, ...] | Mapping[str, Sizes] | str | None"
 """Shapes of a nested value: a list is the shape of one tensor, a tuple or a dict a container
 (list, tuple, dict, dataclass, object), None something that is no tensor, and ``UNKNOWN`` something
 whose size cannot be known."""
@@ -21,9 +21,9 @@ whose size cannot be known."""
 
 def first_shape(sizes: Sizes) -> list[int] | str | None:
     """The shape of the first tensor in a nested value, depth first; None if it holds no tensor."""
-    if not isinstance(sizes, (tuple, dict)):
+    if not isinstance(sizes, (tuple, Mapping)):
         return sizes
-    inner = map(first_shape, sizes.values() if isinstance(sizes, dict) else sizes)
+    inner = map(first_shape, sizes.values() if isinstance(sizes, Mapping) else sizes)
     return next((shape for shape in inner if shape is not None), None)
 
 

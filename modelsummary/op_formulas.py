@@ -25,6 +25,7 @@ _OPERATOR_TYPES = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 
 _registry: dict[Any, Formula] = {}
 
+
 def register_op_cost(op: Any) -> Callable[[_F], _F]:
     """Register how many multiply-adds one call of an operator takes.
 
@@ -56,6 +57,7 @@ def register_op_cost(op: Any) -> Callable[[_F], _F]:
         return formula
 
     return register
+
 
 aten = torch.ops.aten
 
@@ -182,7 +184,9 @@ def _is_transposed(args: Sequence[Any]) -> bool:
     return len(args) > 4 and args[4] is True
 
 
-@register_op_cost(_existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d"))
+@register_op_cost(
+    _existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d")
+)
 def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     return x.numel() * prod(weight.shape[1:])
 
@@ -225,6 +229,7 @@ def _deform_conv2d(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs:
 
 # Registered by name: torchvision, which owns the operator, is not imported.
 _by_name: dict[str, Formula] = {"torchvision.deform_conv2d": _deform_conv2d}
+
 
 def find_formula(func: Any) -> Formula | None:
     """The formula of an operator: ours for the overload, ours for the operator, then torch's."""

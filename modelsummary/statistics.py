@@ -168,14 +168,16 @@ class ModelStatistics:
 
 
 def _index(root: LayerInfo) -> dict[str, list[LayerInfo]]:
-    """Rows by FQN; another path to a shared module leads to the same rows."""
+    """Rows by FQN; another attribute that holds the same module leads to the same rows."""
     index: dict[str, list[LayerInfo]] = {}
+    fqn_of: dict[int, str] = {}
     for row in root.walk():
         index.setdefault(row.fqn, []).append(row)
+        fqn_of[row.layer_id] = row.fqn
     for row in root.walk():
-        if row.parent_info is not None:
-            path = f"{row.parent_info.fqn}.{row.name}" if row.parent_info.fqn else row.name
-            index.setdefault(path, index[row.fqn])
+        for name, child in row.module._modules.items() if row.module is not None else ():
+            if id(child) in fqn_of:
+                index.setdefault(f"{row.fqn}.{name}" if row.fqn else name, index[fqn_of[id(child)]])
     return index
 
 
@@ -243,10 +245,10 @@ class Statistics(ModelStatistics):
         )
         if recording.error is not None:
             partial = ModelStatistics(recording.root, execution=recording.execution, options=options)
-            raise ForwardError(_failure(recording), partial) from recording.error
+            raise ForwardError(_failure(recording, call.size_dtypes if call else []), partial) from recording.error
 
 
-def _failure(recording: Recording) -> str:
+def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:
     """One line: which layer failed, with which inputs, and how."""
     error = recording.error
     text = str(error).strip().splitlines()
@@ -254,6 +256,9 @@ def _failure(recording: Recording) -> str:
     remedy = ""
     if isinstance(error, DataDependentError):
         remedy = "; use execution='auto' or 'real', with a model and inputs that hold values"
+    elif size_dtypes and ("dtype" in what or "scalar type" in what):
+        given = ", ".join(map(str, size_dtypes))
+        remedy = f"; the inputs given by size are {given}: pass dtypes=[...], torch.long for indices"
     if not recording.failed:
         return f"{recording.root.class_name} could not be called: {what}{remedy}"
     layer = recording.failed[0]

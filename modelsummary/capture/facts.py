@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 __all__ = [
     "ModuleFacts",
@@ -145,7 +145,7 @@ def _collect(key: int, facts: dict[int, ModuleFacts], done: set[int]) -> None:
 
 
 def _owned(name: str, tensor: Tensor) -> Owned:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         return Owned(name, id(tensor), None, 0, 0, tensor.requires_grad)
     return Owned(name, id(tensor), list(tensor.shape), tensor.numel(), tensor.nbytes, tensor.requires_grad)
 

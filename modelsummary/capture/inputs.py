@@ -63,6 +63,11 @@ class CallArguments:
         args = tuple(sized(each) if isinstance(each, _Sized) else map_tensors(tensor, each) for each in self.args)
         return args, {name: map_tensors(tensor, value) for name, value in self.kwargs.items()}
 
+    @property
+    def size_dtypes(self) -> list[torch.dtype]:
+        """Dtypes of the inputs given by size."""
+        return [each.dtype for each in self.args if isinstance(each, _Sized)]
+
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, without those given by size."""
         return list(tensors_of((self.args, self.kwargs)))
@@ -93,7 +98,7 @@ def call_arguments(
         raise InputError(f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword")
     call = CallArguments((*first, *args), {**named, **kwargs}, place)
     tensors = call.tensors()
-    if not tensors and not any(isinstance(each, _Sized) for each in call.args):
+    if not tensors and not call.size_dtypes:
         raise InputError(
             f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
             "or None to list the layers without a forward"
@@ -124,7 +129,8 @@ def _split(
             raise InputError(f"an input_data dict holds forward's keyword arguments; {wrong[0]!r} is no name")
         return (), {name: _as_tensor(value) for name, value in input_data.items()}
     if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
-        if type(input_data) is list and _takes_list(model):
+        holds_tensors = all(isinstance(each, Tensor) or _is_array(each) for each in input_data)
+        if type(input_data) is list and holds_tensors and _takes_list(model):
             return (_as_tensor(input_data),), {}
         return tuple(_as_tensor(each) for each in input_data), {}
     return (_as_tensor(input_data),), {}
@@ -195,7 +201,7 @@ def _as_tensor(value: Any) -> Any:
         raise InputError(f"input_data holds a {type(value).__name__}, which can be read only once; pass a list")
     if isinstance(value, (Tensor, str, bytes)):
         return value
-    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+    if _is_array(value):
         try:
             return torch.tensor(value)
         except TypeError as error:
@@ -205,6 +211,11 @@ def _as_tensor(value: Any) -> Any:
     if type(value) is dict:
         return {key: _as_tensor(each) for key, each in value.items()}
     return value
+
+
+def _is_array(value: Any) -> bool:
+    """A numpy array, told without importing numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "__array__")
 
 
 def _takes_list(model: nn.Module) -> bool:

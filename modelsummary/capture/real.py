@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from modelsummary.capture.facts import tensors_of_modules
@@ -28,7 +30,7 @@ class RealExecution:
         self._owned: dict[int, list[Tensor]] = {}
         for tensor in own.values():
             self._owned.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies: list[tuple[Tensor, Tensor, AbstractContextManager[None]]] = []
 
     def input(self, tensor: Tensor) -> Tensor:
         """A copy of an input tensor: a forward may write into its argument."""
@@ -47,7 +49,7 @@ class RealExecution:
         for tensor in tensors_in(written):
             if _has_values(tensor):
                 for owned in self._owned.pop(tensor.untyped_storage().data_ptr(), ()):
-                    self._copies.append((owned, owned.detach().clone()))
+                    self._copies.append((owned, owned.detach().clone(), _version_of(owned)))
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -55,8 +57,8 @@ class RealExecution:
         for tensor, data in self._data:
             if tensor.data_ptr() != data.data_ptr():
                 tensor.data = data
-        for tensor, values in self._copies:
-            with torch.inference_mode(tensor.is_inference()):
+        for tensor, values, version in self._copies:
+            with version, torch.inference_mode(tensor.is_inference()):
                 tensor.detach().copy_(values)
 
 
@@ -67,8 +69,13 @@ def _tensors_held_by(modules: Sequence[nn.Module]) -> Iterator[Tensor]:
         yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
 
+def _version_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Context that ends with the version the tensor has now, so graphs that saved it stay valid."""
+    return nullcontext() if tensor.is_inference() else _unsafe_preserve_version_counter(tensor)
+
+
 def _has_values(tensor: Tensor) -> bool:
     """A tensor with memory of its own: no meta, sparse, lazy or wrapped one."""
-    if isinstance(tensor, UninitializedTensorMixin) or is_traceable_wrapper_subclass(tensor):
+    if is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
         return False
     return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested

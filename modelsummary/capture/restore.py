@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 __all__ = ["unchanged"]
 
@@ -127,16 +127,17 @@ def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | 
     """Give lazy modules other parameters to initialise; their own could not be made uninitialised again."""
     for module in modules:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-            for tensors in (module._parameters, module._buffers):
+            own: tuple[Any, Any] = (module._parameters, module._buffers)
+            for tensors in own:
                 for name, tensor in tensors.items():
-                    if isinstance(tensor, UninitializedTensorMixin):
+                    if is_lazy(tensor):
                         tensors[name] = _uninitialized_like(tensor, device or tensor.device)
 
 
 def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
-    if isinstance(tensor, UninitializedParameter):
-        return UninitializedParameter(requires_grad=tensor.requires_grad, device=device, dtype=tensor.dtype)
-    return UninitializedBuffer(requires_grad=tensor.requires_grad, device=device, dtype=tensor.dtype)
+    kind: Any = UninitializedParameter if isinstance(tensor, UninitializedParameter) else UninitializedBuffer
+    copy: Tensor = kind(requires_grad=tensor.requires_grad, device=device, dtype=tensor.dtype)
+    return copy
 
 
 # ---------------------------------------------------------------------------------------- global state

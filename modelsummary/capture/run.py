@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from modelsummary.capture.facts import module_facts, modules_of, tensors_of_modules
+from modelsummary.capture.facts import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.real import RealExecution
 from modelsummary.capture.restore import unchanged
 from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.tree import call_tree, static_tree
-from modelsummary.capture.watch import Watch
+from modelsummary.capture.watch import Execution, Watch
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 
@@ -89,12 +90,13 @@ def _run_on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArg
     execution = ShapeOnly()
     with unchanged(modules, lazy_device=_META):
         _give_rnns_twins(modules, execution)
-        recording = _watched(model, execution, *call.on_meta(execution.input))
-    if recording.error is None:
+        run = _run(model, execution, *call.on_meta(execution.input))
+    recording = _recording(run, "shape")
+    if run.error is None:
         return recording, None
-    if isinstance(recording.error, DataDependentError):
+    if isinstance(run.error, DataDependentError):
         return recording, f"{execution.obstacle} needs the values of a tensor"
-    reason = f"{type(recording.error).__name__}: {_first_sentence(recording.error)}"
+    reason = f"{type(run.error).__name__}: {_first_sentence(run.error)}"
     return recording, f"{execution.obstacle} cannot run on shapes ({reason})" if execution.obstacle else reason
 
 
@@ -107,49 +109,58 @@ def _run_real(model: nn.Module, modules: Sequence[nn.Module], call: CallArgument
     with unchanged(modules, lazy_device=None):
         execution = RealExecution(modules)
         try:
-            return _watched(model, execution, *call.on_device(execution.input, own or torch.device("cpu")))
+            run = _run(model, execution, *call.on_device(execution.input, own or torch.device("cpu")))
         finally:
             execution.put_back()
+    return _recording(run, "real")
 
 
 def _give_rnns_twins(modules: Sequence[nn.Module], execution: ShapeOnly) -> None:
     """Torch's RNN functions compare the devices of input and weights before any operator runs."""
     for module in modules:
         if isinstance(module, nn.RNNBase):
-            module._flat_weights = [weight if weight is None else execution.twin(weight) for weight in module._flat_weights]
+            weights = module._flat_weights
+            module._flat_weights = [weight if weight is None else execution.twin(weight) for weight in weights]
 
 
-def _watched(
-    model: nn.Module, execution: ShapeOnly | RealExecution, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Recording:
+@dataclass
+class _Run:
+    """What one run left behind, before it is made into a tree."""
+
+    watch: Watch
+    error: Exception | None
+    facts: dict[int, ModuleFacts]
+
+
+def _run(model: nn.Module, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
     """Run once, without gradients unless the forward takes some of its own.
 
-    The tree is built before the model is put back: a forward may have made parameters.
+    The facts are collected before the model is put back: a lazy module has its parameters only now.
     """
     watch, error = _run_once(model, execution, args, kwargs, grad=False)
     if error is not None and "does not require grad" in str(error):
         watch, error = _run_once(model, execution, args, kwargs, grad=True)
-    failed = [id(call.module) for call in watch.failed] if error is not None else []
-    root = call_tree(module_facts(model), watch.calls)
-    rows = {row.layer_id: row for row in root.walk() if row.executed}
-    return Recording(
-        root,
-        "shape" if isinstance(execution, ShapeOnly) else "real",
-        error=error,
-        failed=[rows[module] for module in failed if module in rows],
-    )
+    return _Run(watch, error, module_facts(model))
 
 
 def _run_once(
-    model: nn.Module, execution: ShapeOnly | RealExecution, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool
+    model: nn.Module, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool
 ) -> tuple[Watch, Exception | None]:
     watch = Watch(execution)
     try:
         with torch.set_grad_enabled(grad), _nothing_hidden(), watch:
             model(*args, **kwargs)
-    except Exception as raised:
-        return watch, raised
+    except Exception as error:
+        return watch, error
     return watch, None
+
+
+def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
+    root = call_tree(run.facts, run.watch.calls)
+    rows = {row.layer_id: row for row in root.walk() if row.executed}
+    raised = run.watch.failed if run.error is not None else []
+    failed = [rows[id(call.module)] for call in raised if id(call.module) in rows]
+    return Recording(root, execution, error=run.error, failed=failed)
 
 
 @contextmanager
@@ -158,10 +169,12 @@ def _nothing_hidden() -> Iterator[None]:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
-            with torch.compiler.set_stance("force_eager"):
-                yield
-        else:
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            # True, and wanted: a compiled submodule has a row of its own.
+            warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

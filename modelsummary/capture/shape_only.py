@@ -193,7 +193,13 @@ class ShapeOnly:
         return twin
 
     def _follow(
-        self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], values: tuple[Any, dict[str, Any]] | None, out: Any
+        self,
+        func: Any,
+        rule: OpRule,
+        args: Any,
+        kwargs: dict[str, Any],
+        values: tuple[Any, dict[str, Any]] | None,
+        out: Any,
     ) -> None:
         """Keep what is known true after an operator: compute its values, or forget what it overwrote."""
         outputs = list(tensors_in(out))

@@ -60,15 +60,15 @@ def _shape(tensor: Tensor) -> list[int] | str:
 
 def argument_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sizes, int]:
     """Shapes and bytes of a call's arguments. A sole argument with tensors stands for itself."""
-    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:  # nearly every call; the rest is general
-        return list(args[0].shape), args[0].nbytes
+    if len(args) == 1 and not kwargs:  # nearly every call
+        return _sizes_and_bytes(args[0])
     seen: dict[int, Tensor] = {}
     positional = [sizes_of(argument, seen) for argument in args]
     named = {name: sizes for name, value in kwargs.items() if (sizes := sizes_of(value, seen)) is not None}
     with_tensors = [sizes for sizes in positional if sizes is not None]
     structure: Sizes
     if named:
-        structure = (*positional, named) if with_tensors else named
+        structure = named if not with_tensors else (*positional, named)
     elif len(with_tensors) <= 1:
         structure = with_tensors[0] if with_tensors else None
     else:
@@ -78,13 +78,17 @@ def argument_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Size
 
 def result_sizes(value: Any) -> tuple[Sizes, int]:
     """Shapes and bytes of a call's result."""
-    if type(value) is Tensor:
-        return list(value.shape), value.nbytes
-    seen: dict[int, Tensor] = {}
-    sizes = sizes_of(value, seen)
+    sizes, nbytes = _sizes_and_bytes(value)
     if sizes is None and value is not None and not isinstance(value, (bool, int, float, str)):
         sizes = UNKNOWN
-    return sizes, bytes_of(seen)
+    return sizes, nbytes
+
+
+def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
+    if type(value) is Tensor and value.layout is torch.strided:
+        return list(value.shape), value.nbytes
+    seen: dict[int, Tensor] = {}
+    return sizes_of(value, seen), bytes_of(seen)
 
 
 def bytes_of(tensors: dict[int, Tensor]) -> int:

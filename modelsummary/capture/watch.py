@@ -10,8 +10,12 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary.capture.structure import argument_sizes, result_sizes
@@ -86,13 +90,14 @@ class Watch:
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
         )
-        self._operators.__enter__()
+        self._operators.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._operators.__exit__(*exception)
+        self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
+            _global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.15 leaves this entry behind
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if get_ident() == self._thread:
@@ -135,7 +140,7 @@ class _Operators(TorchDispatchMode):
         return False  # nothing is compiled meanwhile, and guarding against it would import torch._dynamo
 
     def __init__(self, watch: Watch, execution: Execution) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._execution = execution
         self._rules: dict[Any, OpRule] = {}
@@ -149,7 +154,7 @@ class _Operators(TorchDispatchMode):
         if rule.name in _QUESTIONS:
             return NotImplemented
         kwargs = kwargs or {}
-        if args and isinstance(args[0], UninitializedTensorMixin):  # a lazy module looks at its own parameter
+        if args and is_lazy(args[0]):  # a lazy module looks at its own parameter
             return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None:
             with self:

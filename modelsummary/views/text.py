@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tabulate import DataRow, Line, TableFormat, tabulate
@@ -161,7 +161,7 @@ class _Cells:
             return str([-1 if position == at else size for position, size in enumerate(sizes)])
         if isinstance(sizes, tuple):
             return f"({', '.join(map(self._sizes, sizes))})"
-        if isinstance(sizes, dict):
+        if isinstance(sizes, Mapping):
             return f"{{{', '.join(f'{key}: {self._sizes(inner)}' for key, inner in sizes.items())}}}"
         return _NOTHING if sizes is None else sizes
 

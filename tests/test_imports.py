@@ -1,0 +1,76 @@
+"""The layers of the architecture, and what an import may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import modelsummary
+
+PACKAGE = Path(modelsummary.__file__).parent
+# A module imports only modules of a lower layer, or of its own family.
+LAYERS = {
+    "errors": -1,
+    "units": 0,
+    **dict.fromkeys(["layer_info", "op_costs"], 1),
+    **dict.fromkeys(["capture", "views"], 2),
+    "statistics": 3,
+}
+
+
+FAMILIES = {"op_formulas": "op_costs"}
+
+
+def _family(module: str) -> str:
+    name = module.split(".")[1]
+    return FAMILIES.get(name, name)
+
+
+def _imports(path: Path) -> list[str]:
+    """Modules of this package that a file imports when it runs; imports for type checkers are left out."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    return [
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.startswith("modelsummary.")
+        and id(node) not in typing_only
+    ]
+
+
+def test_modules_import_only_lower_layers():
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        dotted = ".".join(("modelsummary", *path.relative_to(PACKAGE).with_suffix("").parts))
+        if dotted == "modelsummary.__init__":
+            continue
+        family = _family(dotted)
+        for imported in map(_family, _imports(path)):
+            if imported != family and LAYERS[imported] >= LAYERS[family]:
+                wrong.append(f"{dotted} imports {imported}")
+    assert not wrong
+
+
+def test_importing_costs_torch_and_tabulate_only():
+    code = (
+        "import sys, torch, tabulate; before = set(sys.modules); import modelsummary;"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    optional = {"pandas", "matplotlib", "onnx", "torchvision", "IPython", "numpy", "tqdm"}
+    assert not optional & set(added)
+    assert "modelsummary" in added
+
+
+def test_the_public_names_are_documented():
+    for name in modelsummary.__all__:
+        assert getattr(modelsummary, name).__doc__, name

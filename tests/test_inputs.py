@@ -1,0 +1,215 @@
+"""What can be passed as input, and what is said about input that cannot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from modelsummary import InputError, ModelSummaryError, Statistics
+from tests.models import Call, Pair
+
+
+def shapes(function=lambda self, *args, **kwargs: None, *args, **kwargs):
+    return Statistics(Call(function), *args, **kwargs).root.input_size
+
+
+@pytest.mark.parametrize(
+    ("input_data", "expected"),
+    [
+        (torch.rand(2, 3), [2, 3]),
+        ((torch.rand(2, 3),), [2, 3]),
+        ([torch.rand(2, 3)], [2, 3]),
+        ((torch.rand(2, 3), torch.rand(4)), ([2, 3], [4])),
+        ((2, 3), [2, 3]),
+        ([2, 3], [2, 3]),
+        (torch.Size([2, 3]), [2, 3]),
+        (np.int64(2) * np.ones(2, dtype=np.int64), [2]),  # an array is a tensor, never a size
+        (((2, 3), (4, 5)), ([2, 3], [4, 5])),
+        ([[2, 3], [4, 5]], ([2, 3], [4, 5])),
+        ((np.int64(2), 3), [2, 3]),
+        (np.zeros((2, 3), dtype=np.float32), [2, 3]),
+        ([np.zeros((2, 3)), torch.rand(4)], ([2, 3], [4])),
+        ({"x": torch.rand(2, 3)}, {"x": [2, 3]}),
+        ({"x": np.zeros(3), "flag": True}, {"x": [3]}),
+        ({"x": [torch.rand(1), {"y": torch.rand(2)}]}, {"x": ([1], {"y": [2]})}),
+        ((torch.rand(1), [torch.rand(2), None]), ([1], ([2], None))),
+        (Pair(torch.rand(1), torch.rand(2)), ([1], [2])),  # a named tuple is one argument
+        ((torch.rand(1), 3), [1]),
+        ((torch.rand(()),), []),
+        ((0, 3), [0, 3]),
+    ],
+)
+def test_accepted_inputs(input_data, expected):
+    assert shapes(input_data=input_data) == expected
+
+
+def test_further_arguments_go_to_the_forward():
+    def forward(self, x, y, *, scale, mode):
+        assert (scale, mode) == (2.0, "fast")
+        return x + y
+
+    stats = Statistics(Call(forward), torch.rand(2), torch.rand(2), scale=2.0, mode="fast")
+    assert stats.root.input_size == ([2], [2])
+    stats = Statistics(Call(forward), None, torch.rand(2), torch.rand(2), scale=2.0, mode="fast")
+    assert stats.root.input_size == ([2], [2])
+
+
+def test_a_forward_argument_named_like_an_option_goes_into_a_dict():
+    stats = Statistics(Call(lambda self, x, depth, device: x * depth), {"x": torch.rand(3), "depth": 2, "device": "b"})
+    assert stats.root.output_size == [3]
+
+
+class TakesList(nn.Module):
+    def forward(self, images: list[torch.Tensor]):
+        return [image * 2 for image in images]
+
+
+class TakesEvaluatedList(TakesList):
+    def forward(self, images):
+        return super().forward(images)
+
+    forward.__annotations__["images"] = list[torch.Tensor]  # as without "from __future__ import annotations"
+
+
+@pytest.mark.parametrize("model", [TakesList(), TakesEvaluatedList()])
+def test_a_list_is_one_argument_where_forward_takes_a_list(model):
+    images = [torch.rand(3, 4, 4), torch.rand(3, 5, 5)]
+    for input_data in (images, (images,), [images]):
+        assert Statistics(model, input_data).root.input_size == ([3, 4, 4], [3, 5, 5])
+
+
+# ----------------------------------------------------------------------------------- sizes and batch_dim
+
+
+def test_sizes_take_the_dtype_of_the_model():
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        stats = Statistics(nn.Linear(4, 5).to(dtype), (2, 4))
+        assert stats.root.input_bytes == 8 * dtype.itemsize
+        assert stats.root.output_bytes == 10 * dtype.itemsize
+
+
+def test_sizes_take_the_dtypes_given():
+    assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=[torch.long]).root.output_size == [2, 3, 4]
+    assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=torch.long, execution="real").root.output_size == [2, 3, 4]
+
+
+def test_batch_dim_inserts_a_batch_of_one_printed_as_minus_one():
+    stats = Statistics(nn.Conv2d(3, 8, 3), (3, 8, 8), batch_dim=0)
+    assert stats.root.input_size == [1, 3, 8, 8]
+    assert "[-1, 3, 8, 8]" in str(stats)
+    assert "[-1, 8, 6, 6]" in str(stats)
+    assert stats.total_mult_adds == Statistics(nn.Conv2d(3, 8, 3), (1, 3, 8, 8)).total_mult_adds
+    stats = Statistics(nn.LSTM(4, 5), (7, 4), batch_dim=1)
+    assert stats.root.input_size == [7, 1, 4]
+    assert "[7, -1, 4]" in str(stats)
+
+
+def test_a_tensor_brings_its_own_batch():
+    stats = Statistics(nn.Conv2d(3, 8, 3), torch.rand(5, 3, 8, 8), batch_dim=0)
+    assert stats.root.input_size == [5, 3, 8, 8]
+    assert "[-1, 3, 8, 8]" in str(stats)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.data())
+def test_any_size_and_batch_dim(size, data):
+    batch_dim = data.draw(st.none() | st.integers(0, len(size)))
+    expected = size if batch_dim is None else [*size[:batch_dim], 1, *size[batch_dim:]]
+    assert shapes(input_data=tuple(size), batch_dim=batch_dim) == expected
+
+
+# ------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"input_data": (1, -3)}, r"input size \(1, -3\) holds -3; sizes are integers >= 0"),
+        ({"input_data": (1, 2.5)}, r"input size \(1, 2\.5\) holds 2\.5; sizes are integers >= 0"),
+        ({"input_data": (1, True)}, r"holds True; sizes are integers >= 0"),
+        ({"input_data": [(1, 3), (2, -1)]}, r"input size \(2, -1\) holds -1"),
+        ({"input_data": ()}, r"no tensor found in input_data=\(\)"),
+        ({"input_data": {}}, r"no tensor found in input_data=\{\}; pass tensors, a size such as"),
+        ({"input_data": "resnet"}, r"no tensor found in input_data='resnet'"),
+        ({"input_data": 3}, r"no tensor found in input_data=3"),
+        ({"input_data": [None]}, r"no tensor found in input_data=\[None\]"),
+        ({"input_data": {1: torch.rand(1)}}, r"holds forward's keyword arguments; 1 is no name"),
+        ({"input_data": [(1, 3), torch.rand(1)]}, r"mixes sizes and tensors"),
+        (
+            {"input_data": (1, 3), "dtypes": [torch.long] * 2},
+            r"dtypes has 2 entries for 1 input size\(s\): \[\(1, 3\)\]",
+        ),
+        ({"input_data": (1, 3), "dtypes": ["long"]}, r"dtypes holds 'long'; expected a torch\.dtype"),
+        ({"input_data": torch.rand(1), "dtypes": [torch.long]}, r"holds tensors, which have their own dtype"),
+        ({"input_data": (1, 3), "batch_dim": 3}, r"batch_dim=3 does not fit the input size \(1, 3\); expected 0 to 2"),
+        ({"input_data": (1, 3), "batch_dim": -1}, r"batch_dim=-1 does not fit"),
+        ({"input_data": (1, 3), "device": "gpu"}, r"device='gpu' is no device"),
+        ({"input_data": np.array(["a"])}, r"numpy array that torch cannot take"),
+        (
+            {"input_data": (1, 3), "execution": "fast"},
+            r"execution='fast' is unknown; expected 'auto', 'shape' or 'real'",
+        ),
+        ({"input_data": (1, 3), "depth": -1}, r"depth=-1 is no level of the tree"),
+    ],
+)
+def test_bad_input_is_echoed_with_a_remedy(kwargs, message):
+    with pytest.raises(InputError, match=message) as caught:
+        Statistics(Call(lambda self, *args, **kw: None), **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [lambda: (torch.rand(1) for _ in range(2)), lambda: [iter([torch.rand(1)])]])
+def test_a_generator_would_be_empty_the_second_time(make):
+    with pytest.raises(InputError, match="can be read only once; pass a list"):
+        Statistics(nn.Linear(1, 1), make())
+
+
+@pytest.mark.parametrize("model", [None, "model", nn.Linear, lambda x: x])
+def test_not_a_module(model):
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module, got"):
+        Statistics(model, (1, 3))
+
+
+def test_a_class_instead_of_an_instance():
+    with pytest.raises(InputError, match="pass an instance, not the class"):
+        Statistics(nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((torch.rand(1), torch.rand(1)), {}), ((torch.rand(1),), {"mask": None}), ((), {"x": torch.rand(1)})],
+)
+def test_forward_arguments_that_do_not_fit_name_the_signature(args, kwargs):
+    with pytest.raises(InputError, match=r"Linear\.forward\(input: .*Tensor\) -> "):
+        Statistics(nn.Linear(1, 1), args or None, **kwargs)
+
+
+def test_an_argument_given_twice():
+    with pytest.raises(InputError, match=r"\['x'\] given twice"):
+        Statistics(Call(lambda self, x: x), {"x": torch.rand(1)}, x=torch.rand(1))
+
+
+def test_device_mismatch():
+    if torch.cuda.is_available():
+        with pytest.raises(InputError, match="device mismatch: device='cuda', but the model is on cpu"):
+            Statistics(nn.Linear(1, 1), (1, 1), device="cuda")
+    else:
+        with pytest.raises(InputError, match="device='cuda' is not available on this machine"):
+            Statistics(nn.Linear(1, 1), (1, 1), device="cuda")
+
+
+@pytest.mark.gpu
+def test_inputs_on_another_device_than_the_model():
+    with pytest.raises(InputError, match="device mismatch: the model is on cpu, an input of shape"):
+        Statistics(nn.Linear(1, 1), torch.rand(1, 1, device="cuda"))
+    model = nn.Linear(1, 1).cuda()
+    assert Statistics(model, torch.rand(1, 1), device="cuda", execution="real").execution == "real"
+
+
+def test_every_error_has_the_common_base():
+    with pytest.raises(ModelSummaryError):
+        Statistics(nn.Linear(1, 1), "x")
+    assert issubclass(InputError, (TypeError, ValueError))

@@ -1,0 +1,187 @@
+"""Shape-only execution: same shapes as a real run, fast results like slow ones, known values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from modelsummary import ForwardError, Statistics
+from modelsummary.capture.shape_only import ShapeOnly
+from modelsummary.op_costs import op_rule
+from tests.models import Call
+from tests.untouched import untouched
+
+aten = torch.ops.aten
+
+
+def run(shapes, func, *args, **kwargs):
+    return shapes.run(func, op_rule(func), args, kwargs)[0]
+
+
+def same_metadata(a, b):
+    return (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+OPERATORS = [
+    (aten.relu.default, lambda x: (x,)),
+    (aten.add.Tensor, lambda x: (x, x[:1])),
+    (aten.add.Tensor, lambda x: (x, 1)),
+    (aten.add.Tensor, lambda x: (x, 1.0)),
+    (aten.sum.dim_IntList, lambda x: (x, [0])),
+    (aten.native_layer_norm.default, lambda x: (x, [x.shape[-1]], None, None, 1e-5)),
+    (aten._softmax.default, lambda x: (x, -1, False)),
+    (aten.clone.default, lambda x: (x,)),
+    (aten.cat.default, lambda x: ([x, x], 0)),
+    (aten.var_mean.correction, lambda x: (x,)),
+    (aten.sort.default, lambda x: (x,)),
+    (aten.mul_.Tensor, lambda x: (x.clone(), 2)),
+    (aten.gt.Scalar, lambda x: (x, 0)),
+]
+
+
+@given(
+    st.sampled_from(OPERATORS),
+    st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    st.permutations([0, 1, 2, 3]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int64]),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_remembered_result_is_like_the_meta_kernel_s(operator, shape, order, dtype):
+    """The first call asks the kernel, the second is answered from memory; both must be what meta gives."""
+    func, arguments = operator
+    x = torch.empty(shape, dtype=dtype, device="meta").permute([dim for dim in order if dim < len(shape)])
+    try:
+        expected = func(*arguments(x))
+    except (RuntimeError, NotImplementedError):
+        return  # not for this dtype
+    shapes = ShapeOnly()
+    for _ in range(2):
+        out = run(shapes, func, *arguments(x))
+        pairs = zip(out, expected, strict=True) if isinstance(out, tuple) else [(out, expected)]
+        assert all(same_metadata(*pair) for pair in pairs)
+
+
+def test_equal_numbers_of_another_type_are_another_call():
+    """1 == 1.0 == True, but an integer tensor plus 1.0 is a float tensor."""
+    shapes, x = ShapeOnly(), torch.empty(3, dtype=torch.int64, device="meta")
+    assert run(shapes, aten.add.Tensor, x, 1).dtype == torch.int64
+    assert run(shapes, aten.add.Tensor, x, 1.0).dtype == torch.float32
+
+
+def test_outputs_are_separate_tensors():
+    shapes, x = ShapeOnly(), torch.empty(3, device="meta")
+    first, second = (run(shapes, aten.relu.default, x) for _ in range(2))
+    assert first is not second
+    assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+
+
+def test_views_share_their_storage_each_time():
+    shapes = ShapeOnly()
+    for x in (torch.empty(4, device="meta"), torch.empty(4, device="meta")):
+        view = run(shapes, aten.view.default, x, [2, 2])
+        assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def executed(function, **modules):
+    model = Call(function, **modules)
+    x = torch.rand(2, 4)
+    with untouched(model):
+        stats = Statistics(model, x)
+    real = Statistics(model, x, execution="real")
+    assert stats.root.output_size == real.root.output_size
+    return stats
+
+
+SHAPES_SUFFICE = {
+    "factories on the default device": lambda self, x: x + torch.arange(4) + torch.zeros(4) + torch.tensor([1.0] * 4),
+    "factories on the device of a parameter": lambda self, x: x + torch.ones(4, device=self.linear.weight.device),
+    "moving to a device": lambda self, x: self.linear(x.to("cpu").cpu()),
+    "moving to the place of a parameter": lambda self, x: x.to(self.linear.weight),
+    "random numbers": lambda self, x: F.dropout(x, 0.5, True) + torch.rand(4) + torch.randn_like(x),
+    "a generator": lambda self, x: x + torch.rand(4, generator=torch.Generator().manual_seed(1)),
+    "a decision on a constant": lambda self, x: x if torch.arange(3).sum().item() == 3 else x[:1],
+    "a loop over a constant": lambda self, x: x * sum(torch.linspace(0, 1, 3).tolist()),
+    "a constant as numpy": lambda self, x: x * float(torch.linspace(0, 1, 3).cpu().numpy().sum()),
+    "numpy arrays": lambda self, x: x * torch.from_numpy(__import__("numpy").ones(4, dtype="float32")),
+    "a decision on a buffer": lambda self, x: x if self.norm.num_batches_tracked == 0 else x[:1],
+    "a decision on a changed buffer": lambda self, x: x[:1] if self.norm.num_batches_tracked.add_(1).item() == 1 else x,
+    "a scalar parameter": lambda self, x: x * self.prelu.weight.item(),
+    "nonzero of a constant": lambda self, x: x[:, torch.tensor([1, 0, 1, 0]).nonzero().squeeze(1)],
+    "integer indices": lambda self, x: x[torch.tensor([0, 1, 1])],
+    "indices from the input": lambda self, x: x[:, x[0].argsort()],
+    "writing into a new tensor": lambda self, x: torch.zeros(2, 4).copy_(x),
+    "writing through a mask": lambda self, x: x.clone().masked_fill_(x > 0, 0.0),
+    "inference mode": lambda self, x: torch.inference_mode()(lambda: self.linear(x) @ torch.rand(4, 3))(),
+    "vmap": lambda self, x: torch.func.vmap(self.linear)(x),
+    "functional call": lambda self, x: torch.func.functional_call(self.linear, {"weight": torch.ones(4, 4)}, x),
+    "checkpoint": lambda self, x: torch.utils.checkpoint.checkpoint(self.linear, x, use_reentrant=False),
+    "gradient inside": lambda self, x: torch.autograd.grad(self.linear(x.requires_grad_()).sum(), x)[0],
+}
+
+
+def modules():
+    return {"linear": nn.Linear(4, 4), "norm": nn.BatchNorm1d(4, momentum=None), "prelu": nn.PReLU()}
+
+
+@pytest.mark.parametrize("case", SHAPES_SUFFICE)
+def test_shapes_suffice(case):
+    stats = executed(SHAPES_SUFFICE[case], **modules())
+    assert stats.execution == "shape"
+    assert stats.fallback_reason is None
+
+
+VALUES_DECIDE = {
+    "item": (lambda self, x: x if x.sum().item() > 0 else x[:1], "aten._local_scalar_dense needs the values"),
+    "bool": (lambda self, x: x if (x >= 0).all() else x[:1], "needs the values"),
+    "mask": (lambda self, x: x[x[:, 0] >= 0.0], "aten.index needs the values"),
+    "nonzero": (lambda self, x: (x >= 0).nonzero(), "aten.nonzero needs the values"),
+    "unique": (lambda self, x: torch.zeros_like(x).unique(), "aten._unique2 needs the values"),
+    "tolist": (lambda self, x: x * len(x.tolist()), "RuntimeError"),
+    "numpy": (lambda self, x: x * x.numpy().shape[0], "TypeError"),
+    "overwritten constant": (
+        lambda self, x: x if torch.zeros(2, 4).copy_(x).sum().item() >= 0 else x[:1],
+        "needs the values",
+    ),
+    "view of an overwritten constant": (
+        lambda self, x: (zeros := torch.zeros(2, 4), view := zeros[0], zeros.copy_(x), x[: int(view.sum() >= 0)])[3],
+        "needs the values",
+    ),
+    "random constant": (lambda self, x: x if torch.rand(3).sum().item() >= 0 else x[:1], "needs the values"),
+    "autocast of the input's device": (
+        lambda self, x: torch.autocast(x.device.type, dtype=torch.bfloat16)(self.linear)(x),
+        "autocast",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VALUES_DECIDE)
+def test_values_decide(case):
+    function, reason = VALUES_DECIDE[case]
+    stats = executed(function, **modules())
+    assert stats.execution == "real"
+    assert reason in stats.fallback_reason
+    assert f"Execution: real, because {stats.fallback_reason}" in str(stats)
+
+
+def test_shape_only_says_what_it_needs():
+    model = Call(lambda self, x: x if x.sum() > 0 else -x)
+    with untouched(model), pytest.raises(ForwardError, match=r"aten\._local_scalar_dense needs the values .* use exec"):
+        Statistics(model, (2, 4), execution="shape")
+
+
+def test_a_model_on_meta_cannot_fall_back():
+    model = Call(lambda self, x: x if self.linear(x).sum() > 0 else -x, linear=nn.Linear(4, 4, device="meta"))
+    with untouched(model), pytest.raises(ForwardError, match="needs the values"):
+        Statistics(model, (2, 4))
+
+
+def test_known_values_never_write_into_the_model():
+    norm = nn.BatchNorm1d(4, momentum=None)
+    model = Call(lambda self, x: x * float(self.norm.num_batches_tracked.add_(7)), norm=norm)
+    with untouched(model):
+        assert Statistics(model, (2, 4)).execution == "shape"
+    assert norm.num_batches_tracked.item() == 0

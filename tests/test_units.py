@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelsummary import InputError
+from modelsummary.units import PREFIXES, auto_prefix, format_number, symbol
+
+
+@pytest.mark.parametrize(
+    ("value", "prefix", "expected"),
+    [
+        (0, "", "0"),
+        (11_513_626_624, "", "11,513,626,624"),
+        (11_513_626_624, "G", "11.51"),
+        (240_771_232, "M", "240.77"),
+        (240_771_232, "Mi", "229.62"),  # 240,771,232 / 2^20 = 229.617
+        (1_234_567, "K", "1,234.57"),
+    ],
+)
+def test_format_number(value, prefix, expected):
+    assert format_number(value, prefix) == expected
+
+
+@pytest.mark.parametrize(("prefix", "unit", "expected"), [("M", "B", "MB"), ("K", "B", "kB"), ("Ki", "B", "KiB")])
+def test_symbol(prefix, unit, expected):
+    assert symbol(prefix, unit) == expected
+
+
+def test_symbol_of_counts():
+    assert symbol("K") == "K"
+
+
+def test_unknown_prefix_is_echoed():
+    with pytest.raises(InputError, match="unknown unit prefix 'X'; expected one of ''"):
+        format_number(1, "X")
+
+
+@given(st.integers(min_value=0, max_value=10**20))
+def test_auto_prefix_leaves_a_digit_before_the_point(value):
+    scaled = value / PREFIXES[auto_prefix(value)]
+    assert scaled >= 1 or value == 0
+    assert scaled < 1000 or value >= 10**18
