@@ -36,7 +36,7 @@ def test_an_unknown_name_names_close_matches(stats):
 
 
 def test_a_name_is_a_string(stats):
-    with pytest.raises(InputError, match="expected a fully qualified name such as .* got 3"):
+    with pytest.raises(InputError, match=r"expected a fully qualified name such as .* got 3"):
         stats[3]
 
 

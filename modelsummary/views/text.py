@@ -211,7 +211,8 @@ def _sizes(root: LayerInfo) -> Iterator[str]:
         ("Params size", root.params_bytes),
         ("Buffers size", root.buffer_bytes),
     ):
-        yield f"{title} (MB): {format_number(value, 'M')}"
+        prefix = auto_prefix(value)
+        yield f"{title} ({symbol(prefix, 'B')}): {format_number(value, prefix)}"
 
 
 def _remarks(root: LayerInfo, execution: str, fallback_reason: str | None) -> Iterator[str]:
