@@ -109,7 +109,7 @@ VIDEO = models.list_models(module=models.video)
 
 def build(name):
     backbone = {"weights_backbone": None} if name in DETECTION + SEGMENTATION else {}
-    extra = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    extra = {"init_weights": False} if name.endswith(("googlenet", "inception_v3")) else {}
     return models.get_model(name, weights=None, **backbone, **extra).eval()
 
 

@@ -37,6 +37,6 @@ def test_unknown_prefix_is_echoed():
 
 @given(st.integers(min_value=0, max_value=10**20))
 def test_auto_prefix_leaves_a_digit_before_the_point(value):
-    scaled = value / PREFIXES[auto_prefix(value)]
-    assert scaled >= 1 or value == 0
-    assert scaled < 1000 or value >= 10**18
+    factor = PREFIXES[auto_prefix(value)]
+    assert value >= factor or value == 0
+    assert value < 1000 * factor or auto_prefix(value) == "P"
