@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
+from modelsummary.capture.shape_rules import SHAPE_RULES
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
@@ -114,7 +115,10 @@ class ShapeOnly:
 
     @staticmethod
     def _run_kernel(func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        out = func(*args, **kwargs)
+        shortcut = SHAPE_RULES.get(func)
+        out = shortcut(*args, **kwargs) if shortcut is not None else None
+        if out is None:
+            out = func(*args, **kwargs)
         return out, op_cost(rule, args, kwargs, out)
 
     # ---------------------------------------------------------------------------------- meta twins
