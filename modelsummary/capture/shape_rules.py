@@ -33,9 +33,7 @@ def _batch_norm(
     bias: Tensor | None,
     mean: Tensor | None,
     var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """``aten.native_batch_norm``. One value a channel has no variance: the kernel refuses it."""
     if not _is_plain(x, weight, bias, mean, var) or x.dim() < 2 or x.numel() == x.shape[1]:
@@ -44,7 +42,7 @@ def _batch_norm(
 
 
 def _layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """``aten.native_layer_norm``: mean and reciprocal deviation of each normalised part."""
     kept = x.dim() - len(normalized_shape)
