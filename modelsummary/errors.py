@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from modelsummary.statistics import ModelStatistics
+from typing import Any
 
 __all__ = [
     "DataDependentError",
@@ -55,9 +52,9 @@ class ForwardError(ModelSummaryError, RuntimeError):
     """The model's forward raised. The original exception is ``__cause__``.
 
     Attributes:
-        partial: what was recorded up to the failing layer; None if nothing was.
+        partial: the ``ModelStatistics`` up to the failing layer; None if nothing was recorded.
     """
 
-    def __init__(self, message: str, partial: ModelStatistics | None = None) -> None:
+    def __init__(self, message: str, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
