@@ -243,9 +243,11 @@ class Statistics(ModelStatistics):
             batch_dim=batch_dim,
             options=options,
         )
-        if recording.error is not None:
+        if call is not None and recording.error is not None:
+            if call.nothing_found:
+                raise InputError(call.nothing_found) from recording.error
             partial = ModelStatistics(recording.root, execution=recording.execution, options=options)
-            raise ForwardError(_failure(recording, call.size_dtypes if call else []), partial) from recording.error
+            raise ForwardError(_failure(recording, call.size_dtypes), partial) from recording.error
 
 
 def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:

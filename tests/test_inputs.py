@@ -40,6 +40,7 @@ def shapes(function=lambda self, *args, **kwargs: None, *args, **kwargs):
         (Pair(torch.rand(1), torch.rand(2)), ([1], [2])),  # a named tuple is one argument
         ((torch.rand(1), 3), [1]),
         ((torch.rand(()),), []),
+        ([{256: torch.rand(2), 512: [torch.rand(3)]}], {"256": [2], "512": ([3],)}),
         ((0, 3), [0, 3]),
     ],
 )
@@ -60,6 +61,22 @@ def test_further_arguments_go_to_the_forward():
 
 def test_a_forward_argument_named_like_an_option_goes_into_a_dict():
     stats = Statistics(Call(lambda self, x, depth, device: x * depth), {"x": torch.rand(3), "depth": 2, "device": "b"})
+    assert stats.root.output_size == [3]
+
+
+def test_a_forward_may_take_numpy_arrays_as_they_are():
+    def forward(self, x):
+        assert isinstance(x, np.ndarray)
+        return self.linear(torch.from_numpy(x)).detach().numpy()
+
+    stats = Statistics(Call(forward, linear=nn.Linear(3, 4)), np.ones((2, 3), dtype=np.float32))
+    assert (stats.execution, stats.fallback_reason) == ("real", "the forward takes numpy arrays")
+    assert stats.total_mult_adds == 24
+    assert (stats.root.input_size, stats.root.output_size, stats.root.output_bytes) == ([2, 3], [2, 4], 32)
+
+
+def test_a_forward_may_make_its_tensors_itself():
+    stats = Statistics(Call(lambda self, options: torch.rand(options.get("size", 3))), [{}])
     assert stats.root.output_size == [3]
 
 
@@ -94,6 +111,7 @@ def test_sizes_take_the_dtype_of_the_model():
 
 def test_sizes_take_the_dtypes_given():
     assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=[torch.long]).root.output_size == [2, 3, 4]
+    assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=[torch.LongTensor]).root.output_size == [2, 3, 4]
     assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=torch.long, execution="real").root.output_size == [2, 3, 4]
 
 
@@ -136,6 +154,7 @@ def test_any_size_and_batch_dim(size, data):
         ({"input_data": "resnet"}, r"no tensor found in input_data='resnet'"),
         ({"input_data": 3}, r"no tensor found in input_data=3"),
         ({"input_data": [None]}, r"no tensor found in input_data=\[None\]"),
+        ({"input_data": {"x": 5}}, r"no tensor found in input_data=\{'x': 5\}"),
         ({"input_data": {1: torch.rand(1)}}, r"holds forward's keyword arguments; 1 is no name"),
         ({"input_data": [(1, 3), torch.rand(1)]}, r"mixes sizes and tensors"),
         (
@@ -171,6 +190,11 @@ def test_a_generator_would_be_empty_the_second_time(make):
 def test_not_a_module(model):
     with pytest.raises(InputError, match=r"expected a torch\.nn\.Module, got"):
         Statistics(model, (1, 3))
+
+
+def test_nothing_found_explains_a_failing_forward():
+    with pytest.raises(InputError, match=r"no tensor found in input_data="):
+        Statistics(nn.Linear(1, 1), [{}])
 
 
 def test_a_class_instead_of_an_instance():

@@ -129,6 +129,26 @@ def test_inputs_are_not_written(execution):
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
+def test_tensors_inside_of_objects_are_not_written(execution):
+    class Batch:
+        def __init__(self):
+            self.x = -torch.ones(3)
+
+    batch = Batch()
+    Statistics(Call(lambda self, batch: batch.x.relu_()), batch, execution=execution)
+    assert batch.x.tolist() == [-1.0] * 3
+
+
+def test_a_decision_on_a_tensor_inside_of_an_object_needs_values():
+    class Batch:
+        def __init__(self):
+            self.x = torch.ones(3)
+
+    stats = Statistics(Call(lambda self, batch: batch.x if batch.x.sum() > 0 else batch.x[:1]), Batch())
+    assert stats.execution == "real"
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
 def test_a_run_does_not_change_the_next_forward(execution):
     """A cache filled with meta tensors, or a moved generator, would show here."""
     model = Decoder().eval()

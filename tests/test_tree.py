@@ -208,6 +208,12 @@ def test_layer_facts():
     assert repr(info) == "Conv2d: 1-1"
 
 
+def test_a_kernel_size_kept_in_a_tensor():
+    conv = nn.Conv1d(1, 1, 3)
+    conv.kernel_size = torch.tensor(3)
+    assert Statistics(conv, (1, 1, 9)).root.kernel_size == [3]
+
+
 def test_trainable_has_four_answers():
     frozen = nn.Linear(1, 1).requires_grad_(False)
     stats = Statistics(nn.Sequential(nn.Linear(1, 1), frozen, nn.ReLU()), (1, 1))

@@ -167,6 +167,8 @@ def _packed_weights(module: nn.Module) -> list[Owned]:
 
 def _kernel_size(module: nn.Module) -> list[int]:
     size: Any = getattr(module, "kernel_size", None)
+    if isinstance(size, Tensor) and not size.is_meta:  # audio codecs keep it in a tensor
+        size = size.tolist()
     if type(size) is int:
         return [size]
     if isinstance(size, (tuple, list)) and all(type(each) is int for each in size):

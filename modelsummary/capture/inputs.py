@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_origin
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.facts import modules_of, tensors_of_modules
-from modelsummary.capture.structure import map_tensors, tensors_of
+from modelsummary.capture.structure import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
 __all__ = ["CallArguments", "call_arguments"]
@@ -32,36 +33,59 @@ class _Sized:
 
 
 @dataclass(frozen=True)
+class _Array:
+    """A numpy array: a tensor to nearly every forward, but a few take it as it is."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class CallArguments:
-    """Arguments of the forward; inputs given by size are not tensors yet.
+    """Arguments of the forward; sizes and numpy arrays among them are not tensors yet.
 
     Attributes:
         device: where real execution puts the inputs; None: where they are, sizes where the model is.
+        nothing_found: what to say if the forward fails, where no argument holds a tensor; else None.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     device: torch.device | None
+    nothing_found: str | None = None
 
     def on_meta(self, twin: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with ``twin(tensor)`` for tensors and meta tensors for sizes."""
-        return self._with(twin, lambda sized: torch.empty(sized.shape, dtype=sized.dtype, device="meta"))
+        """The arguments with ``twin(tensor)`` for tensors and arrays, and meta tensors for sizes."""
+
+        def convert(leaf: Any) -> Any:
+            if isinstance(leaf, _Sized):
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+            return twin(tensor) if (tensor := _tensor_of(leaf)) is not None else leaf
+
+        return self._with(convert)
 
     def on_device(
-        self, copy: Callable[[Tensor], Tensor], default: torch.device
+        self, copy: Callable[[Tensor], Tensor], default: torch.device, *, raw_arrays: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with copies for tensors and random tensors for sizes (zeros for integers)."""
         place = self.device
-        return self._with(
-            lambda tensor: copy(tensor if place is None else tensor.to(place)),
-            lambda sized: sized.random(place or default),
-        )
 
-    def _with(
-        self, tensor: Callable[[Tensor], Tensor], sized: Callable[[_Sized], Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args = tuple(sized(each) if isinstance(each, _Sized) else map_tensors(tensor, each) for each in self.args)
-        return args, {name: map_tensors(tensor, value) for name, value in self.kwargs.items()}
+        def convert(leaf: Any) -> Any:
+            if isinstance(leaf, _Sized):
+                return leaf.random(place or default)
+            if raw_arrays and isinstance(leaf, _Array):
+                return leaf.value.copy()
+            tensor = _tensor_of(leaf)
+            return leaf if tensor is None else copy(tensor if place is None else tensor.to(place))
+
+        return self._with(convert)
+
+    def _with(self, convert: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return map_leaves(convert, self.args), {name: map_leaves(convert, value) for name, value in self.kwargs.items()}
+
+    @property
+    def has_arrays(self) -> bool:
+        """There are numpy arrays among the arguments."""
+        return any(isinstance(leaf, _Array) for leaf in tree_leaves((self.args, self.kwargs)))
 
     @property
     def size_dtypes(self) -> list[torch.dtype]:
@@ -69,7 +93,7 @@ class CallArguments:
         return [each.dtype for each in self.args if isinstance(each, _Sized)]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, without those given by size."""
+        """The tensors among the arguments, without those given by size or as an array."""
         return list(tensors_of((self.args, self.kwargs)))
 
 
@@ -98,14 +122,25 @@ def call_arguments(
         raise InputError(f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword")
     call = CallArguments((*first, *args), {**named, **kwargs}, place)
     tensors = call.tensors()
-    if not tensors and not call.size_dtypes:
-        raise InputError(
-            f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
-            "or None to list the layers without a forward"
-        )
+    if not (tensors or call.size_dtypes or call.has_arrays):
+        call = replace(call, nothing_found=_nothing_in(input_data))
+        if not any(_holds_something(each) for each in (*call.args, *call.kwargs.values())):
+            raise InputError(call.nothing_found)
     _check_devices(own_devices, tensors, place)
     _check_signature(model, call)
     return call
+
+
+def _holds_something(value: Any) -> bool:
+    """A forward may take such a value and make its tensors itself: a container or an object, no bare scalar."""
+    return value is not None and not isinstance(value, (bool, int, float, complex, str, bytes))
+
+
+def _nothing_in(input_data: Any) -> str:
+    return (
+        f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
+        "or None to list the layers without a forward"
+    )
 
 
 def _split(
@@ -127,13 +162,13 @@ def _split(
         wrong = [key for key in input_data if not isinstance(key, str)]
         if wrong:
             raise InputError(f"an input_data dict holds forward's keyword arguments; {wrong[0]!r} is no name")
-        return (), {name: _as_tensor(value) for name, value in input_data.items()}
+        return (), {name: _mark_arrays(value) for name, value in input_data.items()}
     if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
-        holds_tensors = all(isinstance(each, Tensor) or _is_array(each) for each in input_data)
+        holds_tensors = all(isinstance(each, Tensor) or is_array(each) for each in input_data)
         if type(input_data) is list and holds_tensors and _takes_list(model):
-            return (_as_tensor(input_data),), {}
-        return tuple(_as_tensor(each) for each in input_data), {}
-    return (_as_tensor(input_data),), {}
+            return (_mark_arrays(input_data),), {}
+        return tuple(_mark_arrays(each) for each in input_data), {}
+    return (_mark_arrays(input_data),), {}
 
 
 # ----------------------------------------------------------------------------------------------- sizes
@@ -170,6 +205,8 @@ def _from_sizes(
         each_dtype = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
         if len(each_dtype) != len(sizes):
             raise InputError(f"dtypes has {len(each_dtype)} entries for {len(sizes)} input size(s): {_short(sizes)}")
+        # torchinfo also took tensor types, torch.LongTensor; they tell their dtype
+        each_dtype = [getattr(dtype, "dtype", dtype) for dtype in each_dtype]
         for dtype in each_dtype:
             if not isinstance(dtype, torch.dtype):
                 raise InputError(f"dtypes holds {dtype!r}; expected a torch.dtype such as torch.long")
@@ -195,27 +232,30 @@ def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...
 # --------------------------------------------------------------------------------------------- tensors
 
 
-def _as_tensor(value: Any) -> Any:
-    """``value`` with numpy arrays as tensors of their own memory, in nested containers, too."""
+def _mark_arrays(value: Any) -> Any:
+    """``value`` with numpy arrays marked as such, in nested containers, too."""
     if isinstance(value, Iterator):
         raise InputError(f"input_data holds a {type(value).__name__}, which can be read only once; pass a list")
     if isinstance(value, (Tensor, str, bytes)):
         return value
-    if _is_array(value):
+    if is_array(value):
         try:
-            return torch.tensor(value)
+            torch.as_tensor(value)
         except TypeError as error:
             raise InputError(f"input_data holds a numpy array that torch cannot take: {error}") from None
+        return _Array(value)
     if type(value) in (list, tuple):
-        return type(value)(_as_tensor(each) for each in value)
+        return type(value)(_mark_arrays(each) for each in value)
     if type(value) is dict:
-        return {key: _as_tensor(each) for key, each in value.items()}
+        return {key: _mark_arrays(each) for key, each in value.items()}
     return value
 
 
-def _is_array(value: Any) -> bool:
-    """A numpy array, told without importing numpy."""
-    return type(value).__module__ == "numpy" and hasattr(value, "__array__")
+def _tensor_of(leaf: Any) -> Tensor | None:
+    """The tensor that an argument is, or is to become."""
+    if isinstance(leaf, Tensor):
+        return leaf
+    return torch.tensor(leaf.value) if isinstance(leaf, _Array) else None
 
 
 def _takes_list(model: nn.Module) -> bool:

@@ -19,13 +19,17 @@ __all__ = ["RealExecution"]
 
 
 class RealExecution:
-    """Runs operators; copies a tensor of the model just before an operator writes into it.
+    """Runs operators; copies a tensor of the model or the user just before an operator writes into it.
 
     Copying all parameters up front would double the memory, and a forward rarely writes any.
+
+    Args:
+        modules: all modules of the model.
+        inputs: the user's tensors.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        own = {id(tensor): tensor for tensor in _tensors_held_by(modules) if _has_values(tensor)}
+    def __init__(self, modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> None:
+        own = {id(tensor): tensor for tensor in (*_tensors_held_by(modules), *inputs) if _has_values(tensor)}
         self._data = [(tensor, tensor.data) for tensor in own.values()]
         self._owned: dict[int, list[Tensor]] = {}
         for tensor in own.values():
@@ -53,7 +57,7 @@ class RealExecution:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Give the model's tensors their memory and their values back."""
+        """Give the tensors their memory and their values back."""
         for tensor, data in self._data:
             if tensor.data_ptr() != data.data_ptr():
                 tensor.data = data

@@ -126,12 +126,11 @@ def _flags(modules: Sequence[nn.Module]) -> Undo:
 def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | None) -> None:
     """Give lazy modules other parameters to initialise; their own could not be made uninitialised again."""
     for module in modules:
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-            own: tuple[Any, Any] = (module._parameters, module._buffers)
-            for tensors in own:
-                for name, tensor in tensors.items():
-                    if is_lazy(tensor):
-                        tensors[name] = _uninitialized_like(tensor, device or tensor.device)
+        own: tuple[Any, Any] = (module._parameters, module._buffers)
+        for tensors in own:
+            for name, tensor in tensors.items():
+                if is_lazy(tensor):
+                    tensors[name] = _uninitialized_like(tensor, device or tensor.device)
 
 
 def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:

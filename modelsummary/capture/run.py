@@ -74,6 +74,11 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
         return recording
     recording = _run_real(model, modules, call)
     recording.fallback_reason = reason
+    if recording.error is not None and call.has_arrays:
+        with_arrays = _run_real(model, modules, call, raw_arrays=True)
+        if with_arrays.error is None:
+            with_arrays.fallback_reason = "the forward takes numpy arrays"
+            return with_arrays
     return recording
 
 
@@ -90,6 +95,8 @@ def _run_on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArg
     execution = ShapeOnly()
     with unchanged(modules, lazy_device=_META):
         _give_rnns_twins(modules, execution)
+        for tensor in call.tensors():  # also those inside of objects, which are passed as they are
+            execution.input(tensor)
         run = _run(model, execution, *call.on_meta(execution.input))
     recording = _recording(run, "shape")
     if run.error is None:
@@ -104,12 +111,14 @@ def _first_sentence(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].partition(". ")[0][:160]
 
 
-def _run_real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -> Recording:
-    own = next((tensor.device for tensor in tensors_of_modules(modules)), None)
+def _run_real(
+    model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, raw_arrays: bool = False
+) -> Recording:
+    device = next((tensor.device for tensor in tensors_of_modules(modules)), torch.device("cpu"))
     with unchanged(modules, lazy_device=None):
-        execution = RealExecution(modules)
+        execution = RealExecution(modules, call.tensors())
         try:
-            run = _run(model, execution, *call.on_device(execution.input, own or torch.device("cpu")))
+            run = _run(model, execution, *call.on_device(execution.input, device, raw_arrays=raw_arrays))
         finally:
             execution.put_back()
     return _recording(run, "real")

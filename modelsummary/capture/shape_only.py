@@ -55,7 +55,10 @@ class ShapeOnly:
 
     def input(self, tensor: Tensor) -> Tensor:
         """The meta twin of an input tensor; its values count as unknown."""
-        return tensor if tensor.is_meta else self._new_twin(tensor)
+        if tensor.is_meta:
+            return tensor
+        known_twin = self._twins.get(id(tensor))
+        return known_twin[1] if known_twin is not None else self._new_twin(tensor)
 
     def twin(self, tensor: Tensor) -> Tensor:
         """The meta twin of a tensor of the model."""

@@ -35,12 +35,16 @@ def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | No
     return attributes if isinstance(attributes, dict) and not callable(value) else None
 
 
-def sizes_of(value: Any, seen: dict[int, Tensor] | None = None, objects_left: int = _OBJECT_DEPTH) -> Sizes:
+def sizes_of(value: Any, seen: dict[int, Any] | None = None, objects_left: int = _OBJECT_DEPTH) -> Sizes:
     """Shapes of the tensors in ``value`` with its structure kept; ``seen`` collects the tensors by id."""
     if isinstance(value, Tensor):
         if seen is not None:
             seen[id(value)] = value
         return _shape(value)
+    if is_array(value):
+        if seen is not None:
+            seen[id(value)] = value
+        return list(value.shape)
     parts = _parts(value, objects_left)
     if parts is None:
         return None
@@ -53,6 +57,11 @@ def sizes_of(value: Any, seen: dict[int, Tensor] | None = None, objects_left: in
     return None if all(part is None for part in structure) else structure
 
 
+def is_array(value: Any) -> bool:
+    """A numpy array, told without importing numpy."""
+    return type(value).__module__ == "numpy" and hasattr(value, "__array__")
+
+
 def _shape(tensor: Tensor) -> list[int] | str:
     """The tensor's shape; a nested tensor has none that is a list of integers."""
     return UNKNOWN if tensor.is_nested else [int(size) for size in tensor.shape]
@@ -62,7 +71,7 @@ def argument_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Size
     """Shapes and bytes of a call's arguments. A sole argument with tensors stands for itself."""
     if len(args) == 1 and not kwargs:  # nearly every call
         return _sizes_and_bytes(args[0])
-    seen: dict[int, Tensor] = {}
+    seen: dict[int, Any] = {}
     positional = [sizes_of(argument, seen) for argument in args]
     named = {name: sizes for name, value in kwargs.items() if (sizes := sizes_of(value, seen)) is not None}
     with_tensors = [sizes for sizes in positional if sizes is not None]
@@ -87,16 +96,18 @@ def result_sizes(value: Any) -> tuple[Sizes, int]:
 def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
     if type(value) is Tensor and value.layout is torch.strided:
         return list(value.shape), value.nbytes
-    seen: dict[int, Tensor] = {}
+    seen: dict[int, Any] = {}
     return sizes_of(value, seen), bytes_of(seen)
 
 
-def bytes_of(tensors: dict[int, Tensor]) -> int:
-    """Bytes of the tensors by their own dtype."""
+def bytes_of(tensors: dict[int, Any]) -> int:
+    """Bytes of the tensors and arrays by their own dtype."""
     return sum(_nbytes(tensor) for tensor in tensors.values())
 
 
-def _nbytes(tensor: Tensor) -> int:
+def _nbytes(tensor: Any) -> int:
+    if not isinstance(tensor, Tensor):
+        return int(tensor.nbytes)
     if tensor.is_nested:
         return tensor.values().nbytes if tensor.layout is torch.jagged else tensor.nbytes
     if tensor.layout is torch.strided:
@@ -106,20 +117,23 @@ def _nbytes(tensor: Tensor) -> int:
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """Every tensor in a nested value, each object once."""
-    seen: dict[int, Tensor] = {}
+    seen: dict[int, Any] = {}
     sizes_of(value, seen)
-    yield from seen.values()
+    yield from (each for each in seen.values() if isinstance(each, Tensor))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept.
+    """``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
-    Of a packed sequence only the data is replaced; its batch sizes are structure, and must stay on the CPU.
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with ``function`` applied to everything in it that is no container.
+
+    Of a packed sequence only the data is a leaf; its batch sizes are structure, and must stay on the CPU.
     """
 
     def replace(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return function(leaf)
-        return leaf._replace(data=function(leaf.data)) if isinstance(leaf, PackedSequence) else leaf
+        return leaf._replace(data=function(leaf.data)) if isinstance(leaf, PackedSequence) else function(leaf)
 
     return tree_map(replace, value, is_leaf=lambda inner: isinstance(inner, PackedSequence))
