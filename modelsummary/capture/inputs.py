@@ -93,7 +93,7 @@ class CallArguments:
         return [each.dtype for each in self.args if isinstance(each, _Sized)]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, without those given by size or as an array."""
+        """The tensors among the arguments, without those given by size or as an array, or that are structure."""
         return list(tensors_of((self.args, self.kwargs)))
 
 

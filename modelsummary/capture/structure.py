@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from modelsummary.layer_info import UNKNOWN, Sizes
 
@@ -116,10 +116,12 @@ def _nbytes(tensor: Any) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nested value, each object once."""
+    """Every tensor in a nested value, each object once; of a packed sequence the data, as in ``map_leaves``."""
     seen: dict[int, Any] = {}
     sizes_of(value, seen)
-    yield from (each for each in seen.values() if isinstance(each, Tensor))
+    packed = (leaf for leaf in tree_leaves(value, is_leaf=_is_packed) if _is_packed(leaf))
+    structure = {id(part) for sequence in packed for part in sequence[1:]}
+    yield from (each for each in seen.values() if isinstance(each, Tensor) and id(each) not in structure)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -134,6 +136,10 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """
 
     def replace(leaf: Any) -> Any:
-        return leaf._replace(data=function(leaf.data)) if isinstance(leaf, PackedSequence) else function(leaf)
+        return leaf._replace(data=function(leaf.data)) if _is_packed(leaf) else function(leaf)
 
-    return tree_map(replace, value, is_leaf=lambda inner: isinstance(inner, PackedSequence))
+    return tree_map(replace, value, is_leaf=_is_packed)
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
