@@ -1,0 +1,68 @@
+"""What is known of modules without a run."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from modelsummary.capture.facts import module_facts, modules_of, named_modules, tensors_of_modules, totals, unwrap
+from tests.models import Decoder, Nested
+
+
+@st.composite
+def module_graphs(draw):
+    """Modules whose children are any earlier ones, so some are shared."""
+    made = [nn.Linear(1, 1)]
+    for _ in range(draw(st.integers(0, 8))):
+        container = nn.Module()
+        for position, index in enumerate(draw(st.lists(st.integers(0, len(made) - 1), max_size=4))):
+            container.add_module(f"child{position}", made[index])
+        made.append(container)
+    return made[-1]
+
+
+@given(module_graphs())
+@settings(max_examples=100, deadline=None)
+def test_names_are_those_of_torch(model):
+    assert named_modules(model) == list(model.named_modules())
+    assert modules_of(model) == list(model.modules())
+    facts = module_facts(model)
+    assert [each.fqn for each in facts.values()] == [fqn for fqn, _ in model.named_modules()]
+    for own in facts.values():
+        assert totals(own.all_parameters.values()).numel == sum(p.numel() for p in own.module.parameters())
+
+
+def test_deep_models_do_not_meet_the_recursion_limit_of_names():
+    model = nn.Linear(1, 1)
+    for _ in range(150):
+        model = Nested(model)
+    assert len(named_modules(model)) == 151
+    assert totals(next(iter(module_facts(model).values())).all_parameters.values()).numel == 2
+
+
+def test_a_tied_parameter_is_owned_twice_and_counted_once():
+    model = Decoder()
+    facts = {each.fqn: each for each in module_facts(model).values()}
+    assert facts["embed"].parameters[0].key == facts["head"].parameters[0].key
+    assert totals(facts[""].all_parameters.values()).numel == sum(p.numel() for p in model.parameters())
+
+
+def test_totals():
+    layer = nn.Linear(3, 2)
+    layer.bias.requires_grad_(False)
+    own = module_facts(layer)[id(layer)]
+    assert totals(own.parameters) == (8, 6, 32)
+    assert [(each.name, each.shape) for each in own.parameters] == [("weight", [2, 3]), ("bias", [2])]
+
+
+def test_tensors_of_modules_are_parameters_and_buffers():
+    norm = nn.BatchNorm1d(2)
+    assert list(tensors_of_modules([norm])) == [*norm.parameters(), *norm.buffers()]
+
+
+def test_unwrapping():
+    model = nn.Linear(1, 1)
+    assert unwrap(model) is model
+    assert unwrap(nn.DataParallel(torch.compile(nn.DataParallel(model), backend="eager"))) is model
