@@ -153,7 +153,7 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     macs, uncounted = 0, rule.name if rule.formula is None and rule.matrix_like else None
     if rule.formula is not None:
         try:
-            macs = int(rule.formula(*args, **kwargs, out=out))
+            macs = int(rule.formula(*args, **{**kwargs, "out": out}))
         except Exception:  # a formula that does not know these arguments must not break the summary
             uncounted = rule.name
     written = _bytes_of(out)
@@ -175,6 +175,8 @@ def _bytes_of(value: Any) -> int:
 
 def _touched_bytes(tensor: Tensor) -> int:
     """Bytes in memory behind a tensor: an expanded dimension repeats one element."""
+    if tensor.is_nested:
+        return tensor.values().nbytes if tensor.layout is torch.jagged else tensor.nbytes
     if tensor.layout is not torch.strided:  # sparse: the stored elements, without their indices
         return tensor._nnz() * tensor.element_size() if tensor.is_sparse or tensor.is_sparse_csr else 0
     strides = tensor.stride()

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from modelsummary.errors import RegistrationError
 
-__all__ = ["Formula", "find_formula", "outer_product_macs", "register_op_cost"]
+__all__ = ["Formula", "find_formula", "is_outer_product", "outer_product_macs", "register_op_cost"]
 
 Formula = Callable[..., int]
 _F = TypeVar("_F", bound=Formula)
@@ -104,13 +104,15 @@ def _addr(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
 
 @register_op_cost([aten.mul.Tensor, aten.mul_.Tensor])
 def outer_product_macs(a: Tensor, b: Tensor, *, out: Tensor, **kwargs: Any) -> int:
-    """(n, 1) * (1, m) is a matrix product with inner size 1; torch.outer and einsum("i,j->ij") run as it."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and out.dim() == 2 and 1 not in out.shape:
-        column = a if a.dim() == 2 and a.shape[1] == 1 else b
-        row = b if column is a else a
-        if row.numel() == out.shape[1] and column.numel() == out.shape[0] == column.shape[0]:
-            return out.numel()
-    return 0
+    """``torch.outer`` runs as the product of a vector, viewed as a column, with another vector."""
+    return out.numel() if is_outer_product(a, b) else 0
+
+
+def is_outer_product(a: Any, b: Any) -> bool:
+    """``a`` is a vector viewed as a column and ``b`` a vector; a (n, 1) matrix only scales the rows it meets."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dim() != 2 or b.dim() != 1:
+        return False
+    return a.shape[1] == 1 and a._is_view() and a._base is not None and a._base.dim() == 1
 
 
 @register_op_cost([aten._cdist_forward, *_existing(aten, "_euclidean_dist")])

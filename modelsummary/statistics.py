@@ -48,7 +48,9 @@ class ModelStatistics:
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
-        self._index = _index(root)
+        self._index: dict[str, list[LayerInfo]] = {}
+        for row in root.walk():
+            self._index.setdefault(row.fqn, []).append(row)
 
     # ------------------------------------------------------------------------------------------- access
 
@@ -66,11 +68,19 @@ class ModelStatistics:
         """All calls of the module ``fqn`` in printed order; one row if it was not called."""
         if not isinstance(fqn, str):
             raise InputError(f"expected a fully qualified name such as 'layer1.0.conv1', got {fqn!r}")
-        if fqn in self._index:
-            return list(self._index[fqn])
+        rows = self._index.get(fqn) or self._index.get(self._first_path(fqn))
+        if rows is not None:
+            return list(rows)
         close = difflib.get_close_matches(fqn, self._index, n=3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{hint}")
+
+    def _first_path(self, fqn: str) -> str:
+        """The FQN of the module that another path leads to; needs the live modules."""
+        module = self.root.module
+        for name in fqn.split("."):
+            module = module._modules.get(name) if module is not None else None
+        return next((row.fqn for row in self.root.walk() if module is not None and row.module is module), fqn)
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self._index)
@@ -165,20 +175,6 @@ class ModelStatistics:
             fallback_reason=self.fallback_reason,
             batch_dim=self.batch_dim,
         )
-
-
-def _index(root: LayerInfo) -> dict[str, list[LayerInfo]]:
-    """Rows by FQN; another attribute that holds the same module leads to the same rows."""
-    index: dict[str, list[LayerInfo]] = {}
-    fqn_of: dict[int, str] = {}
-    for row in root.walk():
-        index.setdefault(row.fqn, []).append(row)
-        fqn_of[row.layer_id] = row.fqn
-    for row in root.walk():
-        for name, child in row.module._modules.items() if row.module is not None else ():
-            if id(child) in fqn_of:
-                index.setdefault(f"{row.fqn}.{name}" if row.fqn else name, index[fqn_of[id(child)]])
-    return index
 
 
 class Statistics(ModelStatistics):

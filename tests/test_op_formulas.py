@@ -119,7 +119,6 @@ FUNCTIONS = {
     "vdot": (torch.vdot, [(7,), (7,)], 7),
     "outer": (torch.outer, [(3,), (4,)], 12),
     "addr": (torch.addr, [(3, 4), (3,), (4,)], 12),
-    "einsum outer": (lambda a, b: torch.einsum("i,j->ij", a, b), [(3,), (4,)], 12),
     "einsum": (lambda x, w: torch.einsum("bshi,hio->bsho", x, w), [(2, 50, 8, 64), (8, 64, 96)], 4_915_200),
     "tensordot": (lambda a, b: torch.tensordot(a, b, 2), [(2, 3, 4), (3, 4, 5)], 120),
     "cdist p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [(2, 10, 8), (2, 12, 8)], 2 * 10 * 12 * 8),
@@ -148,11 +147,12 @@ def test_attention_is_counted_dense(kwargs, execution):
     assert macs(module, torch.rand(2, 8, 128, 64), key, key, execution=execution) == 33_554_432
 
 
-def test_multiplying_a_column_by_a_row_is_a_product_but_scaling_is_not():
-    assert macs(Call(torch.mul), torch.rand(3, 1), torch.rand(1, 4)) == 12
-    assert macs(Call(torch.mul), torch.rand(3, 4), torch.rand(3, 1)) == 0
-    assert macs(Call(torch.mul), torch.rand(3, 4), torch.rand(4)) == 0
-    assert macs(Call(torch.mul), torch.rand(1, 4), torch.rand(1, 1)) == 0
+def test_two_vectors_make_an_outer_product_but_scaling_rows_is_elementwise():
+    assert macs(Call(lambda a, b: a[:, None] * b), torch.rand(3), torch.rand(4)) == 12
+    for shapes in [(3, 1), (1, 4)], [(3, 1), (4,)], [(3, 4), (3, 1)], [(3, 4), (4,)], [(1, 4), (1, 1)]:
+        assert macs(Call(torch.mul), *map(torch.rand, shapes)) == 0
+    both = Call(lambda a, b, column: (a[:, None] * b, column * b))  # the same shapes, remembered apart
+    assert macs(both, torch.rand(3), torch.rand(4), torch.rand(3, 1)) == 12
 
 
 def test_integer_products():
@@ -299,6 +299,10 @@ def test_a_refused_list_registers_nothing():
     with pytest.raises(RegistrationError):
         modelsummary.register_op_cost([torch.ops.aten.relu, torch.ops.aten.mm])(lambda *args, out: 1)
     assert find_formula(torch.ops.aten.relu.default) is None
+
+
+def test_the_result_may_be_given():
+    assert macs(Call(lambda a, b: torch.mm(a, b, out=torch.empty(3, 5))), rand(3, 4), rand(4, 5)) == 60
 
 
 def test_a_formula_that_fails_leaves_the_operator_in_the_ledger():

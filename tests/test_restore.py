@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
+from collections import defaultdict, deque
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -88,12 +91,11 @@ def test_untouched_after_a_run(case, execution):
     assert stats.execution == execution
 
 
-def test_replaced_data_comes_back():
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_replaced_data_comes_back(execution):
     model = ReplacesData()
     with untouched(model):
-        stats = Statistics(model, torch.ones(2, 4))
-    assert stats.execution == "real"
-    assert "set_data" in stats.fallback_reason
+        assert Statistics(model, torch.ones(2, 4), execution=execution).execution == execution
 
 
 def fails(self, x):
@@ -201,3 +203,186 @@ def test_a_call_from_another_thread_is_not_recorded():
     stats = Statistics(Call(elsewhere, linear=nn.Linear(4, 4)), (2, 4))
     assert [row.fqn for row in stats] == ["linear"]
     assert stats.total_mult_adds == 32
+
+
+# ----------------------------------------------------------------------- everything a forward can reach
+
+
+@functools.lru_cache
+def positions(length):
+    return torch.arange(length)[:, None] * 2.0
+
+
+class Slotted:
+    __slots__ = ("last",)
+
+    def __init__(self):
+        self.last = None
+
+
+class CallableState:
+    last = None
+
+    def __call__(self):
+        return self.last
+
+
+class Remembers(nn.Module):
+    """Keeps tensors in every place that is not an attribute, a list or a dict of its own."""
+
+    by_class: ClassVar[dict[str, torch.Tensor]] = {}
+
+    @functools.lru_cache  # noqa: B019
+    def offsets(self, width):
+        return torch.arange(width) * 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.default = defaultdict(list)
+        self.in_tuple = ([], {})
+        self.slotted, self.callable = Slotted(), CallableState()
+        self.unregistered = [nn.BatchNorm1d(4)]
+        self.random, self.numpy_random = random.Random(1), np.random.default_rng(1)
+        self.queue = deque(maxlen=2)
+
+    def forward(self, x):
+        x = x + positions(4).sum() + self.offsets(4)
+        self.by_class["x"] = x
+        self.default["x"].append(x)
+        self.in_tuple[0].append(x)
+        self.in_tuple[1]["x"] = x
+        self.slotted.last = self.callable.last = x
+        self.unregistered[0].seen = x
+        self.queue.append(x)
+        return self.unregistered[0](self.linear(x)) + self.random.random() + self.numpy_random.random()
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_nothing_is_remembered_anywhere(execution):
+    Remembers.by_class.clear()
+    model, x = Remembers(), torch.ones(3, 4)
+    norm = model.unregistered[0]
+    before = copy.deepcopy(norm.state_dict()), model.random.getstate(), model.numpy_random.bit_generator.state
+    with untouched(model):
+        Statistics(model, x, execution=execution)
+    assert model.by_class == {}
+    assert model.default == {}
+    assert model.in_tuple == ([], {})
+    assert model.slotted.last is None
+    assert model.callable.last is None
+    assert not model.queue
+    assert not hasattr(norm, "seen")
+    assert all(torch.equal(a, b) for a, b in zip(before[0].values(), norm.state_dict().values(), strict=True))
+    assert (model.random.getstate(), model.numpy_random.bit_generator.state) == before[1:]
+    assert model(x).device.type == "cpu"  # no memoised function returns a meta tensor
+
+
+class Cache:
+    """Keys that grow, as a cache of a decoder does, and a counter written in place."""
+
+    def __init__(self):
+        self.keys = [torch.ones(2, 3)]
+        self.length = torch.zeros(())
+
+    def update(self, key):
+        self.keys[0] = torch.cat((self.keys[0], key), 0)
+        self.length.add_(1)
+        return self.keys[0]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_objects_passed_as_arguments_stay_as_they_are(execution):
+    cache = Cache()
+    first = cache.keys[0]
+    stats = Statistics(Call(lambda self, x, cache: cache.update(x)), torch.rand(1, 3), cache=cache, execution=execution)
+    assert stats.root.output_size == [3, 3]
+    assert cache.keys[0] is first
+    assert cache.length.item() == 0
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_backward_inside_leaves_gradients_alone(execution):
+    def forward(self, x):
+        with torch.enable_grad():
+            self.linear(x).sum().backward()
+        return x
+
+    model = Call(forward, linear=nn.Linear(4, 4))
+    model.linear.weight.grad = torch.ones(4, 4)
+    with untouched(model):
+        assert Statistics(model, torch.ones(1, 4), execution=execution).execution == execution
+
+
+def test_written_views_and_resized_buffers_come_back():
+    def forward(self, x):
+        self.one.add_(1)
+        self.last.add_(1)
+        self.resized.resize_(7)
+        return x
+
+    model = Call(forward)
+    model.register_buffer("one", torch.ones(1))
+    model.register_buffer("view", model.one.expand(4))
+    model.register_buffer("resized", torch.ones(2))
+    model.register_buffer("last", torch.ones(3))
+    with untouched(model):
+        assert Statistics(model, torch.ones(1), execution="real").execution == "real"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_script_module_keeps_its_state(execution):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+            self.calls = 0
+
+        def forward(self, x):
+            self.total = self.total + x[0]
+            self.calls += 1
+            return x + self.total
+
+    model = torch.jit.script(Counts())
+    Statistics(nn.Sequential(model), torch.ones(2, 3), execution=execution)
+    assert (model.total.tolist(), model.calls) == ([0.0] * 3, 0)
+    assert model(torch.ones(2, 3)).tolist() == [[2.0] * 3] * 2
+
+
+def test_switches_of_torch_come_back():
+    def forward(self, x):
+        torch.set_default_device("meta")
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("medium")
+        return x
+
+    Statistics(Call(forward), torch.ones(1))
+    assert torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context") is None
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_second_attempt_starts_afresh():
+    def forward(self, x):
+        self.calls += 1
+        y = self.linear(x.requires_grad_())
+        return torch.autograd.grad(y.sum() * self.calls, x)[0] if self.calls == 1 else x
+
+    model = Call(forward, linear=nn.Linear(4, 4))
+    model.calls = 0
+    with untouched(model):
+        assert Statistics(model, torch.ones(2, 4)).total_mult_adds == 2 * 32
+
+
+def test_only_what_changed_is_written():
+    """Another thread may look at the model meanwhile: dictionaries are not cleared to be filled again."""
+
+    class Noticing(dict):
+        def clear(self):
+            raise AssertionError
+
+    model = nn.Linear(4, 4)
+    model.settings = Noticing(a=1)
+    Statistics(model, (2, 4))

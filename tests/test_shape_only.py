@@ -185,3 +185,100 @@ def test_known_values_never_write_into_the_model():
     with untouched(model):
         assert Statistics(model, (2, 4)).execution == "shape"
     assert norm.num_batches_tracked.item() == 0
+
+
+def caught(self, x):
+    try:
+        times = int(x.abs().sum() * 0) + 2
+    except Exception:
+        times = 1
+    return x.repeat(times, 1)
+
+
+STALE = {
+    "adding to a constant": lambda self, x: (t := torch.arange(3), t.add_(5), x.repeat(t.tolist()[0] + 1, 1))[2],
+    "turning a constant": lambda self, x: (t := torch.zeros(2), t.unsqueeze_(0), x.repeat(t.dim(), 1))[2],
+    "transposing a constant": lambda self, x: (v := torch.zeros(2, 3), v.transpose_(0, 1), x.new_zeros(v.shape))[2],
+    "a copy on the CPU, changed": lambda self, x: (
+        c := torch.arange(3).cpu(),
+        c.add_(5),
+        x.repeat(c.tolist()[0] + 1, 1),
+    )[2],
+    "a buffer that the input wrote": lambda self, x: (
+        self.norm.running_mean.copy_(x[0] * 0 + 3),
+        x.repeat(int(self.norm.running_mean.tolist()[0]), 1),
+    )[1],
+    "caught": caught,
+    "a tensor in a list": lambda self, x: (self.kept[0].add_(2), x.repeat(int(self.kept[0][0]), 1))[1],
+}
+
+
+@pytest.mark.parametrize("case", STALE)
+def test_python_never_reads_a_stale_value(case):
+    model = Call(STALE[case], **modules())
+    model.kept = [torch.ones(1)]
+    with untouched(model):
+        stats = Statistics(model, torch.ones(1, 4))
+    assert stats.root.output_size == Statistics(model, torch.ones(1, 4), execution="real").root.output_size
+
+
+def test_integer_and_boolean_inputs_are_known():
+    """Attention masks decide which branch is taken, not what is computed in it."""
+    model = Call(lambda self, x, mask: x if mask.all() else x[:1])
+    for mask in (torch.ones(2, dtype=torch.bool), torch.tensor([1, 0])):
+        stats = Statistics(model, torch.rand(2, 4), mask)
+        assert stats.execution == "shape"
+        assert stats.root.output_size == [2 if mask.all() else 1, 4]
+    on_meta = Call(lambda self, ids, mask: self.e(ids) if mask.all() else ids, e=nn.Embedding(9, 4, device="meta"))
+    stats = Statistics(on_meta, torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long))
+    assert stats.root.output_size == [2, 3, 4]
+
+
+SAME_DEVICE = {
+    "states of an LSTM": lambda self, x: self.lstm(x[None], (torch.zeros(1, 2, 5), torch.zeros(1, 2, 5)))[0],
+    "a query of attention": lambda self, x: F.scaled_dot_product_attention(self.query, x, x),
+    "a distribution": lambda self, x: torch.distributions.Normal(x, x.exp() + self.query.exp()).rsample(),
+}
+
+
+@pytest.mark.parametrize("case", SAME_DEVICE)
+def test_functions_that_compare_devices(case):
+    model = Call(SAME_DEVICE[case], lstm=nn.LSTM(4, 5))
+    model.query = nn.Parameter(torch.rand(2, 4))
+    with untouched(model):
+        stats = Statistics(model, torch.ones(2, 4))
+    assert stats.execution == "shape"
+
+
+def test_under_autocast_bytes_are_those_of_autocast():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stats = Statistics(model, (2, 4))
+        on_meta = Statistics(nn.Linear(4, 4, device="meta"), (2, 4))
+    assert (stats.execution, stats["0"].output_bytes) == ("real", 16)
+    assert "autocast" in stats.fallback_reason
+    assert "without it" in on_meta.root.note
+
+
+def test_gradients_are_taken_where_the_forward_needs_them():
+    hooks = Call(
+        lambda self, x: (y := self.linear(x), y.register_hook(lambda g: g), y.retain_grad(), y)[-1], **modules()
+    )
+    with untouched(hooks):
+        assert Statistics(hooks, torch.ones(2, 4)).execution == "shape"
+
+
+def test_memory_of_overwritten_tensors_is_not_taken_for_another():
+    def forward(self, x):
+        keep = torch.arange(3)
+        for i in range(200):
+            z = x * 2
+            w = z + 1
+            z.add_(1)
+            w.relu_()
+            del z, w
+            k = torch.full((i % 7 + 1,), 2)
+            x = x * int(k.sum() > 0)
+        return x + keep.sum()
+
+    assert Statistics(Call(forward), torch.ones(2, 4)).execution == "shape"

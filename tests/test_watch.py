@@ -12,10 +12,9 @@ from tests.models import Call, ClampsWeights
 
 
 def watched(model, *args, **kwargs):
-    execution = RealExecution(list(model.modules()), [])
-    watch = Watch(execution)
-    with watch, torch.no_grad():
-        model(*args, **kwargs)
+    watch = Watch(model, RealExecution(model.parameters()))
+    with torch.no_grad():
+        watch.run(args, kwargs)
     return watch
 
 
@@ -25,7 +24,7 @@ def test_calls_in_the_order_in_which_they_begin():
     assert [call.module for call in watch.calls] == [model, model[0], model[1], model[1][0]]
     assert [call.parent for call in watch.calls] == [None, watch.calls[0], watch.calls[0], watch.calls[2]]
     assert all(call.finished for call in watch.calls)
-    assert watch.running is None
+    assert watch.running is watch.root
     assert [call.macs for call in watch.calls] == [0, 32, 0, 0]
 
 
@@ -52,12 +51,12 @@ def test_failed_calls_from_the_inside_out():
         raise ValueError
 
     model = nn.Sequential(nn.ReLU(), nn.Sequential(Call(fails)))
-    watch = Watch(RealExecution([], []))
-    with pytest.raises(ValueError, match=r"^$"), watch:
-        model(torch.rand(1))
+    watch = Watch(model, RealExecution([]))
+    with pytest.raises(ValueError, match=r"^$"):
+        watch.run((torch.rand(1),), {})
     assert [call.module for call in watch.failed] == [model[1][0], model[1], model]
     assert not any(call.finished for call in watch.failed)
-    assert watch.running is None
+    assert watch.running is watch.root
 
 
 def test_composite_operators_are_taken_apart():
@@ -69,11 +68,64 @@ def test_composite_operators_are_taken_apart():
 
 def test_only_what_is_written_is_copied():
     model = nn.Sequential(nn.Linear(4, 4), ClampsWeights())
-    execution = RealExecution(list(model.modules()), [])
+    execution = RealExecution(model.parameters())
     before = model[1].linear.weight.detach().clone()
-    with Watch(execution), torch.no_grad():
-        model(torch.rand(2, 4))
-    assert [tensor is model[1].linear.weight for tensor, *_ in execution._copies] == [True]
+    with torch.no_grad():
+        Watch(model, execution).run((torch.rand(2, 4),), {})
+    assert [memory.numel() for memory, _ in execution._copies] == [4 * 4 * 4]
     assert not torch.equal(model[1].linear.weight, before)
     execution.put_back()
     assert torch.equal(model[1].linear.weight, before)
+
+
+def test_hooks_of_the_user_have_the_last_word():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(16, 2))
+    model[0].register_forward_hook(lambda module, args, out: torch.cat((out, out @ torch.ones(8, 8)), 1))
+    watch = watched(model, torch.rand(3, 4))
+    assert watch.calls[1].output_size == [3, 16]
+    assert watch.calls[1].macs == 3 * 4 * 8 + 3 * 8 * 8
+    assert watch.calls[2].parent is watch.root
+
+
+def test_hooks_of_the_model_are_its_work():
+    model = nn.Linear(4, 8)
+    model.head = nn.Linear(8, 2)
+    model.register_forward_hook(lambda module, args, out: {"logits": module.head(out)})
+    watch = watched(model, torch.rand(3, 4))
+    assert watch.root.input_size == [3, 4]
+    assert watch.root.output_size == {"logits": [3, 2]}
+    assert [call.module for call in watch.calls] == [model, model.head]
+
+
+def test_a_model_with_a_call_of_its_own():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+        __call__ = forward
+
+    watch = watched(Own(), torch.rand(3, 4))
+    assert (watch.root.input_size, watch.root.output_size) == ([3, 4], [3, 2])
+    assert [call.parent for call in watch.calls[1:]] == [watch.root] * 2
+    assert watch.root.macs == 0
+
+
+def test_a_hook_that_raises_ends_its_call():
+    def raises(module, args, out):
+        raise ValueError
+
+    def catches(self, x):
+        try:
+            self.a(x)
+        except ValueError:
+            return self.b(x)
+
+    model = Call(catches, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    model.a.register_forward_hook(raises)
+    watch = watched(model, torch.rand(2, 4))
+    assert watch.calls[2].module is model.b
+    assert watch.running is watch.root

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from modelsummary.capture.structure import nbytes_of
+
 __all__ = [
     "ModuleFacts",
     "Owned",
     "Totals",
+    "groups_of",
+    "kernel_size_of",
     "module_facts",
     "modules_of",
     "named_modules",
@@ -59,8 +63,6 @@ class ModuleFacts:
     children: dict[int, str]
     parameters: list[Owned]
     buffers: list[Owned]
-    kernel_size: list[int]
-    groups: int | None
     all_parameters: dict[int, Owned] = field(default_factory=dict)
     all_buffers: dict[int, Owned] = field(default_factory=dict)
 
@@ -71,8 +73,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif dynamo is not None and isinstance(model, dynamo.OptimizedModule):
-            model = model._orig_mod
+        elif dynamo is not None and isinstance(model, getattr(dynamo, "OptimizedModule", ())):
+            model = model._modules["_orig_mod"] or model
         else:
             return model
 
@@ -123,39 +125,44 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
             parameters=[_owned(name, each) for name, each in module._parameters.items() if each is not None],
             buffers=[_owned(name, each) for name, each in module._buffers.items() if each is not None]
             + _packed_weights(module),
-            kernel_size=_kernel_size(module),
-            groups=groups if type(groups := getattr(module, "groups", None)) is int else None,
         )
-    _collect(id(model), facts, set())
+    _collect(facts)
     return facts
 
 
-def _collect(key: int, facts: dict[int, ModuleFacts], done: set[int]) -> None:
-    """Fill ``all_parameters`` and ``all_buffers``, descendants first."""
-    if key in done:
-        return
-    done.add(key)
-    own = facts[key]
-    own.all_parameters = {each.key: each for each in own.parameters}
-    own.all_buffers = {each.key: each for each in own.buffers}
-    for child in own.children:
-        _collect(child, facts, done)
-        own.all_parameters.update(facts[child].all_parameters)
-        own.all_buffers.update(facts[child].all_buffers)
+def _collect(facts: dict[int, ModuleFacts]) -> None:
+    """Fill ``all_parameters`` and ``all_buffers``, descendants first; without recursion, models can be deep."""
+    done: set[int] = set()
+    pending = [next(iter(facts))]
+    while pending:
+        own = facts[pending[-1]]
+        missing = [child for child in own.children if child not in done]
+        if missing:
+            pending.extend(missing)
+            continue
+        key = pending.pop()
+        if key in done:
+            continue
+        done.add(key)
+        own.all_parameters = {each.key: each for each in own.parameters}
+        own.all_buffers = {each.key: each for each in own.buffers}
+        for child in own.children:
+            own.all_parameters.update(facts[child].all_parameters)
+            own.all_buffers.update(facts[child].all_buffers)
 
 
 def _owned(name: str, tensor: Tensor) -> Owned:
     if is_lazy(tensor):
         return Owned(name, id(tensor), None, 0, 0, tensor.requires_grad)
-    return Owned(name, id(tensor), list(tensor.shape), tensor.numel(), tensor.nbytes, tensor.requires_grad)
+    return Owned(name, id(tensor), list(tensor.shape), tensor.numel(), nbytes_of(tensor), tensor.requires_grad)
 
 
 def _packed_weights(module: nn.Module) -> list[Owned]:
     """Weight and bias of a quantised layer, which torch packs into an object that is no tensor."""
     packed = vars(module).get("_packed_params")
-    weight_and_bias = getattr(module, "_weight_bias", None)
-    if not isinstance(packed, torch.ScriptObject) or not callable(weight_and_bias):
+    if not isinstance(packed, torch.ScriptObject) or not hasattr(module, "_weight_bias"):
         return []
+    weight_and_bias: Any = module._weight_bias
     tensors = zip(("weight", "bias"), weight_and_bias(), strict=False)
     # Unpacking makes new tensors each time: the packed object identifies them.
     return [
@@ -165,8 +172,15 @@ def _packed_weights(module: nn.Module) -> list[Owned]:
     ]
 
 
-def _kernel_size(module: nn.Module) -> list[int]:
-    size: Any = getattr(module, "kernel_size", None)
+def groups_of(module: nn.Module) -> int | None:
+    """Groups of a convolution."""
+    groups = vars(module).get("groups")
+    return groups if type(groups) is int else None
+
+
+def kernel_size_of(module: nn.Module) -> list[int]:
+    """Kernel size of a convolution or pooling; empty for other modules."""
+    size: Any = vars(module).get("kernel_size")
     if isinstance(size, Tensor) and not size.is_meta:  # audio codecs keep it in a tensor
         size = size.tolist()
     if type(size) is int:

@@ -1,44 +1,41 @@
-"""Real execution: operators run as they are, and what they write into the model is put back afterwards."""
+"""Real execution: operators run as they are, and what they write is put back afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from modelsummary.capture.facts import tensors_of_modules
 from modelsummary.op_costs import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
 
 
 class RealExecution:
-    """Runs operators; copies a tensor of the model or the user just before an operator writes into it.
+    """Runs operators; copies memory of the model or the user just before an operator writes into it.
 
     Copying all parameters up front would double the memory, and a forward rarely writes any.
 
     Args:
-        modules: all modules of the model.
-        inputs: the user's tensors.
+        tensors: what the run must leave alone: tensors of the model and of its arguments.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> None:
-        own = {id(tensor): tensor for tensor in (*_tensors_held_by(modules), *inputs) if _has_values(tensor)}
-        self._data = [(tensor, tensor.data) for tensor in own.values()]
-        self._owned: dict[int, list[Tensor]] = {}
-        for tensor in own.values():
-            self._owned.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-        self._copies: list[tuple[Tensor, Tensor, AbstractContextManager[None]]] = []
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        own = [tensor for tensor in tensors if _has_memory(tensor)]
+        # An alias keeps memory, shape and strides of a tensor whose data is exchanged or resized.
+        self._aliases = [(tensor, tensor.detach()) for tensor in own]
+        self._untouched = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._copies: list[tuple[Tensor, Tensor]] = []
 
     def input(self, tensor: Tensor) -> Tensor:
         """A copy of an input tensor: a forward may write into its argument."""
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        copy.__dict__.update(tensor.__dict__)
+        return copy
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator and tell its cost."""
@@ -51,35 +48,28 @@ class RealExecution:
 
     def _save(self, written: Any) -> None:
         for tensor in tensors_in(written):
-            if _has_values(tensor):
-                for owned in self._owned.pop(tensor.untyped_storage().data_ptr(), ()):
-                    self._copies.append((owned, owned.detach().clone(), _version_of(owned)))
+            if _has_memory(tensor) and tensor.untyped_storage().data_ptr() in self._untouched:
+                self._untouched.discard(tensor.untyped_storage().data_ptr())
+                memory = _bytes_behind(tensor)
+                self._copies.append((memory, memory.clone()))
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Give the tensors their memory and their values back."""
-        for tensor, data in self._data:
-            if tensor.data_ptr() != data.data_ptr():
-                tensor.data = data
-        for tensor, values, version in self._copies:
-            with version, torch.inference_mode(tensor.is_inference()):
-                tensor.detach().copy_(values)
+        """Give the tensors their memory, shapes and values back; their versions do not move by that."""
+        for tensor, alias in self._aliases:
+            if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
+                tensor.data = alias
+        for memory, saved in self._copies:
+            memory.copy_(saved)
 
 
-def _tensors_held_by(modules: Sequence[nn.Module]) -> Iterator[Tensor]:
-    """Parameters, buffers, and tensors that are plain attributes of a module."""
-    yield from tensors_of_modules(modules)
-    for module in modules:
-        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+def _bytes_behind(tensor: Tensor) -> Tensor:
+    """The whole storage of a tensor as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _version_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Context that ends with the version the tensor has now, so graphs that saved it stay valid."""
-    return nullcontext() if tensor.is_inference() else _unsafe_preserve_version_counter(tensor)
-
-
-def _has_values(tensor: Tensor) -> bool:
-    """A tensor with memory of its own: no meta, sparse, lazy or wrapped one."""
+def _has_memory(tensor: Tensor) -> bool:
+    """A tensor with a storage of its own: no meta, sparse, lazy or wrapped one."""
     if is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
         return False
     return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested

@@ -1,126 +1,247 @@
 """Leave no trace: save what a forward run may change besides values of tensors, and put it back.
 
-A forward can assign attributes (caches, counters, lazily made parameters), flip ``requires_grad`` or modes,
-and draw random numbers. All of it is put back, whether the run returned or raised. Shape-only execution
-cannot write values; for real execution ``real.RealExecution`` puts them back.
+A forward can assign attributes (caches, counters, lazily made parameters), fill containers and objects, flip
+``requires_grad`` or modes, and draw random numbers. All of it is put back, whether the run returned or raised, and
+only what changed is written. Shape-only execution cannot write values; for real execution
+``real.RealExecution`` puts them back, for the tensors that ``unchanged`` met on its way.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
-__all__ = ["unchanged"]
+__all__ = ["Held", "unchanged"]
 
 Undo = Callable[[], object]
 
 
 @contextmanager
-def unchanged(modules: Sequence[nn.Module], *, lazy_device: torch.device | None) -> Iterator[None]:
-    """Context in which a model may run, after which its modules and torch's global state are as before.
+def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torch.device | None) -> Iterator[Held]:
+    """Context in which a model may run, after which it, its arguments and torch's global state are as before.
 
     Args:
+        modules: all modules of the model.
+        arguments: what its forward gets; objects in there may be changed by it, too.
         lazy_device: where a lazy module initialises its parameters meanwhile; None: on their own device.
+
+    Yields:
+        What the modules and the arguments hold: tensors, and modules that are not registered.
     """
-    undo = [_attributes(modules), _flags(modules), *_global_state()]
+    held = Held()
+    held.save([*modules, arguments])
+    undo = [held.put_back, *_flags(held.tensors), *_global_state()]
     try:
         _replace_uninitialized(modules, lazy_device)
-        yield
+        yield held
     finally:
         for step in reversed(undo):
             step()
 
 
-# ------------------------------------------------------------------------------------------ attributes
+# ------------------------------------------------------------------------------ attributes and containers
 
-_PLAIN = {bool, int, float, str, complex, Tensor, nn.Parameter, torch.dtype, torch.device, FunctionType, MethodType}
-_CONTAINERS = (dict, OrderedDict, list, set, deque)
+_MISSING = object()
+_PLAIN = {bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
+_PLAIN |= {FunctionType, MethodType, BuiltinFunctionType, ModuleType}
 
 
-class _Saved:
-    """Class and attributes of objects, the contents of the containers and the state of the generators they hold."""
+class Held:
+    """Everything reachable from some objects: attributes, contents of containers, states of generators.
+
+    Attributes:
+        tensors: the tensors met, gradients of parameters included.
+        modules: the modules met, registered or not.
+    """
 
     def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.modules: list[nn.Module] = []
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._empty: list[Any] = []
-        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        self._states: list[tuple[Callable[[Any], object], Any]] = []
         self._visited: set[int] = set()
 
-    def save(self, owner: Any) -> None:
-        attributes = owner.__dict__.copy()
-        self._objects.append((owner, type(owner), attributes))
-        for value in attributes.values():
-            if value is not None and type(value) not in _PLAIN:
-                self._save_value(value)
-
-    def _save_value(self, value: Any) -> None:
-        if type(value) in _CONTAINERS:
-            if not value:
+    def save(self, values: Sequence[Any]) -> None:
+        """Save what is reachable from ``values``: an explicit stack, as linked objects can be deep."""
+        classes: dict[type, None] = {}
+        pending: list[Any] = list(values)
+        while pending:
+            value = pending.pop()
+            kind = type(value)
+            if kind in _PLAIN:
+                continue
+            if kind in (dict, list, set) and not value:
                 self._empty.append(value)
-            elif id(value) not in self._visited:
-                self._visited.add(id(value))
-                self._containers.append((value, value.copy()))
-                for inner in value.values() if isinstance(value, dict) else value:
-                    if inner is not None and type(inner) not in _PLAIN:
-                        self._save_value(inner)
-        elif isinstance(value, torch.Generator):
-            self._generators.append((value, value.get_state()))
-        elif id(value) not in self._visited and _is_plain_object(value):
+                continue
+            if id(value) in self._visited:
+                continue
             self._visited.add(id(value))
-            self.save(value)
+            if isinstance(value, Tensor):
+                self.tensors.append(value)
+                if not is_lazy(value) and value.is_leaf and value.grad is not None:
+                    self.tensors.append(value.grad)
+            elif isinstance(value, (dict, list, set, deque)):
+                self._containers.append((value, value.copy()))
+                pending.extend(value.values() if isinstance(value, dict) else value)
+                pending.extend(getattr(value, "__dict__", {}).values())
+            elif isinstance(value, (tuple, frozenset)):
+                pending.extend(value)
+            elif not self._save_state(value) and not isinstance(value, type):
+                classes[kind] = None
+                self._save_object(value, pending)
+        for kind in classes:
+            self._save_class(kind)
+
+    def _save_object(self, value: Any, pending: list[Any]) -> None:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            saved = attributes.copy()
+            self._objects.append((value, type(value), saved))
+            pending.extend(saved.values())
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
+        for name in _slots_of(type(value)):
+            inner = getattr(value, name, _MISSING)
+            if inner is not _MISSING:
+                self._slots.append((value, name, inner))
+                pending.append(inner)
+        if isinstance(value, torch.jit.ScriptModule) and "_c" in vars(value):
+            self._save_script_module(value)
+
+    def _save_script_module(self, module: Any) -> None:
+        """A ScriptModule keeps its attributes in C++, where an assignment in its forward goes."""
+        names = [*module._parameters.keys(), *module._buffers.keys()]
+        concrete = vars(module).get("_concrete_type")
+        if concrete is not None:
+            names += list(concrete.get_attributes())
+        for name in dict.fromkeys(names):
+            if module._c.hasattr(name):
+                saved = module._c.getattr(name)
+                self._states.append((functools.partial(module._c.setattr, name), saved))
+                self.save([saved])
+
+    def _save_state(self, value: Any) -> bool:
+        """Generators of random numbers tell their state and take it back."""
+        if isinstance(value, torch.Generator):
+            self._states.append((value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            self._states.append((value.setstate, value.getstate()))
+        elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+            generator = value.bit_generator
+            self._states.append((functools.partial(setattr, generator, "state"), generator.state))
+        else:
+            return False
+        return True
+
+    def _save_class(self, kind: type) -> None:
+        """Containers and memoised functions that a forward reaches through its class or its module's globals."""
+        for owner in kind.__mro__:
+            if owner.__module__.partition(".")[0] in ("builtins", "torch", "abc", "typing"):
+                continue
+            if id(owner) in self._visited:
+                continue
+            self._visited.add(id(owner))
+            for value in vars(owner).values():
+                if type(value) in (dict, list, set):
+                    self._containers.append((value, value.copy()))
+                self._save_memory(value)
+            forward = vars(owner).get("forward")
+            if isinstance(forward, FunctionType):
+                for name in forward.__code__.co_names:
+                    self._save_memory(forward.__globals__.get(name))
+
+    def _save_memory(self, function: Any) -> None:
+        """A memoised function must not remember the tensors of this run."""
+        if isinstance(function, functools._lru_cache_wrapper):
+            misses = function.cache_info().misses
+
+            def forget(_: object) -> None:
+                if function.cache_info().misses != misses:
+                    function.cache_clear()
+
+            self._states.append((forget, None))
 
     def put_back(self) -> None:
+        """Write back what differs from what was saved."""
+        for put, state in self._states:
+            put(state)
         for container in self._empty:
             if container:
                 container.clear()
         for container, contents in self._containers:
-            container.clear()
-            (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
+            if not _same_contents(container, contents):
+                container.clear()
+                (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
+        for owner, name, value in self._slots:
+            if getattr(owner, name, _MISSING) is not value:
+                setattr(owner, name, value)
         for owner, owner_class, attributes in self._objects:
             if type(owner) is not owner_class:  # a lazy module becomes its eager class
                 owner.__class__ = owner_class
-            owner.__dict__.clear()
-            owner.__dict__.update(attributes)
-        for generator, state in self._generators:
-            generator.set_state(state)
+            _put_back_attributes(owner.__dict__, attributes)
 
 
-def _is_plain_object(value: Any) -> bool:
-    """An object whose attributes a forward may assign: a config, a cache; no module, class or callable."""
-    if isinstance(value, (nn.Module, Tensor, type, ModuleType)) or callable(value):
+def _slots_of(kind: type) -> Iterator[str]:
+    for owner in kind.__mro__:
+        names = vars(owner).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and not name.startswith("__"):
+                yield name
+
+
+def _same_contents(container: Any, contents: Any) -> bool:
+    """The same objects in the same order."""
+    if len(container) != len(contents):
         return False
-    return isinstance(getattr(value, "__dict__", None), dict)
+    if isinstance(container, dict):
+        pairs = zip(container.items(), contents.items(), strict=True)
+        return all(key is saved_key and value is saved for (key, value), (saved_key, saved) in pairs)
+    if isinstance(container, set):
+        return {id(each) for each in container} == {id(each) for each in contents}
+    return all(value is saved for value, saved in zip(container, contents, strict=True))
 
 
-def _attributes(modules: Sequence[nn.Module]) -> Undo:
-    saved = _Saved()
-    for module in modules:
-        saved.save(module)
-    return saved.put_back
+def _put_back_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
+    for name in attributes.keys() - saved.keys():
+        del attributes[name]
+    in_order = list(attributes) == list(saved)
+    for name, value in saved.items():
+        if attributes.get(name, _MISSING) is not value:
+            attributes[name] = value
+    if not in_order:
+        attributes.clear()
+        attributes.update(saved)
 
 
-def _flags(modules: Sequence[nn.Module]) -> Undo:
-    parameters = (each for module in modules for each in module._parameters.values() if each is not None)
-    saved = [(each, each.requires_grad, each.grad) for each in parameters]
+# ------------------------------------------------------------------------------------- flags, lazy tensors
+
+
+def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
+    """Lazy tensors are left out: others take their place during the run."""
+    leaves = (each for each in tensors if not is_lazy(each) and each.is_leaf and not each.is_inference())
+    saved = [(each, each.requires_grad, each.grad) for each in leaves]
 
     def put_back() -> None:
-        for parameter, requires_grad, grad in saved:
-            if parameter.requires_grad is not requires_grad:
-                parameter.requires_grad_(requires_grad)
-            if parameter.grad is not grad:
-                parameter.grad = grad
+        for tensor, requires_grad, grad in saved:
+            if tensor.requires_grad is not requires_grad:
+                tensor.requires_grad_(requires_grad)
+            if tensor.grad is not grad:
+                tensor.grad = grad
 
-    return put_back
+    return [put_back]
 
 
 def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | None) -> None:
@@ -139,16 +260,17 @@ def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
     return copy
 
 
-# ---------------------------------------------------------------------------------------- global state
+# -------------------------------------------------------------------------------------------- global state
 
 
 def _global_state() -> list[Undo]:
-    """Random number generators, default dtype and default device."""
+    """Random number generators and the switches of torch that a forward may turn."""
     undo: list[Undo] = [
-        _later(_set_default_device, torch.get_default_device()),
+        _later(_set_default_device, _default_device()),
         _later(torch.set_default_dtype, torch.get_default_dtype()),
         _later(torch.set_rng_state, torch.get_rng_state()),
         _later(random.setstate, random.getstate()),
+        _later(_set_switches, _switches()),
     ]
     for accelerator in (torch.cuda, torch.xpu):
         if accelerator.is_initialized():
@@ -160,10 +282,39 @@ def _global_state() -> list[Undo]:
     return undo
 
 
-def _set_default_device(device: torch.device) -> None:
-    if torch.get_default_device() != device:
-        torch.set_default_device(device)
-
-
 def _later(function: Callable[..., object], *args: Any) -> Undo:
     return lambda: function(*args)
+
+
+def _default_device() -> torch.device | None:
+    """The default device; None where none was set, which is not the same as the CPU: no mode is active then."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _set_default_device(device: torch.device | None) -> None:
+    if _default_device() != device:
+        torch.set_default_device(device)
+        if device is None:  # before torch 2.7, get_default_device() fails on what this leaves
+            del torch._GLOBAL_DEVICE_CONTEXT.device_context
+
+
+def _switches() -> tuple[Any, ...]:
+    cudnn = torch.backends.cudnn
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        torch.is_anomaly_enabled(),
+    )
+
+
+def _set_switches(saved: tuple[Any, ...]) -> None:
+    if _switches() == saved:
+        return
+    deterministic, warn_only, precision, cudnn, anomaly = saved
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+    torch.autograd.set_detect_anomaly(anomaly)

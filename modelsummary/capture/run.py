@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 
 from modelsummary.capture.facts import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.real import RealExecution
 from modelsummary.capture.restore import unchanged
 from modelsummary.capture.shape_only import ShapeOnly
+from modelsummary.capture.structure import replace_in_objects
 from modelsummary.capture.tree import call_tree, static_tree
-from modelsummary.capture.watch import Execution, Watch
+from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["Recording", "capture", "list_layers"]
 
 _META = torch.device("meta")
+_AUTOCAST = "autocast was on, which knows no meta tensors"
+# What torch says where a forward takes a gradient, keeps one or hooks one.
+_WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
 
 
 @dataclass
@@ -52,7 +58,7 @@ def list_layers(model: nn.Module) -> Recording:
 
 
 def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
-    """Run ``model`` and record it; model and global state are afterwards as before.
+    """Run ``model`` and record it; model, arguments and global state are afterwards as before.
 
     Args:
         execution: ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``: shape-only, and if anything
@@ -64,21 +70,19 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     if execution not in ("auto", "shape", "real"):
         raise InputError(f"execution={execution!r} is unknown; expected 'auto', 'shape' or 'real'")
     modules = modules_of(model)
-    obstacle = _needs_meta(modules, call)
+    only_shapes = _needs_meta(modules, call)
     if execution == "real":
-        if obstacle:
-            raise InputError(f"execution='real' needs values, but {obstacle}; use execution='shape'")
-        return _run_real(model, modules, call)
-    recording, reason = _run_on_shapes(model, modules, call)
-    if recording.error is None or execution == "shape" or obstacle:
-        return recording
-    recording = _run_real(model, modules, call)
-    recording.fallback_reason = reason
-    if recording.error is not None and call.has_arrays:
-        with_arrays = _run_real(model, modules, call, raw_arrays=True)
-        if with_arrays.error is None:
-            with_arrays.fallback_reason = "the forward takes numpy arrays"
-            return with_arrays
+        if only_shapes:
+            raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
+        return _real(model, modules, call)
+    run, shapes = _attempt(model, modules, call, ShapeOnly())
+    reason = _obstacle(run, shapes)
+    if reason is None:
+        return _recording(run, "shape")
+    if execution == "shape" or only_shapes:
+        return _with_obstacle(run, shapes)
+    recording = _real(model, modules, call)
+    recording.fallback_reason = recording.fallback_reason or reason
     return recording
 
 
@@ -91,45 +95,45 @@ def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None
     return "an input is on meta" if any(tensor.is_meta for tensor in call.tensors()) else None
 
 
-def _run_on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -> tuple[Recording, str | None]:
-    execution = ShapeOnly()
-    with unchanged(modules, lazy_device=_META):
-        _give_rnns_twins(modules, execution)
-        for tensor in call.tensors():  # also those inside of objects, which are passed as they are
-            execution.input(tensor)
-        run = _run(model, execution, *call.on_meta(execution.input))
-    recording = _recording(run, "shape")
-    if run.error is None:
-        return recording, None
-    if isinstance(run.error, DataDependentError):
-        return recording, f"{execution.obstacle} needs the values of a tensor"
-    reason = f"{type(run.error).__name__}: {_first_sentence(run.error)}"
-    return recording, f"{execution.obstacle} cannot run on shapes ({reason})" if execution.obstacle else reason
+def _obstacle(run: _Run, shapes: ShapeOnly) -> str | None:
+    """Why a shape-only run is not to be trusted: it failed, or the model caught what would have failed it."""
+    if shapes.needs_values:
+        return f"{shapes.obstacle} needs the values of a tensor"
+    if run.error is not None:
+        reason = f"{type(run.error).__name__}: {_first_sentence(run.error)}"
+        return f"{shapes.obstacle} cannot run on shapes ({reason})" if shapes.obstacle else reason
+    if shapes.obstacle is not None:
+        return f"{shapes.obstacle} cannot run on shapes"
+    return _AUTOCAST if run.watch.under_autocast else None
 
 
 def _first_sentence(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].partition(". ")[0][:160]
 
 
-def _run_real(
-    model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, raw_arrays: bool = False
-) -> Recording:
-    device = next((tensor.device for tensor in tensors_of_modules(modules)), torch.device("cpu"))
-    with unchanged(modules, lazy_device=None):
-        execution = RealExecution(modules, call.tensors())
-        try:
-            run = _run(model, execution, *call.on_device(execution.input, device, raw_arrays=raw_arrays))
-        finally:
-            execution.put_back()
+def _with_obstacle(run: _Run, shapes: ShapeOnly) -> Recording:
+    """A shape-only recording that cannot be replaced by a real one."""
+    if shapes.needs_values and shapes.obstacle is not None and run.error is None:
+        run.error = DataDependentError(shapes.obstacle)
+    recording = _recording(run, "shape")
+    if run.watch.under_autocast:
+        recording.root.note = f"{_AUTOCAST}: dtypes and bytes are those without it"
+    return recording
+
+
+def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -> Recording:
+    """A real run; if it fails, another with numpy arrays as they are, where some were passed."""
+    run, _ = _attempt(model, modules, call, None)
+    if run.error is not None and call.has_arrays:
+        with_arrays, _ = _attempt(model, modules, call, None, raw_arrays=True)
+        if with_arrays.error is None:
+            recording = _recording(with_arrays, "real")
+            recording.fallback_reason = "the forward takes numpy arrays"
+            return recording
     return _recording(run, "real")
 
 
-def _give_rnns_twins(modules: Sequence[nn.Module], execution: ShapeOnly) -> None:
-    """Torch's RNN functions compare the devices of input and weights before any operator runs."""
-    for module in modules:
-        if isinstance(module, nn.RNNBase):
-            weights = module._flat_weights
-            module._flat_weights = [weight if weight is None else execution.twin(weight) for weight in weights]
+# --------------------------------------------------------------------------------------------- one run
 
 
 @dataclass
@@ -141,35 +145,63 @@ class _Run:
     facts: dict[int, ModuleFacts]
 
 
-def _run(model: nn.Module, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Run:
-    """Run once, without gradients unless the forward takes some of its own.
-
-    The facts are collected before the model is put back: a lazy module has its parameters only now.
-    """
-    watch, error = _run_once(model, execution, args, kwargs, grad=False)
-    if error is not None and "does not require grad" in str(error):
-        watch, error = _run_once(model, execution, args, kwargs, grad=True)
-    return _Run(watch, error, module_facts(model))
-
-
-def _run_once(
-    model: nn.Module, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool
-) -> tuple[Watch, Exception | None]:
-    watch = Watch(execution)
-    try:
-        with torch.set_grad_enabled(grad), _nothing_hidden(), watch:
-            model(*args, **kwargs)
-    except Exception as error:
-        return watch, error
-    return watch, None
-
-
 def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     root = call_tree(run.facts, run.watch.calls)
     rows = {row.layer_id: row for row in root.walk() if row.executed}
     raised = run.watch.failed if run.error is not None else []
     failed = [rows[id(call.module)] for call in raised if id(call.module) in rows]
     return Recording(root, execution, error=run.error, failed=failed)
+
+
+def _attempt(
+    model: nn.Module,
+    modules: Sequence[nn.Module],
+    call: CallArguments,
+    shapes: ShapeOnly | None,
+    *,
+    raw_arrays: bool = False,
+) -> tuple[_Run, ShapeOnly]:
+    """Run on ``shapes``, or really; without gradients, unless the forward turns out to take some of its own."""
+    run = _run(model, modules, call, shapes, raw_arrays=raw_arrays, grad=False)
+    if run.error is not None and _WANTS_GRADIENT.search(str(run.error)):
+        shapes = shapes and ShapeOnly()
+        run = _run(model, modules, call, shapes, raw_arrays=raw_arrays, grad=True)
+    return run, shapes or ShapeOnly()
+
+
+def _run(
+    model: nn.Module,
+    modules: Sequence[nn.Module],
+    call: CallArguments,
+    shapes: ShapeOnly | None,
+    *,
+    raw_arrays: bool,
+    grad: bool,
+) -> _Run:
+    """Run once. The facts are collected before the model is put back: a lazy module has its parameters only now."""
+    error: Exception | None = None
+    with unchanged(modules, (call.args, call.kwargs), lazy_device=_META if shapes else None) as held:
+        real = None if shapes else RealExecution(held.tensors)
+        execution = shapes or real
+        assert execution is not None
+        watch = Watch(model, execution)
+        try:
+            if shapes is not None:
+                args, kwargs = call.on_meta(shapes.input)
+                replace_in_objects(shapes.input, (args, kwargs))
+                shapes.replace_tensors_of(held.modules)
+            else:
+                device = next((tensor.device for tensor in tensors_of_modules(modules)), torch.device("cpu"))
+                args, kwargs = call.on_device(execution.input, device, raw_arrays=raw_arrays)
+            with torch.set_grad_enabled(grad), _nothing_hidden(), _room(), _validation(real is not None):
+                watch.run(args, kwargs)
+        except Exception as raised:
+            error = raised
+        finally:
+            facts = module_facts(model)
+            if real is not None:
+                real.put_back()
+    return _Run(watch, error, facts)
 
 
 @contextmanager
@@ -187,3 +219,25 @@ def _nothing_hidden() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Hooks take frames: a deep model that just fits into the recursion limit shall still fit."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(2 * limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@contextmanager
+def _validation(enabled: bool) -> Iterator[None]:
+    """Distributions check the values of their parameters, if there are values."""
+    default = Distribution._validate_args
+    Distribution._validate_args = default and enabled
+    try:
+        yield
+    finally:
+        Distribution._validate_args = default

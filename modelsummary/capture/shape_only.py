@@ -1,30 +1,32 @@
 """Shape-only execution: every operator runs on meta tensors, so nothing is computed or allocated.
 
-Parameters and buffers stay where they are. The first time an operator meets a tensor that is not on
-``meta`` (a parameter, a buffer, a constant the forward made), a meta twin takes its place, for this and
-every later operator. Nothing has to be swapped into the model, so nothing has to be swapped back.
+Parameters, buffers and inputs give way to meta twins before the run. A tensor that is met later and is not on meta
+(one in a list, a numpy array) is replaced by a twin as operators meet it.
 
 Two things make it more than ``model.to("meta")``:
 
-- **Memory of results.** Networks repeat themselves. An operator called again with the same shapes,
-  strides, dtypes and arguments gets an output like the first one, without asking the (slow) meta kernel.
-- **Known values.** Small tensors whose values do not depend on the input (``torch.arange``, a buffer) are
-  computed beside their twins, so a branch on them needs no real execution. Values that come from the
-  input are not known; an operator that needs one raises ``DataDependentError``.
+- **Memory of results.** Networks repeat themselves. An operator called again with the same shapes, strides, dtypes
+  and arguments gets an output like the first one, without asking the (slow) meta kernel.
+- **Known values.** Small tensors whose values do not depend on the floating point input (``torch.arange``, a buffer,
+  an attention mask) are computed beside their twins, so a branch on them needs no real execution. An
+  operator that needs other values raises ``DataDependentError``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.shape_rules import SHAPE_RULES
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
+from modelsummary.op_formulas import is_outer_product, outer_product_macs
 
 __all__ = ["ShapeOnly"]
 
@@ -42,23 +44,26 @@ class ShapeOnly:
     """Runs operators on meta tensors; ``run`` returns the result and the cost of one operator.
 
     Attributes:
-        obstacle: the first operator that could not run on shapes, or None.
+        obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
+        needs_values: what the obstacle lacks is the values of a tensor.
     """
 
     def __init__(self) -> None:
         self.obstacle: str | None = None
+        self.needs_values = False
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # id(meta tensor) -> meta tensor, values
         self._borrowed: set[int] = set()  # ids of known meta tensors whose values belong to the model
-        self._overwritten: set[int] = set()  # meta storages that no longer hold what is known of them
+        self._overwritten: dict[int, Any] = {}  # meta storages (kept alive) that lost what was known of them
 
     def input(self, tensor: Tensor) -> Tensor:
-        """The meta twin of an input tensor; its values count as unknown."""
-        if tensor.is_meta:
-            return tensor
-        known_twin = self._twins.get(id(tensor))
-        return known_twin[1] if known_twin is not None else self._new_twin(tensor)
+        """The meta twin of an input tensor. Values of floating point inputs count as unknown."""
+        if tensor.is_meta or id(tensor) in self._twins:
+            return self.twin(tensor)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            return self._new_twin(tensor)
+        return self._adopt(tensor)
 
     def twin(self, tensor: Tensor) -> Tensor:
         """The meta twin of a tensor of the model."""
@@ -67,14 +72,31 @@ class ShapeOnly:
         known_twin = self._twins.get(id(tensor))
         return known_twin[1] if known_twin is not None else self._adopt(tensor)
 
+    def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
+        """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        for module in modules:
+            places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
+            for tensors in places:
+                if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
+                    continue
+                for name, tensor in tensors.items():
+                    if type(tensor) in (nn.Parameter, Tensor) and not tensor.is_meta and not is_lazy(tensor):
+                        tensors[name] = self.twin(tensor)
+            if isinstance(module, nn.RNNBase):
+                flat = module._flat_weights
+                module._flat_weights = [weight if weight is None else self.twin(weight) for weight in flat]
+
     # ---------------------------------------------------------------------------------- one operator
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator. Raises ``DataDependentError``, and whatever its meta kernel raises."""
+        self._refuse_to_write_strangers(rule, args, kwargs)
         key: list[Any] = [func]
+        copies_to_cpu = func is torch.ops.aten._to_copy.default and kwargs.get("device") == _CPU
         args = self._to_meta(args, key)
-        wants_cpu = rule.makes_tensor and kwargs.get("device") == _CPU
         kwargs = self._to_meta(kwargs, key)
+        if rule.formula is outer_product_macs:
+            key.append(is_outer_product(*args[:2]))
         if rule.makes_tensor and (kwargs.get("device") is not None or next(tensors_in((args, kwargs)), None) is None):
             kwargs = {**kwargs, "device": _META}
             if kwargs.get("pin_memory"):
@@ -92,9 +114,21 @@ class ShapeOnly:
                 raise
             return self._run_on_values(func, rule, values), NO_COST
         self._follow(func, rule, args, kwargs, values, out)
-        if wants_cpu and id(out) in self._known:  # asked for on the CPU, as .tolist() and .numpy() do
+        if copies_to_cpu and id(out) in self._known:  # a copy with values, as .tolist() and .numpy() ask for
             return self._known[id(out)][1].clone(), cost
         return out, cost
+
+    def _refuse_to_write_strangers(self, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> None:
+        """A write into a tensor that is not on meta would reach only its twin; Python would read it unchanged."""
+        for place in rule.writes:
+            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
+                if not tensor.is_meta:
+                    raise self._needing_values(rule)
+
+    def _needing_values(self, rule: OpRule) -> DataDependentError:
+        if self.obstacle is None:
+            self.obstacle, self.needs_values = rule.name, True
+        return DataDependentError(rule.name)
 
     def _run_on_meta(
         self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], key: tuple[Any, ...]
@@ -149,7 +183,7 @@ class ShapeOnly:
         return _META if kind is torch.device else value
 
     def _adopt(self, tensor: Tensor) -> Tensor:
-        """The twin of a tensor that is no input; its values are known as long as nobody writes them."""
+        """The twin of a tensor whose values are known as long as nobody writes them."""
         twin = self._new_twin(tensor)
         limit = _MAX_KNOWN_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_KNOWN
         if tensor.numel() <= limit and tensor.layout is torch.strided:
@@ -162,8 +196,12 @@ class ShapeOnly:
             twin = _like((tensor.shape, tensor.stride(), tensor.dtype))
         else:
             twin = torch.empty_like(tensor, device=_META)
-        if tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, nn.Parameter):
+        if type(tensor) is nn.Parameter:
+            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad and tensor.is_leaf:
             twin.requires_grad_()
+        if tensor.__dict__:
+            twin.__dict__.update(tensor.__dict__)
         self._twins[id(tensor)] = (tensor, twin)
         return twin
 
@@ -190,8 +228,7 @@ class ShapeOnly:
 
     def _run_on_values(self, func: Any, rule: OpRule, values: tuple[Any, dict[str, Any]] | None) -> Any:
         if values is None:
-            self.obstacle = self.obstacle or rule.name
-            raise DataDependentError(rule.name)
+            raise self._needing_values(rule)
         return map_tensors(self._know, func(*values[0], **values[1]))
 
     def _know(self, value: Tensor) -> Tensor:
@@ -209,18 +246,21 @@ class ShapeOnly:
         out: Any,
     ) -> None:
         """Keep what is known true after an operator: compute its values, or forget what it overwrote."""
-        outputs = list(tensors_in(out))
-        if values is None or sum(tensor.numel() for tensor in outputs) > _MAX_KNOWN:
-            for place in rule.writes if self._known else ():
-                for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
-                    self._overwritten.add(tensor.untyped_storage()._cdata)
-        elif isinstance(func, OpOverload):
-            try:
-                computed = list(tensors_in(func(*values[0], **values[1])))
-            except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
-                return
-            for meta, value in zip(outputs, computed, strict=True):
-                self._known.setdefault(id(meta), (meta, value))
+        if values is not None and isinstance(func, OpOverload):
+            outputs = list(tensors_in(out))
+            if sum(tensor.numel() for tensor in outputs) <= _MAX_KNOWN:
+                try:
+                    computed = list(tensors_in(func(*values[0], **values[1])))
+                except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
+                    computed = []
+                for meta, value in zip(outputs, computed, strict=False):
+                    self._known.setdefault(id(meta), (meta, value))
+                if computed:
+                    return
+        for place in rule.writes if self._known else ():
+            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
+                storage = tensor.untyped_storage()
+                self._overwritten[storage._cdata] = storage
 
 
 def _selects_by_mask(rule: OpRule, args: Any) -> bool:

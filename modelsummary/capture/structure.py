@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from modelsummary.layer_info import UNKNOWN, Sizes
 
-__all__ = ["argument_sizes", "map_tensors", "sizes_of", "tensors_of"]
+__all__ = ["argument_sizes", "map_tensors", "nbytes_of", "sizes_of", "tensors_of"]
 
-# How deep to look for tensors into objects that are no containers (a distribution, a cache of layers).
+# How deep to look for tensors into objects that are no containers (a distribution, a cache of layers),
+# and into anything at all: a container may hold itself.
 _OBJECT_DEPTH = 3
+_DEPTH = 50
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
@@ -35,7 +37,9 @@ def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | No
     return attributes if isinstance(attributes, dict) and not callable(value) else None
 
 
-def sizes_of(value: Any, seen: dict[int, Any] | None = None, objects_left: int = _OBJECT_DEPTH) -> Sizes:
+def sizes_of(
+    value: Any, seen: dict[int, Any] | None = None, objects_left: int = _OBJECT_DEPTH, left: int = _DEPTH
+) -> Sizes:
     """Shapes of the tensors in ``value`` with its structure kept; ``seen`` collects the tensors by id."""
     if isinstance(value, Tensor):
         if seen is not None:
@@ -45,15 +49,15 @@ def sizes_of(value: Any, seen: dict[int, Any] | None = None, objects_left: int =
         if seen is not None:
             seen[id(value)] = value
         return list(value.shape)
-    parts = _parts(value, objects_left)
+    parts = _parts(value, objects_left) if left else None
     if parts is None:
         return None
     is_object = not isinstance(value, (Mapping, *_SEQUENCES))
     if isinstance(parts, dict):
-        inner = {key: sizes_of(part, seen, objects_left - is_object) for key, part in parts.items()}
+        inner = {key: sizes_of(part, seen, objects_left - is_object, left - 1) for key, part in parts.items()}
         # An object's scalars say nothing about its tensors: keep what holds some.
         return {key: sizes for key, sizes in inner.items() if sizes is not None} or None if is_object else inner
-    structure = tuple(sizes_of(part, seen, objects_left) for part in parts)
+    structure = tuple(sizes_of(part, seen, objects_left, left - 1) for part in parts)
     return None if all(part is None for part in structure) else structure
 
 
@@ -102,10 +106,11 @@ def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
 
 def bytes_of(tensors: dict[int, Any]) -> int:
     """Bytes of the tensors and arrays by their own dtype."""
-    return sum(_nbytes(tensor) for tensor in tensors.values())
+    return sum(nbytes_of(tensor) for tensor in tensors.values())
 
 
-def _nbytes(tensor: Any) -> int:
+def nbytes_of(tensor: Any) -> int:
+    """Bytes of a tensor or array by its dtype; of a sparse one its stored elements, without their indices."""
     if not isinstance(tensor, Tensor):
         return int(tensor.nbytes)
     if tensor.is_nested:
@@ -139,6 +144,38 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
         return leaf._replace(data=function(leaf.data)) if _is_packed(leaf) else function(leaf)
 
     return tree_map(replace, value, is_leaf=_is_packed)
+
+
+def replace_in_objects(function: Callable[[Tensor], Tensor], value: Any) -> None:
+    """Put ``function(tensor)`` in the place of every tensor that an object in ``value`` holds.
+
+    Containers in ``value`` itself are left alone (``map_leaves`` rebuilds them); those inside of objects are written.
+    """
+    seen: set[int] = set()
+
+    def visit(inner: Any, left: int, *, inside: bool) -> None:
+        if id(inner) in seen or left == 0:
+            return
+        seen.add(id(inner))
+        is_object = not isinstance(inner, (Mapping, *_SEQUENCES))
+        parts = _attributes(inner) if is_object else inner
+        if isinstance(parts, (dict, list)):
+            for key, part in list(parts.items() if isinstance(parts, dict) else enumerate(parts)):
+                if type(part) is Tensor and (inside or is_object):
+                    parts[key] = function(part)
+        for part in parts.values() if isinstance(parts, Mapping) else parts or ():
+            if not isinstance(part, Tensor):
+                visit(part, left - 1, inside=inside or is_object)
+
+    visit(value, 2 * _OBJECT_DEPTH, inside=False)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """Attributes of an object that may hold tensors."""
+    if isinstance(value, (type, nn.Module, Tensor, str, bytes)) or callable(value):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if isinstance(attributes, dict) else None
 
 
 def _is_packed(value: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from modelsummary.capture.facts import ModuleFacts, Owned, totals
+from modelsummary.capture.facts import ModuleFacts, Owned, groups_of, kernel_size_of, totals
 from modelsummary.capture.watch import Call
 from modelsummary.layer_info import UNKNOWN, LayerInfo
 
@@ -64,11 +64,11 @@ class _Tree:
             class_name=_class_name(own.module),
             layer_id=id(own.module),
             module=own.module,
-            training=own.module.training,
+            training=getattr(own.module, "training", False),
             parent_info=parent,
             inner_layers={each.name: each.shape for each in own.parameters},
-            kernel_size=own.kernel_size,
-            groups=own.groups,
+            kernel_size=kernel_size_of(own.module),
+            groups=groups_of(own.module),
         )
         if parent is not None:
             parent.children.append(row)
@@ -77,11 +77,13 @@ class _Tree:
 
     def add_call(self, call: Call) -> None:
         own = self.facts.get(id(call.module))
-        around = self._row_of_call[call.parent] if call.parent is not None else self.root
-        if own is None:
-            row = around
+        if call.parent is None:
+            row = self.root
+        elif own is None:
+            row = self._row_of_call[call.parent]
         else:
-            row = self.root if call.parent is None else self.add_row(own, *self._place(own, around))
+            row = self.add_row(own, *self._place(own, self._row_of_call[call.parent]))
+        if own is not None:
             _fill(row, call)
             row.call_index = self._calls[id(call.module)]
             self._calls[id(call.module)] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     _global_forward_hooks_with_kwargs,
@@ -57,7 +58,7 @@ class Call:
     def __init__(self, module: nn.Module, parent: Call | None) -> None:
         self.module = module
         self.parent = parent
-        self.training = module.training
+        self.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode
         self.input_size: Sizes = None
         self.output_size: Sizes = None
         self.input_bytes = self.output_bytes = 0
@@ -70,20 +71,42 @@ class Watch:
     """Context in which every module call of this thread becomes a ``Call`` and every operator is counted.
 
     Module hooks are registered once for all modules, so the model itself gets none: nothing to remove
-    from it, and a ScriptModule, which refuses hooks of its own, is seen too.
+    from it, and a ScriptModule, which refuses hooks of its own, is seen too. Only a module that has forward hooks of
+    the user gets one more behind them, which stays until the model is put back: its output is what they return.
 
     Attributes:
-        calls: all calls in the order in which they began.
+        calls: all calls in the order in which they began; the first is that of the model.
         running: the innermost running call.
+        under_autocast: a call began while autocast was on.
         failed: the innermost call that raised and everything that was running around it, innermost first.
     """
 
-    def __init__(self, execution: Execution) -> None:
-        self.calls: list[Call] = []
+    def __init__(self, model: nn.Module, execution: Execution) -> None:
+        self.root = Call(model, None)
+        self.calls = [self.root]
         self.failed: list[Call] = []
-        self.running: Call | None = None
+        self.running: Call = self.root
+        self.under_autocast = torch._C._is_any_autocast_enabled()
+        self._root_began = False
+        self._hooked: set[int] = set()
+        self._in_own_hooks: set[Call] = set()
         self._operators = _Operators(self, execution)
         self._thread = get_ident()
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call the model under watch; raises what its forward raises."""
+        root = self.root
+        root.input_size, root.input_bytes = argument_sizes(args, kwargs)
+        try:
+            with self:
+                output = root.module(*args, **kwargs)
+        except Exception:
+            if not self.failed or self.failed[-1].parent is not root:
+                self.failed = []
+            self.failed.append(root)
+            raise
+        root.output_size, root.output_bytes = result_sizes(output)
+        root.finished = True
 
     def __enter__(self) -> Watch:
         self._handles = (
@@ -100,26 +123,62 @@ class Watch:
             _global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.15 leaves this entry behind
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if get_ident() == self._thread:
-            self.running = call = Call(module, self.running)
-            self.calls.append(call)
+        if get_ident() != self._thread:
+            return
+        if module is self.root.module and not self._root_began:
+            self._root_began = True  # the root runs until the model returns: hooks of the user are its work
+            return
+        self.under_autocast = self.under_autocast or torch._C._is_any_autocast_enabled()
+        self.running = call = Call(module, self.running)
+        self.calls.append(call)
+        if module._forward_hooks and id(module) not in self._hooked:
+            self._hooked.add(id(module))
+            module.register_forward_hook(self._after_own_hooks, with_kwargs=True, always_call=True)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
         """Torch passes ``(kwargs, output)`` after a forward, ``(output,)`` alone after an exception."""
-        call = self.running
-        if call is None or get_ident() != self._thread:
+        call = self._ending(module)
+        if call is None:
             return
-        self.running = call.parent
         if len(kwargs_and_output) == 1:
-            call.input_size, call.input_bytes = argument_sizes(args, {})
-            if not self.failed or self.failed[-1].parent is not call:
-                self.failed = []  # an earlier exception was caught inside the model
-            self.failed.append(call)
-            return
-        kwargs, output = kwargs_and_output
+            self._fail(call, args)
+        elif id(module) in self._hooked:
+            self._in_own_hooks.add(call)
+        else:
+            self._finish(call, args, *kwargs_and_output)
+
+    def _after_own_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Torch calls this after an exception, too: of a hook (the call ends), or of the forward (it has ended)."""
+        call = self._ending(module)
+        if call in self._in_own_hooks:
+            self._in_own_hooks.discard(call)
+            self._finish(call, args, kwargs, output)
+
+    def _ending(self, module: nn.Module) -> Call | None:
+        """The running call of ``module``; calls above it ended without notice (a hook of theirs raised)."""
+        if get_ident() != self._thread:
+            return None
+        call: Call | None = self.running
+        while call is not None and call.module is not module:
+            call = call.parent
+        return None if call is self.root else call
+
+    def _finish(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         call.input_size, call.input_bytes = argument_sizes(args, kwargs)
         call.output_size, call.output_bytes = result_sizes(output)
         call.finished = True
+        self._end(call)
+
+    def _fail(self, call: Call, args: tuple[Any, ...]) -> None:
+        call.input_size, call.input_bytes = argument_sizes(args, {})
+        if not self.failed or self.failed[-1].parent is not call:
+            self.failed = []  # an earlier exception was caught inside the model
+        self.failed.append(call)
+        self._end(call)
+
+    def _end(self, call: Call) -> None:
+        assert call.parent is not None  # only the root has none, and it ends with the run
+        self.running = call.parent
 
 
 # A tensor subclass asks these of the modes above it; the answer is its own (as in torch's FlopCounterMode).
@@ -162,8 +221,8 @@ class _Operators(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         out, cost = self._execution.run(func, rule, args, kwargs)
-        call = self._watch.running
-        if cost is not NO_COST and call is not None:
+        if cost is not NO_COST:
+            call = self._watch.running
             call.macs += cost.macs
             call.elementwise_ops += cost.elementwise_ops
             call.bytes_read += cost.bytes_read
