@@ -193,6 +193,20 @@ def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any
     return x.numel() * prod(weight.shape[1:])
 
 
+@register_op_cost(
+    _existing(
+        torch.ops.quantized,
+        *("conv1d", "conv1d_relu", "conv1d_dynamic", "conv2d", "conv2d_relu", "conv2d_dynamic"),
+        *("conv3d", "conv3d_relu", "conv3d_dynamic", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    )
+)
+def _quantized_convolution(x: Tensor, packed: Any, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """The weight is packed into an object, which gives a copy of it."""
+    weight: Tensor = packed.unpack()[0]
+    positions = x if packed.transpose() else out
+    return positions.numel() * prod(weight.shape[1:])
+
+
 @register_op_cost(aten.convolution_backward)
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     """The gradients of input and weight pair the same elements as the forward does, whatever the groups."""

@@ -186,6 +186,18 @@ def test_dynamically_quantized_linear():
     assert macs(model, torch.rand(2, 64)) == 12_288
 
 
+@pytest.mark.filterwarnings("ignore")  # torch announces the move of its quantisation at each of these steps
+def test_statically_quantized_convolution():
+    quantization = torch.ao.quantization
+    layers = nn.Conv2d(4, 8, 3, groups=2), nn.Conv2d(8, 2, 1)
+    model = nn.Sequential(quantization.QuantStub(), *layers, quantization.DeQuantStub()).eval()
+    model.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
+    prepared = quantization.prepare(model)
+    prepared(torch.rand(1, 4, 8, 8))
+    expected = 8 * 6 * 6 * (2 * 9) + 2 * 6 * 6 * 8
+    assert macs(quantization.convert(prepared), torch.rand(1, 4, 8, 8)) == expected
+
+
 def test_deformable_convolution():
     ops = pytest.importorskip("torchvision.ops", exc_type=(ImportError, RuntimeError))
     x, offset = torch.rand(2, 8, 28, 28), torch.rand(2, 18, 28, 28)
