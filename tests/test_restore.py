@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import queue
 import random
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from typing import ClassVar
 
 import numpy as np
@@ -374,6 +375,35 @@ def test_a_second_attempt_starts_afresh():
     model.calls = 0
     with untouched(model):
         assert Statistics(model, torch.ones(2, 4)).total_mult_adds == 2 * 32
+
+
+def test_queues_of_other_threads_are_left_alone():
+    """What a worker puts into a queue while the model runs stays there."""
+    model = Call(lambda self, x: (self.queue.put(1), x)[1])
+    model.queue = queue.Queue()
+    Statistics(model, torch.ones(1))
+    assert model.queue.qsize() == 1
+
+
+def test_ordered_and_overridden_dictionaries_come_back():
+    class Attributes(dict):
+        __getattr__ = dict.__getitem__
+        __setattr__ = dict.__setitem__
+
+        def copy(self):
+            raise AssertionError
+
+    def forward(self, x):
+        self.ordered.move_to_end("a")
+        self.ordered["c"] = x
+        self.attributes.a = x
+        return x
+
+    model = Call(forward)
+    model.ordered, model.attributes = OrderedDict(a=1, b=2), Attributes(a=1)
+    with untouched(model):
+        Statistics(model, torch.ones(1))
+    assert list(model.ordered.items()) == [("a", 1), ("b", 2)]
 
 
 def test_only_what_changed_is_written():

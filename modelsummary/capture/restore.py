@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -54,10 +54,17 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
 _MISSING = object()
 _PLAIN = {bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
 _PLAIN |= {FunctionType, MethodType, BuiltinFunctionType, ModuleType}
+# Objects are followed this many steps from a module or an argument, and not into machinery that lives on its own:
+# a worker thread may change it meanwhile, and putting it back would undo that.
+_OBJECT_STEPS = 3
+_MACHINERY = frozenset(
+    "threading queue multiprocessing concurrent asyncio logging weakref lightning pytorch_lightning".split()
+)
+_BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 
 
 class Held:
-    """Everything reachable from some objects: attributes, contents of containers, states of generators.
+    """What can be reached from some objects: attributes, contents of containers, states of generators.
 
     Attributes:
         tensors: the tensors met, gradients of parameters included.
@@ -69,17 +76,17 @@ class Held:
         self.modules: list[nn.Module] = []
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
         self._slots: list[tuple[Any, str, Any]] = []
-        self._containers: list[tuple[Any, Any]] = []
+        self._containers: list[tuple[Any, Any, Any]] = []  # base class, container, copy
         self._empty: list[Any] = []
         self._states: list[tuple[Callable[[Any], object], Any]] = []
         self._visited: set[int] = set()
 
     def save(self, values: Sequence[Any]) -> None:
-        """Save what is reachable from ``values``: an explicit stack, as linked objects can be deep."""
+        """Save what is reachable from ``values``."""
         classes: dict[type, None] = {}
-        pending: list[Any] = list(values)
+        pending = [(value, _OBJECT_STEPS) for value in values]
         while pending:
-            value = pending.pop()
+            value, steps = pending.pop()
             kind = type(value)
             if kind in _PLAIN:
                 continue
@@ -93,33 +100,50 @@ class Held:
                 self.tensors.append(value)
                 if not is_lazy(value) and value.is_leaf and value.grad is not None:
                     self.tensors.append(value.grad)
-            elif isinstance(value, (dict, list, set, deque)):
-                self._containers.append((value, value.copy()))
-                pending.extend(value.values() if isinstance(value, dict) else value)
-                pending.extend(getattr(value, "__dict__", {}).values())
+            elif isinstance(value, _BASES):
+                self._save_container(value)
+                inner = [
+                    *(value.values() if isinstance(value, dict) else value),
+                    *getattr(value, "__dict__", {}).values(),
+                ]
+                pending.extend((each, steps) for each in inner)
             elif isinstance(value, (tuple, frozenset)):
-                pending.extend(value)
-            elif not self._save_state(value) and not isinstance(value, type):
+                pending.extend((each, steps) for each in value)
+            elif isinstance(value, nn.Module) or (steps and self._is_followed(value)):
                 classes[kind] = None
-                self._save_object(value, pending)
+                left = _OBJECT_STEPS if isinstance(value, nn.Module) else steps - 1
+                pending.extend((each, left) for each in self._save_object(value))
         for kind in classes:
             self._save_class(kind)
 
-    def _save_object(self, value: Any, pending: list[Any]) -> None:
+    def _save_container(self, value: Any) -> None:
+        base = next(base for base in _BASES if isinstance(value, base))
+        self._containers.append((base, value, base.copy(value)))
+
+    def _is_followed(self, value: Any) -> bool:
+        """An object whose attributes a forward may assign."""
+        if isinstance(value, type) or self._save_state(value):
+            return False
+        return type(value).__module__.partition(".")[0] not in _MACHINERY
+
+    def _save_object(self, value: Any) -> list[Any]:
+        """Save attributes and slots; returns their values."""
+        values: list[Any] = []
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             saved = attributes.copy()
             self._objects.append((value, type(value), saved))
-            pending.extend(saved.values())
+            values.extend(saved.values())
         if isinstance(value, nn.Module):
             self.modules.append(value)
         for name in _slots_of(type(value)):
             inner = getattr(value, name, _MISSING)
             if inner is not _MISSING:
                 self._slots.append((value, name, inner))
-                pending.append(inner)
+                values.append(inner)
         if isinstance(value, torch.jit.ScriptModule) and "_c" in vars(value):
             self._save_script_module(value)
+        return values
 
     def _save_script_module(self, module: Any) -> None:
         """A ScriptModule keeps its attributes in C++, where an assignment in its forward goes."""
@@ -155,13 +179,13 @@ class Held:
                 continue
             self._visited.add(id(owner))
             for value in vars(owner).values():
-                if type(value) in (dict, list, set):
-                    self._containers.append((value, value.copy()))
-                self._save_memory(value)
-            forward = vars(owner).get("forward")
-            if isinstance(forward, FunctionType):
-                for name in forward.__code__.co_names:
-                    self._save_memory(forward.__globals__.get(name))
+                if type(value) in _BASES:
+                    self._save_container(value)
+                elif isinstance(value, FunctionType):
+                    for name in value.__code__.co_names:
+                        self._save_memory(value.__globals__.get(name))
+                else:
+                    self._save_memory(value)
 
     def _save_memory(self, function: Any) -> None:
         """A memoised function must not remember the tensors of this run."""
@@ -181,13 +205,13 @@ class Held:
         for container in self._empty:
             if container:
                 container.clear()
-        for container, contents in self._containers:
+        for base, container, contents in self._containers:
             if not _same_contents(container, contents):
-                container.clear()
-                (container.update if isinstance(container, (dict, set)) else container.extend)(contents)
+                base.clear(container)
+                (base.update if hasattr(base, "update") else base.extend)(container, contents)
         for owner, name, value in self._slots:
             if getattr(owner, name, _MISSING) is not value:
-                setattr(owner, name, value)
+                object.__setattr__(owner, name, value)
         for owner, owner_class, attributes in self._objects:
             if type(owner) is not owner_class:  # a lazy module becomes its eager class
                 owner.__class__ = owner_class

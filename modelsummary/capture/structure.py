@@ -14,7 +14,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from modelsummary.layer_info import UNKNOWN, Sizes
 
-__all__ = ["argument_sizes", "map_tensors", "nbytes_of", "sizes_of", "tensors_of"]
+__all__ = [
+    "argument_sizes",
+    "is_array",
+    "map_leaves",
+    "map_tensors",
+    "nbytes_of",
+    "replace_in_objects",
+    "result_sizes",
+    "sizes_of",
+    "tensors_of",
+]
 
 # How deep to look for tensors into objects that are no containers (a distribution, a cache of layers),
 # and into anything at all: a container may hold itself.
