@@ -124,6 +124,8 @@ def test_batch_dim_inserts_a_batch_of_one_printed_as_minus_one():
     stats = Statistics(nn.LSTM(4, 5), (7, 4), batch_dim=1)
     assert stats.root.input_size == [7, 1, 4]
     assert "[7, -1, 4]" in str(stats)
+    last = Statistics(Call(lambda self, x: self.lstm(x)[0][-1], lstm=nn.LSTM(4, 5)), (7, 4), batch_dim=1)
+    assert "[1, 5]" in str(last)  # the second dimension is no batch here
 
 
 def test_a_tensor_brings_its_own_batch():

@@ -66,7 +66,7 @@ def render(
     """
     columns = find_columns(options.columns, executed=execution != "none")
     shown = [row for row in root.walk(options.depth) if not (options.hide_recursive and row.is_recursive)]
-    cells = _Cells(options, batch_dim)
+    cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
     table = tabulate(
         [[cells.name(row), *(cells.cell(name, column, row) for name, column in columns)] for row in shown],
         headers=[cells.name_header(), *(cells.header(column) for _, column in columns)],
@@ -100,15 +100,23 @@ def _is_number(column: Column) -> bool:
     return column.kind in ("count", "bytes", "percent")
 
 
+def _batch_size(root: LayerInfo, batch_dim: int | None) -> int | None:
+    """Size of the batch that ran: a dimension of another size at this place is no batch."""
+    shape = first_shape(root.input_size)
+    if batch_dim is None or not isinstance(shape, list) or batch_dim >= len(shape):
+        return None
+    return shape[batch_dim]
+
+
 # ----------------------------------------------------------------------------------------------- cells
 
 
 class _Cells:
     """Formats the cells of one table."""
 
-    def __init__(self, options: TableOptions, batch_dim: int | None) -> None:
+    def __init__(self, options: TableOptions, batch_dim: int | None, batch_size: int | None) -> None:
         self._options = options
-        self._batch_dim = batch_dim
+        self._batch = (batch_dim, batch_size)
         self._at_least = ">= " if options.ascii_only else "≥ "
 
     def name_header(self) -> str:
@@ -157,8 +165,7 @@ class _Cells:
 
     def _sizes(self, sizes: Sizes) -> str:
         if isinstance(sizes, list):
-            at = self._batch_dim
-            return str([-1 if position == at else size for position, size in enumerate(sizes)])
+            return str([-1 if place == self._batch else place[1] for place in enumerate(sizes)])
         if isinstance(sizes, tuple):
             return f"({', '.join(map(self._sizes, sizes))})"
         if isinstance(sizes, Mapping):
