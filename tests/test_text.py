@@ -123,8 +123,8 @@ def test_all_shapes():
     stats = Statistics(nn.LSTM(4, 5), (7, 2, 4))
     assert "[7, 2, 5]" in str(stats)
     assert "([7, 2, 5], ([1, 2, 5], [1, 2, 5]))" in stats.table(all_shapes=True)
-    stats = Statistics(Call(lambda self, x, m: x), {"x": torch.rand(2), "m": torch.rand(3)}, batch_dim=0)
-    assert "{x: [-1], m: [-1]}" in stats.table(all_shapes=True)
+    stats = Statistics(Call(lambda self, x, m: x), {"x": torch.rand(2), "m": torch.rand(2, 3)}, batch_dim=0)
+    assert "{x: [-1], m: [-1, 3]}" in stats.table(all_shapes=True)
 
 
 def test_units():
