@@ -47,6 +47,9 @@ class DataDependentError(ModelSummaryError, RuntimeError):
         super().__init__(f"{operator} needs the values of a tensor, and shape-only execution computes none")
         self.operator = operator
 
+    def __reduce__(self) -> tuple[type[DataDependentError], tuple[str]]:
+        return type(self), (self.operator,)
+
 
 class ForwardError(ModelSummaryError, RuntimeError):
     """The model's forward raised. The original exception is ``__cause__``.

@@ -42,7 +42,7 @@ class LayerInfo:
         fqn: fully qualified name, the first path in ``model.named_modules()``; ``""`` is the model.
         name: attribute under which the parent row holds it (``conv1``, ``layers.3`` for no direct child).
         class_name: class of the module; the original class for a ScriptModule.
-        layer_id: ``id()`` of the module: equal for the calls of one module.
+        layer_id: ``id()`` of the module when it ran: equal for the calls of one module.
         module: the live module; None after unpickling.
         depth: 0 for the model.
         depth_index: running number among the rows of the same depth, from 1.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import nn
 
-from modelsummary.capture import Recording, capture, list_layers
+from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.facts import unwrap
 from modelsummary.capture.inputs import call_arguments
 from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError
@@ -137,7 +138,7 @@ class ModelStatistics:
     def table(
         self,
         columns: Sequence[str] | None = None,
-        depth: int | None = None,
+        depth: int | EllipsisType | None = ...,
         *,
         branching: bool | None = None,
         var_names: bool = False,
@@ -148,11 +149,11 @@ class ModelStatistics:
     ) -> str:
         """The table as text; see ``modelsummary.views.text.TableOptions`` for the arguments.
 
-        ``depth`` and ``branching`` default to what ``Statistics`` was given.
+        ``depth`` and ``branching`` default to what ``Statistics`` was given; ``depth=None`` shows all levels.
         """
         options = TableOptions(
             columns=columns,
-            depth=self.options.depth if depth is None else depth,
+            depth=self.options.depth if isinstance(depth, EllipsisType) else depth,
             branching=self.options.branching if branching is None else branching,
             var_names=var_names,
             ascii_only=ascii_only,
@@ -231,6 +232,7 @@ class Statistics(ModelStatistics):
         options = TableOptions(branching=branching, depth=depth)
         model = unwrap(model)
         call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
+        check_execution(execution)
         recording = list_layers(model) if call is None else capture(model, call, execution)
         super().__init__(
             recording.root,

@@ -166,7 +166,12 @@ def test_any_size_and_batch_dim(size, data):
         ({"input_data": (1, 3), "dtypes": ["long"]}, r"dtypes holds 'long'; expected a torch\.dtype"),
         ({"input_data": torch.rand(1), "dtypes": [torch.long]}, r"holds tensors, which have their own dtype"),
         ({"input_data": (1, 3), "batch_dim": 3}, r"batch_dim=3 does not fit the input size \(1, 3\); expected 0 to 2"),
-        ({"input_data": (1, 3), "batch_dim": -1}, r"batch_dim=-1 does not fit"),
+        ({"input_data": (1, 3), "batch_dim": -1}, r"batch_dim=-1 is no dimension; expected an integer >= 0"),
+        ({"input_data": (1, 3), "batch_dim": "0"}, r"batch_dim='0' is no dimension"),
+        ({"input_data": (1, 3), "batch_dim": True}, r"batch_dim=True is no dimension"),
+        ({"dtypes": [torch.long]}, r"describes sizes, but input_data holds none"),
+        ({"execution": "fast"}, r"execution='fast' is unknown"),
+        ({"input_data": (1, 3), "depth": True}, r"depth=True is no level of the tree"),
         ({"input_data": (1, 3), "device": "gpu"}, r"device='gpu' is no device"),
         ({"input_data": np.array(["a"])}, r"numpy array that torch cannot take"),
         (

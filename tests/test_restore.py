@@ -7,7 +7,9 @@ import functools
 import queue
 import random
 from collections import OrderedDict, defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -183,27 +185,38 @@ def test_the_autograd_graph_of_the_user_stays_valid():
 
 
 def test_hooks_of_the_user_run_and_stay():
-    seen = []
+    """They are part of the forward, and what they collect of this run is taken back like the rest."""
+    outputs, times = [], np.zeros(1)
     model = nn.Sequential(nn.Linear(4, 4))
-    model[0].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+
+    def collect(module, args, out):
+        outputs.append(out)
+        module.collected = True
+        return torch.cat((out, out), 1)
+
+    model[0].register_forward_hook(collect)
     with untouched(model):
-        Statistics(model, (2, 4))
-    assert seen == [(2, 4)]
+        stats = Statistics(model, (2, 4))
+    assert stats["0"].output_size == [2, 8]
+    assert (outputs, times.tolist()) == ([], [0.0])
 
 
-def test_a_call_from_another_thread_is_not_recorded():
-    from concurrent.futures import ThreadPoolExecutor
-
-    other = nn.Linear(4, 4)
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_work_in_another_thread_is_said_to_be_missing(execution):
+    norm = nn.BatchNorm1d(4)
 
     def elsewhere(self, x):
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(other, torch.rand(1, 4)).result()
+            pool.submit(self.norm, torch.rand(2, 4)).result()
+            pool.submit(nn.Linear(4, 4), torch.rand(2, 4)).result()
         return self.linear(x)
 
-    stats = Statistics(Call(elsewhere, linear=nn.Linear(4, 4)), (2, 4))
-    assert [row.fqn for row in stats] == ["linear"]
+    model = Call(elsewhere, linear=nn.Linear(4, 4), norm=norm)
+    with untouched(model):
+        stats = Statistics(model, torch.ones(2, 4), execution=execution)
     assert stats.total_mult_adds == 32
+    assert stats.uncounted_ops == {"calls in another thread": 1}
+    assert "Total mult-adds: >= 32" in str(stats)
 
 
 # ----------------------------------------------------------------------- everything a forward can reach
@@ -416,3 +429,105 @@ def test_only_what_changed_is_written():
     model = nn.Linear(4, 4)
     model.settings = Noticing(a=1)
     Statistics(model, (2, 4))
+
+
+CACHE: dict[int, torch.Tensor] = {}
+
+
+class Act:
+    def __init__(self):
+        self.seen = None
+
+    def bound(self, x):
+        self.seen = x
+        return x
+
+    @staticmethod
+    def free(state, x):
+        state["x"] = x
+        return x
+
+
+class Unset:
+    __slots__ = ("value",)
+
+
+class Settings(OrderedDict):
+    def __init__(self, first):
+        super().__init__()
+        self["first"] = first
+
+
+class HoldsFunctions(nn.Module):
+    """Functions, class attributes and globals carry what a forward leaves there."""
+
+    scale = None
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        held = []
+        self.bound, self.partial = Act().bound, functools.partial(Act.free, {})
+        self.closure = lambda x: (held.append(x), x)[1]
+        self.held = lambda: held
+        self.unset, self.settings = Unset(), Settings(1)
+        self.weak = WeakKeyDictionary()
+        self.array = np.zeros(2)
+
+    @staticmethod
+    @functools.lru_cache
+    def table(n):
+        return torch.arange(n)
+
+    def forward(self, x):
+        type(self).calls += 1
+        if HoldsFunctions.scale is None:
+            HoldsFunctions.scale = torch.ones(4)
+        if 4 not in CACHE:
+            CACHE[4] = torch.arange(4.0)
+        self.unset.value = x
+        self.weak[self] = x
+        self.array[0] += 1
+        self.settings["second"] = x
+        return self.closure(self.partial(self.bound(x))) * CACHE[4] * HoldsFunctions.scale + self.table(4)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_functions_classes_and_globals_are_put_back(execution):
+    model = HoldsFunctions()
+    Statistics(model, torch.ones(2, 4), execution=execution)
+    assert (HoldsFunctions.scale, HoldsFunctions.calls, CACHE) == (None, 0, {})
+    assert model.bound.__self__.seen is None
+    assert model.partial.args == ({},)
+    assert model.held() == []
+    assert not hasattr(model.unset, "value")
+    assert not model.weak
+    assert model.array.tolist() == [0.0, 0.0]
+    assert dict(model.settings) == {"first": 1}
+    with untouched(model):
+        pass
+    model(torch.ones(2, 4))  # no meta tensor is left to meet
+    HoldsFunctions.scale, HoldsFunctions.calls = None, 0
+    CACHE.clear()
+
+
+def test_tensors_written_where_no_operator_is_seen():
+    def forward(self, x):
+        self.count.numpy()[0] = 6
+        self.sparse.mul_(2)
+        return x
+
+    model = Call(forward)
+    model.register_buffer("count", torch.zeros(2))
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    Statistics(model, torch.ones(1), execution="real")
+    assert model.count.tolist() == [0.0, 0.0]
+    assert torch.equal(model.sparse.to_dense(), torch.eye(3))
+
+
+def test_a_tensor_passed_twice_stays_one_tensor():
+    model = Call(lambda self, q, k: self.a(q) if q is k else self.b(q), a=nn.Linear(4, 4), b=nn.Linear(4, 5))
+    x = torch.ones(2, 4)
+    for execution in EXECUTIONS:
+        stats = Statistics(model, (x, x), execution=execution)
+        assert (stats.root.output_size, stats.total_input_bytes) == ([2, 4], 32)

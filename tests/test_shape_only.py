@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -282,3 +283,42 @@ def test_memory_of_overwritten_tensors_is_not_taken_for_another():
         return x + keep.sum()
 
     assert Statistics(Call(forward), torch.ones(2, 4)).execution == "shape"
+
+
+DTYPES = {
+    "half layer, float input": lambda: (nn.Linear(4, 4).half(), torch.ones(2, 4)),
+    "float64 array": lambda: (nn.Linear(4, 4), np.ones((2, 4))),
+    "integers into a linear layer": lambda: (nn.Linear(4, 4), torch.ones(2, 4, dtype=torch.long)),
+    "half norm, float input": lambda: (nn.LayerNorm(4).half(), torch.ones(2, 4)),
+    "a product of two dtypes": lambda: (Call(lambda self, a: a @ a.half().t()), torch.ones(2, 4)),
+}
+
+
+@pytest.mark.parametrize("execution", ["shape", "auto"])
+@pytest.mark.parametrize("case", DTYPES)
+def test_dtypes_that_a_real_run_refuses_are_refused(case, execution):
+    model, x = DTYPES[case]()
+    with pytest.raises(ForwardError):
+        Statistics(model, x, execution="real")
+    with pytest.raises(ForwardError):
+        Statistics(model, x, execution=execution)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_dtypes_that_a_real_run_takes_are_taken(dtype):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)).to(dtype)
+    assert Statistics(model, (2, 4)).execution == "shape"
+    norms = nn.Sequential(nn.LayerNorm(4))
+    if dtype == torch.bfloat16:
+        assert Statistics(norms, torch.ones(2, 4, dtype=dtype)).execution == "shape"
+
+
+def test_exchanged_data_is_not_known_by_its_old_values():
+    def forward(self, x):
+        self.n.data = torch.tensor([4, 5, 6])
+        return torch.zeros(int(self.n[0]))
+
+    model = Call(forward)
+    model.register_buffer("n", torch.tensor([3, 4]))
+    with untouched(model):
+        assert Statistics(model, torch.ones(1)).root.output_size == [4]

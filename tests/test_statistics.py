@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import modelsummary
-from modelsummary import ForwardError, InputError, LayerNotFoundError, Statistics
+from modelsummary import DataDependentError, ForwardError, InputError, LayerNotFoundError, Statistics
 from tests.models import Call, Decoder, Stack
 from tests.untouched import untouched
 
@@ -58,6 +58,13 @@ def test_it_pickles_without_the_model(stats):
     assert stats["layers.0"].module is not None
     assert again.total_mult_adds == stats.total_mult_adds
     assert again["heads.used"].parent_info is again["heads"]
+
+
+def test_errors_pickle():
+    error = pickle.loads(pickle.dumps(DataDependentError("aten.nonzero")))
+    assert (error.operator, str(error)) == ("aten.nonzero", str(DataDependentError("aten.nonzero")))
+    error = pickle.loads(pickle.dumps(LayerNotFoundError("no layer")))
+    assert str(error) == "no layer"
 
 
 def failing(self, x, mask=None):

@@ -72,7 +72,10 @@ def test_depth_adds_hidden_rows_to_the_row_above(stats):
     assert [row.split()[0] for row in rows(stats.table(depth=1))] == ["Small", "├─Sequential:", "├─Linear:"]
     assert rows(stats.table(depth=1))[1].split()[-2:] == ["20", "72"]
     assert rows(stats.table(depth=0))[0].split()[-2:] == ["47", "96"]
-    assert str(Statistics(Small(), (1, 1, 4, 4), depth=1)).startswith(stats.table(depth=1).split("Total")[0])
+    shallow = Statistics(Small(), (1, 1, 4, 4), depth=1)
+    assert str(shallow).startswith(stats.table(depth=1).split("Total")[0])
+    assert shallow.table() == str(shallow)
+    assert shallow.table(depth=None) == str(stats)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 4, None])
@@ -117,6 +120,12 @@ def test_recursive_rows():
     stats = Statistics(nn.Sequential(shared, nn.ReLU(), shared), (2, 4))
     assert rows(str(stats))[3].split()[-2:] == ["(recursive)", "32"]
     assert len(rows(stats.table(hide_recursive=True))) == 3
+    first, second = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))
+    first.w = second.w = nn.Parameter(torch.ones(1))
+    names = [
+        row.split()[0] for row in rows(Statistics(nn.Sequential(first, second), (2, 4)).table(hide_recursive=True))
+    ]
+    assert names == ["Sequential", "├─Sequential:", "│", "├─Sequential:", "│"]  # new layers stay below their parent
 
 
 def test_all_shapes():
@@ -178,6 +187,8 @@ def test_columns_of_one_layer(stats):
 def test_an_unknown_column_lists_the_known_ones(stats):
     with pytest.raises(InputError, match=r"unknown column 'mac'; expected some of: input_size, output_size"):
         stats.table(columns=["mac"])
+    with pytest.raises(InputError, match="columns=3 is no list of names"):
+        stats.table(columns=3)
     with pytest.raises(InputError, match="unknown unit prefix 'MB'"):
         stats.table(units="MB")
 

@@ -129,3 +129,5 @@ def test_a_hook_that_raises_ends_its_call():
     watch = watched(model, torch.rand(2, 4))
     assert watch.calls[2].module is model.b
     assert watch.running is watch.root
+    assert [call.finished for call in watch.calls] == [True, False, True]
+    assert len(model.a._forward_hooks) == 1

@@ -1,5 +1,5 @@
 """Run a model once and keep what happened as a tree of ``LayerInfo``."""
 
-from modelsummary.capture.run import Recording, capture, list_layers
+from modelsummary.capture.run import Recording, capture, check_execution, list_layers
 
-__all__ = ["Recording", "capture", "list_layers"]
+__all__ = ["Recording", "capture", "check_execution", "list_layers"]

@@ -112,8 +112,12 @@ def call_arguments(
     Raises:
         InputError: see the messages; each echoes what was passed and says what to pass.
     """
+    if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
+        raise InputError(f"batch_dim={batch_dim!r} is no dimension; expected an integer >= 0, or None")
     own_devices = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
     place = _checked_device(own_devices, device)
+    if dtypes is not None and input_data is None:
+        raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds none; pass sizes, or leave dtypes out")
     if input_data is None and not args and not kwargs:
         return None
     first, named = _split(model, input_data, batch_dim, dtypes)
@@ -224,7 +228,7 @@ def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
 def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...]:
     if batch_dim is None:
         return shape
-    if not 0 <= batch_dim <= len(shape):
+    if batch_dim > len(shape):
         raise InputError(f"batch_dim={batch_dim} does not fit the input size {shape}; expected 0 to {len(shape)}")
     return (*shape[:batch_dim], 1, *shape[batch_dim:])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -14,27 +14,36 @@ from modelsummary.op_costs import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
 
+_SMALL = 2**16
+
 
 class RealExecution:
     """Runs operators; copies memory of the model or the user just before an operator writes into it.
 
-    Copying all parameters up front would double the memory, and a forward rarely writes any.
+    Copying all parameters up front would double the memory, and a forward rarely writes any. Small tensors that are no
+    parameters (running statistics, counters) are copied up front: they may be written where no operator is seen.
 
     Args:
         tensors: what the run must leave alone: tensors of the model and of its arguments.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
+        tensors = list(tensors)
         own = [tensor for tensor in tensors if _has_memory(tensor)]
         # An alias keeps memory, shape and strides of a tensor whose data is exchanged or resized.
         self._aliases = [(tensor, tensor.detach()) for tensor in own]
         self._untouched = {tensor.untyped_storage().data_ptr() for tensor in own}
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._inputs: dict[int, Tensor] = {}
+        self._save([tensor for tensor in own if not isinstance(tensor, nn.Parameter) and tensor.numel() <= _SMALL])
+        self._sparse = [(each, each.detach().clone()) for each in tensors if not is_lazy(each) and _is_sparse(each)]
 
     def input(self, tensor: Tensor) -> Tensor:
-        """A copy of an input tensor: a forward may write into its argument."""
-        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        copy.__dict__.update(tensor.__dict__)
+        """A copy of an input tensor, the same each time: a forward may write into its argument."""
+        copy = self._inputs.get(id(tensor))
+        if copy is None:
+            copy = self._inputs[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            copy.__dict__.update(tensor.__dict__)
         return copy
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
@@ -61,11 +70,17 @@ class RealExecution:
                 tensor.data = alias
         for memory, saved in self._copies:
             memory.copy_(saved)
+        for tensor, values in self._sparse:
+            tensor.copy_(values)
 
 
 def _bytes_behind(tensor: Tensor) -> Tensor:
     """The whole storage of a tensor as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    return tensor.layout not in (torch.strided, torch.jagged) and not tensor.is_meta
 
 
 def _has_memory(tensor: Tensor) -> bool:

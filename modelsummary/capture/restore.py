@@ -1,9 +1,9 @@
 """Leave no trace: save what a forward run may change besides values of tensors, and put it back.
 
 A forward can assign attributes (caches, counters, lazily made parameters), fill containers and objects, flip
-``requires_grad`` or modes, and draw random numbers. All of it is put back, whether the run returned or raised, and
-only what changed is written. Shape-only execution cannot write values; for real execution
-``real.RealExecution`` puts them back, for the tensors that ``unchanged`` met on its way.
+``requires_grad`` or modes, and draw random numbers. What can be reached from the model and the arguments is put back,
+whether the run returned or raised, and only what changed is written. Shape-only execution cannot write values; for real
+execution ``real.RealExecution`` puts them back, for the tensors that ``unchanged`` met on its way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import random
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+
+from modelsummary.capture.structure import is_array
 
 __all__ = ["Held", "unchanged"]
 
@@ -53,13 +55,12 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
 
 _MISSING = object()
 _PLAIN = {bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
-_PLAIN |= {FunctionType, MethodType, BuiltinFunctionType, ModuleType}
+_PLAIN |= {BuiltinFunctionType, ModuleType}
 # Objects are followed this many steps from a module or an argument, and not into machinery that lives on its own:
 # a worker thread may change it meanwhile, and putting it back would undo that.
 _OBJECT_STEPS = 3
-_MACHINERY = frozenset(
-    "threading queue multiprocessing concurrent asyncio logging weakref lightning pytorch_lightning".split()
-)
+_MACHINERY = frozenset("threading queue multiprocessing concurrent asyncio logging lightning pytorch_lightning".split())
+_MAX_ARRAY_BYTES = 2**20
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 
 
@@ -76,6 +77,7 @@ class Held:
         self.modules: list[nn.Module] = []
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
         self._slots: list[tuple[Any, str, Any]] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any, Any]] = []  # base class, container, copy
         self._empty: list[Any] = []
         self._states: list[tuple[Callable[[Any], object], Any]] = []
@@ -109,6 +111,8 @@ class Held:
                 pending.extend((each, steps) for each in inner)
             elif isinstance(value, (tuple, frozenset)):
                 pending.extend((each, steps) for each in value)
+            elif isinstance(value, (FunctionType, MethodType, functools.partial)):
+                pending.extend((each, steps - 1) for each in self._save_function(value) if steps)
             elif isinstance(value, nn.Module) or (steps and self._is_followed(value)):
                 classes[kind] = None
                 left = _OBJECT_STEPS if isinstance(value, nn.Module) else steps - 1
@@ -118,7 +122,25 @@ class Held:
 
     def _save_container(self, value: Any) -> None:
         base = next(base for base in _BASES if isinstance(value, base))
-        self._containers.append((base, value, base.copy(value)))
+        contents = dict(base.items(value)) if issubclass(base, dict) else list(base.__iter__(value))
+        self._containers.append((base, value, contents))
+
+    def _save_function(self, value: Any) -> list[Any]:
+        """What a function carries along (an activation, a hook): its object, closure, defaults, and globals to fill."""
+        if isinstance(value, functools.partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        if isinstance(value, MethodType):
+            return [value.__self__, value.__func__]
+        carried = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                carried.append(cell.cell_contents)
+        for name in value.__code__.co_names:
+            known = value.__globals__.get(name)
+            if type(known) in _BASES:
+                self._save_container(known)
+            self._save_memory(known)
+        return carried
 
     def _is_followed(self, value: Any) -> bool:
         """An object whose attributes a forward may assign."""
@@ -138,9 +160,8 @@ class Held:
             self.modules.append(value)
         for name in _slots_of(type(value)):
             inner = getattr(value, name, _MISSING)
-            if inner is not _MISSING:
-                self._slots.append((value, name, inner))
-                values.append(inner)
+            self._slots.append((value, name, inner))
+            values.append(inner)
         if isinstance(value, torch.jit.ScriptModule) and "_c" in vars(value):
             self._save_script_module(value)
         return values
@@ -166,26 +187,31 @@ class Held:
         elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
             generator = value.bit_generator
             self._states.append((functools.partial(setattr, generator, "state"), generator.state))
+        elif is_array(value):
+            if value.nbytes <= _MAX_ARRAY_BYTES and value.flags.writeable:
+                self._states.append((functools.partial(value.__setitem__, ...), value.copy()))
         else:
             return False
         return True
 
     def _save_class(self, kind: type) -> None:
-        """Containers and memoised functions that a forward reaches through its class or its module's globals."""
+        """Attributes of the class, and what its methods reach in the globals of their module."""
         for owner in kind.__mro__:
-            if owner.__module__.partition(".")[0] in ("builtins", "torch", "abc", "typing"):
-                continue
-            if id(owner) in self._visited:
+            if (
+                owner.__module__.partition(".")[0] in ("builtins", "torch", "abc", "typing")
+                or id(owner) in self._visited
+            ):
                 continue
             self._visited.add(id(owner))
-            for value in vars(owner).values():
+            attributes = dict(vars(owner))
+            self._classes.append((owner, attributes))
+            for value in attributes.values():
                 if type(value) in _BASES:
                     self._save_container(value)
-                elif isinstance(value, FunctionType):
-                    for name in value.__code__.co_names:
-                        self._save_memory(value.__globals__.get(name))
-                else:
-                    self._save_memory(value)
+                function = getattr(value, "__func__", value)  # of a static or class method
+                if isinstance(function, FunctionType):
+                    self._save_function(function)
+                self._save_memory(function)
 
     def _save_memory(self, function: Any) -> None:
         """A memoised function must not remember the tensors of this run."""
@@ -211,7 +237,9 @@ class Held:
                 (base.update if hasattr(base, "update") else base.extend)(container, contents)
         for owner, name, value in self._slots:
             if getattr(owner, name, _MISSING) is not value:
-                object.__setattr__(owner, name, value)
+                object.__delattr__(owner, name) if value is _MISSING else object.__setattr__(owner, name, value)
+        for kind, attributes in self._classes:
+            _put_back_class(kind, attributes)
         for owner, owner_class, attributes in self._objects:
             if type(owner) is not owner_class:  # a lazy module becomes its eager class
                 owner.__class__ = owner_class
@@ -236,6 +264,16 @@ def _same_contents(container: Any, contents: Any) -> bool:
     if isinstance(container, set):
         return {id(each) for each in container} == {id(each) for each in contents}
     return all(value is saved for value, saved in zip(container, contents, strict=True))
+
+
+def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
+    attributes = vars(kind)
+    for name in attributes.keys() - saved.keys():
+        if not name.startswith("__"):  # Python adds some of those itself when it likes
+            type.__delattr__(kind, name)
+    for name, value in saved.items():
+        if attributes.get(name, _MISSING) is not value and not name.startswith("__"):
+            type.__setattr__(kind, name, value)
 
 
 def _put_back_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:

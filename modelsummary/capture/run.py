@@ -25,7 +25,7 @@ from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["Recording", "capture", "list_layers"]
+__all__ = ["Recording", "capture", "check_execution", "list_layers"]
 
 _META = torch.device("meta")
 _AUTOCAST = "autocast was on, which knows no meta tensors"
@@ -57,6 +57,12 @@ def list_layers(model: nn.Module) -> Recording:
     return Recording(static_tree(module_facts(model)), "none")
 
 
+def check_execution(execution: str) -> None:
+    """Raise ``InputError`` if ``execution`` is unknown."""
+    if execution not in ("auto", "shape", "real"):
+        raise InputError(f"execution={execution!r} is unknown; expected 'auto', 'shape' or 'real'")
+
+
 def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     """Run ``model`` and record it; model, arguments and global state are afterwards as before.
 
@@ -67,20 +73,19 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     Raises:
         InputError: ``execution`` is none of these, or real execution is impossible on meta tensors.
     """
-    if execution not in ("auto", "shape", "real"):
-        raise InputError(f"execution={execution!r} is unknown; expected 'auto', 'shape' or 'real'")
+    check_execution(execution)
     modules = modules_of(model)
     only_shapes = _needs_meta(modules, call)
     if execution == "real":
         if only_shapes:
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
         return _real(model, modules, call)
-    run, shapes = _attempt(model, modules, call, ShapeOnly())
-    reason = _obstacle(run, shapes)
+    run = _attempt(model, modules, call, on_shapes=True)
+    reason = _obstacle(run)
     if reason is None:
         return _recording(run, "shape")
     if execution == "shape" or only_shapes:
-        return _with_obstacle(run, shapes)
+        return _with_obstacle(run)
     recording = _real(model, modules, call)
     recording.fallback_reason = recording.fallback_reason or reason
     return recording
@@ -95,8 +100,10 @@ def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None
     return "an input is on meta" if any(tensor.is_meta for tensor in call.tensors()) else None
 
 
-def _obstacle(run: _Run, shapes: ShapeOnly) -> str | None:
+def _obstacle(run: _Run) -> str | None:
     """Why a shape-only run is not to be trusted: it failed, or the model caught what would have failed it."""
+    shapes = run.execution
+    assert isinstance(shapes, ShapeOnly)
     if shapes.needs_values:
         return f"{shapes.obstacle} needs the values of a tensor"
     if run.error is not None:
@@ -111,8 +118,10 @@ def _first_sentence(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].partition(". ")[0][:160]
 
 
-def _with_obstacle(run: _Run, shapes: ShapeOnly) -> Recording:
+def _with_obstacle(run: _Run) -> Recording:
     """A shape-only recording that cannot be replaced by a real one."""
+    shapes = run.execution
+    assert isinstance(shapes, ShapeOnly)
     if shapes.needs_values and shapes.obstacle is not None and run.error is None:
         run.error = DataDependentError(shapes.obstacle)
     recording = _recording(run, "shape")
@@ -123,9 +132,9 @@ def _with_obstacle(run: _Run, shapes: ShapeOnly) -> Recording:
 
 def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -> Recording:
     """A real run; if it fails, another with numpy arrays as they are, where some were passed."""
-    run, _ = _attempt(model, modules, call, None)
+    run = _attempt(model, modules, call, on_shapes=False)
     if run.error is not None and call.has_arrays:
-        with_arrays, _ = _attempt(model, modules, call, None, raw_arrays=True)
+        with_arrays = _attempt(model, modules, call, on_shapes=False, raw_arrays=True)
         if with_arrays.error is None:
             recording = _recording(with_arrays, "real")
             recording.fallback_reason = "the forward takes numpy arrays"
@@ -141,6 +150,7 @@ class _Run:
     """What one run left behind, before it is made into a tree."""
 
     watch: Watch
+    execution: ShapeOnly | RealExecution
     error: Exception | None
     facts: dict[int, ModuleFacts]
 
@@ -157,51 +167,49 @@ def _attempt(
     model: nn.Module,
     modules: Sequence[nn.Module],
     call: CallArguments,
-    shapes: ShapeOnly | None,
     *,
+    on_shapes: bool,
     raw_arrays: bool = False,
-) -> tuple[_Run, ShapeOnly]:
-    """Run on ``shapes``, or really; without gradients, unless the forward turns out to take some of its own."""
-    run = _run(model, modules, call, shapes, raw_arrays=raw_arrays, grad=False)
+) -> _Run:
+    """Run without gradients; if the forward turns out to take some of its own, again with them."""
+    options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays}
+    run = _run_once(model, modules, call, **options, grad=False)
     if run.error is not None and _WANTS_GRADIENT.search(str(run.error)):
-        shapes = shapes and ShapeOnly()
-        run = _run(model, modules, call, shapes, raw_arrays=raw_arrays, grad=True)
-    return run, shapes or ShapeOnly()
+        run = _run_once(model, modules, call, **options, grad=True)
+    return run
 
 
-def _run(
+def _run_once(
     model: nn.Module,
     modules: Sequence[nn.Module],
     call: CallArguments,
-    shapes: ShapeOnly | None,
     *,
+    on_shapes: bool,
     raw_arrays: bool,
     grad: bool,
 ) -> _Run:
     """Run once. The facts are collected before the model is put back: a lazy module has its parameters only now."""
     error: Exception | None = None
-    with unchanged(modules, (call.args, call.kwargs), lazy_device=_META if shapes else None) as held:
-        real = None if shapes else RealExecution(held.tensors)
-        execution = shapes or real
-        assert execution is not None
+    with unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
+        execution = ShapeOnly() if on_shapes else RealExecution(held.tensors)
         watch = Watch(model, execution)
         try:
-            if shapes is not None:
-                args, kwargs = call.on_meta(shapes.input)
-                replace_in_objects(shapes.input, (args, kwargs))
-                shapes.replace_tensors_of(held.modules)
+            if isinstance(execution, ShapeOnly):
+                args, kwargs = call.on_meta(execution.input)
+                replace_in_objects(execution.input, (args, kwargs))
+                execution.replace_tensors_of(held.modules)
             else:
                 device = next((tensor.device for tensor in tensors_of_modules(modules)), torch.device("cpu"))
                 args, kwargs = call.on_device(execution.input, device, raw_arrays=raw_arrays)
-            with torch.set_grad_enabled(grad), _nothing_hidden(), _room(), _validation(real is not None):
+            with torch.set_grad_enabled(grad), _nothing_hidden(), _room(), _validation(not on_shapes):
                 watch.run(args, kwargs)
         except Exception as raised:
             error = raised
         finally:
             facts = module_facts(model)
-            if real is not None:
-                real.put_back()
-    return _Run(watch, error, facts)
+            if isinstance(execution, RealExecution):
+                execution.put_back()
+    return _Run(watch, execution, error, facts)
 
 
 @contextmanager

@@ -54,6 +54,7 @@ class ShapeOnly:
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # id(meta tensor) -> meta tensor, values
+        self._storages: dict[int, Any] = {}  # id(known meta tensor) -> its storage; .data = ... exchanges it
         self._borrowed: set[int] = set()  # ids of known meta tensors whose values belong to the model
         self._overwritten: dict[int, Any] = {}  # meta storages (kept alive) that lost what was known of them
 
@@ -153,6 +154,7 @@ class ShapeOnly:
     @staticmethod
     def _run_kernel(func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         shortcut = SHAPE_RULES.get(func)
+        _check_dtypes(rule, args)
         out = shortcut(*args, **kwargs) if shortcut is not None else None
         if out is None:
             out = func(*args, **kwargs)
@@ -187,7 +189,7 @@ class ShapeOnly:
         twin = self._new_twin(tensor)
         limit = _MAX_KNOWN_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_KNOWN
         if tensor.numel() <= limit and tensor.layout is torch.strided:
-            self._known[id(twin)] = (twin, tensor)
+            self._set_known(twin, tensor)
             self._borrowed.add(id(twin))
         return twin
 
@@ -212,7 +214,10 @@ class ShapeOnly:
         if rule.is_random:
             return None
         for tensor in tensors_in((args, kwargs)):
-            if id(tensor) not in self._known or tensor.untyped_storage()._cdata in self._overwritten:
+            if id(tensor) not in self._known:
+                return None
+            storage = tensor.untyped_storage()._cdata
+            if storage in self._overwritten or storage != self._storages[id(tensor)]._cdata:
                 return None
         args, kwargs = map_tensors(self._own_value, (args, kwargs))
         if kwargs.get("device") is not None:
@@ -233,8 +238,13 @@ class ShapeOnly:
 
     def _know(self, value: Tensor) -> Tensor:
         twin = self._new_twin(value)
-        self._known[id(twin)] = (twin, value)
+        self._set_known(twin, value)
         return twin
+
+    def _set_known(self, meta: Tensor, value: Tensor) -> None:
+        if id(meta) not in self._known:
+            self._known[id(meta)] = (meta, value)
+            self._storages[id(meta)] = meta.untyped_storage()
 
     def _follow(
         self,
@@ -254,13 +264,28 @@ class ShapeOnly:
                 except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
                     computed = []
                 for meta, value in zip(outputs, computed, strict=False):
-                    self._known.setdefault(id(meta), (meta, value))
+                    self._set_known(meta, value)
                 if computed:
                     return
         for place in rule.writes if self._known else ():
             for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
                 storage = tensor.untyped_storage()
                 self._overwritten[storage._cdata] = storage
+
+
+_SAME_DTYPE = frozenset(f"aten.{name}" for name in ("mm", "addmm", "mv", "addmv", "dot", "vdot", "baddbmm"))
+_NORMS = frozenset({"aten.native_layer_norm", "aten.native_batch_norm", "aten.native_group_norm"})
+
+
+def _check_dtypes(rule: OpRule, args: Any) -> None:
+    """Meta kernels of products and normalisations take operands of any dtypes; the kernels of a device do not."""
+    if rule.name not in _SAME_DTYPE and rule.name not in _NORMS:
+        return
+    dtypes = [tensor.dtype for tensor in tensors_in(args)]
+    if rule.name in _NORMS:  # half-precision input with float32 weights is fine
+        dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
+    if len(set(dtypes)) > 1:
+        raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
 
 
 def _selects_by_mask(rule: OpRule, args: Any) -> bool:

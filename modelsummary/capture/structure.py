@@ -108,7 +108,7 @@ def result_sizes(value: Any) -> tuple[Sizes, int]:
 
 
 def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
-    if type(value) is Tensor and value.layout is torch.strided:
+    if type(value) is Tensor and value.layout is torch.strided and not value.is_nested:
         return list(value.shape), value.nbytes
     seen: dict[int, Any] = {}
     return sizes_of(value, seen), bytes_of(seen)

@@ -6,6 +6,7 @@ innermost running module. While the model runs, facts are only appended; ``tree`
 
 from __future__ import annotations
 
+import sys
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from modelsummary.capture.structure import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes
@@ -67,12 +69,14 @@ class Call:
         self.finished = False
 
 
+_OTHER_THREAD = "calls in another thread"
+
+
 class Watch:
     """Context in which every module call of this thread becomes a ``Call`` and every operator is counted.
 
-    Module hooks are registered once for all modules, so the model itself gets none: nothing to remove
-    from it, and a ScriptModule, which refuses hooks of its own, is seen too. Only a module that has forward hooks of
-    the user gets one more behind them, which stays until the model is put back: its output is what they return.
+    Module hooks are registered once for all modules, so a ScriptModule, which refuses hooks of its own, is seen too.
+    A module that has forward hooks of the user gets one more behind them until the end: its output is what they return.
 
     Attributes:
         calls: all calls in the order in which they began; the first is that of the model.
@@ -89,7 +93,8 @@ class Watch:
         self.under_autocast = torch._C._is_any_autocast_enabled()
         self._root_began = False
         self._hooked: set[int] = set()
-        self._in_own_hooks: set[Call] = set()
+        self._in_own_hooks: dict[Call, BaseException | None] = {}  # -> the exception that was being handled
+        self._handles: list[RemovableHandle] = []
         self._operators = _Operators(self, execution)
         self._thread = get_ident()
 
@@ -109,10 +114,10 @@ class Watch:
         root.finished = True
 
     def __enter__(self) -> Watch:
-        self._handles = (
+        self._handles += [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
-        )
+        ]
         self._operators.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -124,6 +129,8 @@ class Watch:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if get_ident() != self._thread:
+            if any(module is own for own in self.root.module.modules()):
+                self.root.uncounted[_OTHER_THREAD] = self.root.uncounted.get(_OTHER_THREAD, 0) + 1
             return
         if module is self.root.module and not self._root_began:
             self._root_began = True  # the root runs until the model returns: hooks of the user are its work
@@ -133,7 +140,8 @@ class Watch:
         self.calls.append(call)
         if module._forward_hooks and id(module) not in self._hooked:
             self._hooked.add(id(module))
-            module.register_forward_hook(self._after_own_hooks, with_kwargs=True, always_call=True)
+            hook = module.register_forward_hook(self._after_own_hooks, with_kwargs=True, always_call=True)
+            self._handles.append(hook)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
         """Torch passes ``(kwargs, output)`` after a forward, ``(output,)`` alone after an exception."""
@@ -143,16 +151,18 @@ class Watch:
         if len(kwargs_and_output) == 1:
             self._fail(call, args)
         elif id(module) in self._hooked:
-            self._in_own_hooks.add(call)
+            self._in_own_hooks[call] = sys.exc_info()[1]
         else:
             self._finish(call, args, *kwargs_and_output)
 
     def _after_own_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Torch calls this after an exception, too: of a hook (the call ends), or of the forward (it has ended)."""
+        """Torch calls this after an exception, too: of a hook (the call failed), or of the forward (it has ended)."""
         call = self._ending(module)
-        if call in self._in_own_hooks:
-            self._in_own_hooks.discard(call)
-            self._finish(call, args, kwargs, output)
+        if call is not None and call in self._in_own_hooks:
+            if self._in_own_hooks.pop(call) is sys.exc_info()[1]:
+                self._finish(call, args, kwargs, output)
+            else:
+                self._fail(call, args)
 
     def _ending(self, module: nn.Module) -> Call | None:
         """The running call of ``module``; calls above it ended without notice (a hook of theirs raised)."""

@@ -109,6 +109,8 @@ def find_columns(names: Sequence[str] | None, *, executed: bool) -> list[tuple[s
         names = [name for name in DEFAULT_COLUMNS if executed or name not in _RUN_COLUMNS]
     if isinstance(names, str):
         names = [names]
+    if not isinstance(names, Sequence):
+        raise InputError(f"columns={names!r} is no list of names; expected some of: {', '.join(COLUMNS)}")
     for name in names:
         if name not in COLUMNS:
             raise InputError(f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}")

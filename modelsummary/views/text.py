@@ -29,10 +29,10 @@ class TableOptions:
         branching: draw the tree; False prints fully qualified names.
         var_names: print the attribute name of each module behind its class.
         ascii_only: no box-drawing characters.
-        hide_recursive: leave out rows whose parameters stand in an earlier row.
+        hide_recursive: leave out rows that stand, with all that is below them, in earlier rows already.
         all_shapes: print every tensor of an input or output, not only the first.
-        units: prefix for counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...), written into the
-            header; None: counts in full, bytes in full.
+        units: prefix for the columns of counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...),
+            written into their headers; None: in full. The totals below the table choose theirs.
     """
 
     columns: Sequence[str] | None = None
@@ -45,7 +45,7 @@ class TableOptions:
     units: str | None = None
 
     def __post_init__(self) -> None:
-        if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
+        if self.depth is not None and (type(self.depth) is not int or self.depth < 0):
             raise InputError(f"depth={self.depth!r} is no level of the tree; expected an integer >= 0, or None")
         if self.units is not None:
             check_prefix(self.units)
@@ -65,7 +65,7 @@ def render(
         InputError: an unknown column.
     """
     columns = find_columns(options.columns, executed=execution != "none")
-    shown = [row for row in root.walk(options.depth) if not (options.hide_recursive and row.is_recursive)]
+    shown = [row for row in root.walk(options.depth) if not (options.hide_recursive and _is_repetition(row))]
     cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
     table = tabulate(
         [[cells.name(row), *(cells.cell(name, column, row) for name, column in columns)] for row in shown],
@@ -98,6 +98,11 @@ _FORMAT = TableFormat(
 
 def _is_number(column: Column) -> bool:
     return column.kind in ("count", "bytes", "percent")
+
+
+def _is_repetition(row: LayerInfo) -> bool:
+    """The row and all below it stand in earlier rows already."""
+    return all(each.is_recursive for each in row.walk())
 
 
 def _batch_size(root: LayerInfo, batch_dim: int | None) -> int | None:
