@@ -92,7 +92,7 @@ class Held:
             kind = type(value)
             if kind in _PLAIN:
                 continue
-            if kind in (dict, list, set) and not value:
+            if kind in _BASES and not value:
                 self._empty.append(value)
                 continue
             if id(value) in self._visited:
