@@ -55,7 +55,7 @@ _PER_INPUT = re.compile(
     r"|count_nonzero$|logsumexp$|norm$|std$|var$|(std|var)_mean$|max$|min$"
 )
 _PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
-# Tagged as of dynamic shape, but only a boolean mask, or one driver of it, makes them so.
+# Tagged as of dynamic shape, but only some arguments (a boolean mask, a LAPACK driver) make them so.
 _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())

@@ -175,7 +175,7 @@ def _trilinear(
 def _convolution(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
     """Each output element sums over weight.shape[1:]; transposed, each input element spreads over it.
 
-    Sparing the input positions that padding adds would make the count depend on the kernel; it is dense.
+    Products with padding count like others: a dense count depends on shapes alone.
     """
     positions = x if _is_transposed(args) else out
     return positions.numel() * prod(weight.shape[1:])

@@ -234,17 +234,17 @@ class Statistics(ModelStatistics):
         call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
         recording = list_layers(model) if call is None else capture(model, call, execution)
-        super().__init__(
-            recording.root,
-            execution=recording.execution,
-            fallback_reason=recording.fallback_reason,
-            batch_dim=batch_dim,
-            options=options,
-        )
+        facts: dict[str, Any] = {
+            "execution": recording.execution,
+            "fallback_reason": recording.fallback_reason,
+            "batch_dim": batch_dim,
+            "options": options,
+        }
+        super().__init__(recording.root, **facts)
         if call is not None and recording.error is not None:
             if call.nothing_found:
                 raise InputError(call.nothing_found) from recording.error
-            partial = ModelStatistics(recording.root, execution=recording.execution, options=options)
+            partial = ModelStatistics(recording.root, **facts)
             raise ForwardError(_failure(recording, call.size_dtypes), partial) from recording.error
 
 

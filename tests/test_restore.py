@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from modelsummary import ForwardError, Statistics
+from modelsummary.capture.held import Held
 from tests.models import CachesTensors, Call, ClampsWeights, Decoder, ReplacesData
 from tests.untouched import untouched
 
@@ -191,6 +192,7 @@ def test_hooks_of_the_user_run_and_stay():
 
     def collect(module, args, out):
         outputs.append(out)
+        times[0] += 1
         module.collected = True
         return torch.cat((out, out), 1)
 
@@ -420,15 +422,24 @@ def test_ordered_and_overridden_dictionaries_come_back():
 
 
 def test_only_what_changed_is_written():
-    """Another thread may look at the model meanwhile: dictionaries are not cleared to be filled again."""
+    """Another thread may look at the model meanwhile: a container is not emptied to be filled again."""
 
-    class Noticing(dict):
+    class Emptied(Exception):
+        pass
+
+    class Telling(dict):
         def clear(self):
-            raise AssertionError
+            raise Emptied
 
-    model = nn.Linear(4, 4)
-    model.settings = Noticing(a=1)
-    Statistics(model, (2, 4))
+    contents = {"a": 1}
+    held = Held()
+    held.save([contents])
+    assert [container for _, container, _ in held._containers] == [contents]
+    held._containers = [(Telling, container, saved) for _, container, saved in held._containers]
+    held.put_back()
+    contents["b"] = 2
+    with pytest.raises(Emptied):
+        held.put_back()
 
 
 CACHE: dict[int, torch.Tensor] = {}
@@ -504,8 +515,6 @@ def test_functions_classes_and_globals_are_put_back(execution):
     assert not model.weak
     assert model.array.tolist() == [0.0, 0.0]
     assert dict(model.settings) == {"first": 1}
-    with untouched(model):
-        pass
     model(torch.ones(2, 4))  # no meta tensor is left to meet
     HoldsFunctions.scale, HoldsFunctions.calls = None, 0
     CACHE.clear()
@@ -531,3 +540,19 @@ def test_a_tensor_passed_twice_stays_one_tensor():
     for execution in EXECUTIONS:
         stats = Statistics(model, (x, x), execution=execution)
         assert (stats.root.output_size, stats.total_input_bytes) == ([2, 4], 32)
+
+
+def test_a_buffer_made_in_inference_mode_comes_back():
+    with torch.inference_mode():
+        buffer = torch.zeros(3)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            self.buffer.add_(1)
+        return x
+
+    model = Call(forward)
+    model.register_buffer("buffer", buffer)
+    for execution in EXECUTIONS:
+        with untouched(model):
+            Statistics(model, torch.ones(1), execution=execution)

@@ -328,6 +328,7 @@ def test_inside_torchscript_calls_are_unknown_but_work_is_counted():
     assert Statistics(scripted, (2, 4)).total_mult_adds == 40
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 def test_quantized_weights_count_as_buffers():
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 5)), {nn.Linear})
     stats = Statistics(model, torch.rand(2, 4))

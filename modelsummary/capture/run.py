@@ -67,13 +67,12 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     """Run ``model`` and record it; model, arguments and global state are afterwards as before.
 
     Args:
-        execution: ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``: shape-only, and if anything
+        execution: as checked by ``check_execution``: ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``: shape-only, and if anything
             stands in its way (values decide the control flow, an operator has no meta kernel), really.
 
     Raises:
-        InputError: ``execution`` is none of these, or real execution is impossible on meta tensors.
+        InputError: real execution is asked for, and impossible on meta tensors.
     """
-    check_execution(execution)
     modules = modules_of(model)
     only_shapes = _needs_meta(modules, call)
     if execution == "real":
@@ -206,9 +205,9 @@ def _run_once(
         except Exception as raised:
             error = raised
         finally:
-            facts = module_facts(model)
             if isinstance(execution, RealExecution):
                 execution.put_back()
+        facts = module_facts(model)
     return _Run(watch, execution, error, facts)
 
 

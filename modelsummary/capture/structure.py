@@ -39,12 +39,11 @@ def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | No
         return {str(key): inner for key, inner in value.items()}
     if isinstance(value, _SEQUENCES):
         return tuple(value)
-    if isinstance(value, (type, nn.Module, torch.device, torch.dtype, str, bytes)) or objects_left <= 0:
+    if objects_left <= 0:
         return None
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, nn.Module)):
         return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
-    attributes = getattr(value, "__dict__", None)
-    return attributes if isinstance(attributes, dict) and not callable(value) else None
+    return _attributes(value)
 
 
 def sizes_of(

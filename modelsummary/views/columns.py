@@ -9,7 +9,7 @@ from typing import Any, Literal
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "Column", "find_columns"]
+__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "WITHOUT_FORWARD", "Column", "find_columns"]
 
 Kind = Literal["text", "shape", "count", "bytes", "percent"]
 
@@ -92,11 +92,7 @@ COLUMNS: dict[str, Column] = {
 }
 
 DEFAULT_COLUMNS = ("input_size", "output_size", "num_params", "mult_adds")
-_RUN_COLUMNS = {
-    *("input_size", "output_size", "mult_adds", "input_bytes", "output_bytes", "macs", "self_macs", "flops"),
-    *("self_flops", "elementwise_ops", "self_elementwise_ops", "bytes_read", "self_bytes_read"),
-    *("bytes_written", "self_bytes_written"),
-}
+WITHOUT_FORWARD = ("num_params",)
 
 
 def find_columns(names: Sequence[str] | None, *, executed: bool) -> list[tuple[str, Column]]:
@@ -106,7 +102,7 @@ def find_columns(names: Sequence[str] | None, *, executed: bool) -> list[tuple[s
         InputError: a name is unknown.
     """
     if names is None:
-        names = [name for name in DEFAULT_COLUMNS if executed or name not in _RUN_COLUMNS]
+        names = DEFAULT_COLUMNS if executed else WITHOUT_FORWARD
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, Sequence):
