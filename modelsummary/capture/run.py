@@ -67,8 +67,9 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     """Run ``model`` and record it; model, arguments and global state are afterwards as before.
 
     Args:
-        execution: as checked by ``check_execution``: ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``: shape-only, and if anything
-            stands in its way (values decide the control flow, an operator has no meta kernel), really.
+        execution: as checked by ``check_execution``. ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``:
+            shape-only, and if anything stands in its way (values decide the control flow, an operator has no
+            meta kernel), really.
 
     Raises:
         InputError: real execution is asked for, and impossible on meta tensors.
