@@ -11,6 +11,7 @@ __all__ = [
     "LayerNotFoundError",
     "ModelSummaryError",
     "RegistrationError",
+    "SplitError",
 ]
 
 
@@ -61,3 +62,15 @@ class ForwardError(ModelSummaryError, RuntimeError):
     def __init__(self, message: str, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+class SplitError(ModelSummaryError, RuntimeError):
+    """A model cannot be split as asked, or a stage cannot run as it was split.
+
+    Attributes:
+        possible: the largest number of stages that is possible; None where it is not known.
+    """
+
+    def __init__(self, message: str, possible: int | None = None) -> None:
+        super().__init__(message)
+        self.possible = possible

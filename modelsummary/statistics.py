@@ -12,9 +12,12 @@ from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.facts import unwrap
-from modelsummary.capture.inputs import call_arguments
-from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError
+from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.record import record
+from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
+from modelsummary.dataflow import Record
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
+from modelsummary.split import By, Stages, Wishes, split
 from modelsummary.views.text import TableOptions, render
 
 __all__ = ["ModelStatistics", "Statistics"]
@@ -49,6 +52,8 @@ class ModelStatistics:
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
+        self._call: CallArguments | None = None
+        self._records: list[Record] | None = None
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)
@@ -132,6 +137,52 @@ class ModelStatistics:
     def uncounted_ops(self) -> dict[str, int]:
         """Operators that look like matrix products and have no MAC formula -> how often each ran."""
         return ledger(self.root)
+
+    # -------------------------------------------------------------------------------------------- split
+
+    def split(
+        self,
+        n_stages: int,
+        by: By = "macs",
+        *,
+        max_memory: int | Sequence[int] | None = None,
+        boundaries: Sequence[str] | None = None,
+        max_crossing_bytes: int | None = None,
+        single_tensor_cuts: bool = False,
+    ) -> Stages:
+        """Cut the model into stages that run one after the other and are together exactly the model.
+
+        Each stage is an ``nn.Sequential`` that holds the model's own modules, parameters and buffers under their own
+        names; the model is not changed. The cuts make the dearest stage as cheap as possible; among such cuts those
+        that the fewest bytes cross.
+
+        Args:
+            n_stages: number of stages.
+            by: what to balance: ``"macs"``, ``"flops"``, ``"params"``, ``"param_bytes"``, ``"activation_bytes"``;
+                a dict FQN -> cost of the module, everything in it included; or a function of the ``LayerInfo`` of a
+                leaf that tells its cost.
+            max_memory: bytes that a stage may hold in parameters, buffers and results of its calls; one number, or
+                one a stage.
+            boundaries: FQNs of modules with which a stage begins.
+            max_crossing_bytes: bytes that may cross a cut, for the recorded batch.
+            single_tensor_cuts: cut only where one tensor crosses.
+
+        Raises:
+            InputError: an argument is unusable.
+            SplitError: the model cannot be split like that; says why, and how many stages are possible.
+        """
+        wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
+        model = self.root.module
+        if model is None or self._call is None:
+            raise SplitError(
+                "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
+            )
+        if self._records is None:
+            self._records = record(model, self._call, self.execution, self.batch_dim)
+        return split(model, self._records, [self.root, *self.summary_list], by, wishes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_call": None, "_records": None}
 
     # -------------------------------------------------------------------------------------------- views
 
@@ -241,6 +292,7 @@ class Statistics(ModelStatistics):
             "options": options,
         }
         super().__init__(recording.root, **facts)
+        self._call = call
         if call is not None and recording.error is not None:
             if call.nothing_found:
                 raise InputError(call.nothing_found) from recording.error

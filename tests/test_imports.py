@@ -14,8 +14,8 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = {
     "errors": -1,
     "units": 0,
-    **dict.fromkeys(["layer_info", "op_costs"], 1),
-    **dict.fromkeys(["capture", "views"], 2),
+    **dict.fromkeys(["layer_info", "op_costs", "dataflow"], 1),
+    **dict.fromkeys(["capture", "views", "split"], 2),
     "statistics": 3,
 }
 

@@ -92,6 +92,31 @@ class CallArguments:
         """Dtypes of the inputs given by size."""
         return [each.dtype for each in self.args if isinstance(each, _Sized)]
 
+    def size_along(self, dim: int) -> int | None:
+        """Size of the first input that has this dimension; None if none has."""
+        for leaf in tree_leaves((self.args, self.kwargs)):
+            shape = _shape_of(leaf)
+            if shape is not None and len(shape) > dim:
+                return shape[dim]
+        return None
+
+    def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
+        """These arguments with ``new_size`` in every input whose dimension ``dim`` is ``size``; its rows are repeated."""
+        rows = torch.arange(new_size) % size
+
+        def convert(leaf: Any) -> Any:
+            shape = _shape_of(leaf)
+            if shape is None or len(shape) <= dim or shape[dim] != size:
+                return leaf
+            if isinstance(leaf, _Sized):
+                return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))
+            if isinstance(leaf, _Array):
+                return _Array(leaf.value.take(rows.numpy(), axis=dim))
+            return leaf.detach().index_select(dim, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
+
+        args, kwargs = self._with(convert)
+        return replace(self, args=args, kwargs=kwargs)
+
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, without those given by size or as an array, or that are structure."""
         return list(tensors_of((self.args, self.kwargs)))
@@ -260,6 +285,13 @@ def _tensor_of(leaf: Any) -> Tensor | None:
     if isinstance(leaf, Tensor):
         return leaf
     return torch.tensor(leaf.value) if isinstance(leaf, _Array) else None
+
+
+def _shape_of(leaf: Any) -> tuple[int, ...] | None:
+    if isinstance(leaf, _Sized):
+        return leaf.shape
+    leaf = leaf.value if isinstance(leaf, _Array) else leaf
+    return tuple(leaf.shape) if is_array(leaf) or isinstance(leaf, Tensor) else None
 
 
 def _takes_list(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["Recording", "capture", "check_execution", "list_layers"]
+__all__ = ["Recording", "capture", "check_execution", "list_layers", "running"]
 
 _META = torch.device("meta")
 _AUTOCAST = "autocast was on, which knows no meta tensors"
@@ -190,9 +190,23 @@ def _run_once(
 ) -> _Run:
     """Run once. The facts are collected before the model is put back: a lazy module has its parameters only now."""
     error: Exception | None = None
+    with running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad) as (execution, args, kwargs):
+        watch = Watch(model, execution)
+        try:
+            watch.run(args, kwargs)
+        except Exception as raised:
+            error = raised
+        facts = module_facts(model)
+    return _Run(watch, execution, error, facts)
+
+
+@contextmanager
+def running(
+    modules: Sequence[nn.Module], call: CallArguments, *, on_shapes: bool, raw_arrays: bool = False, grad: bool
+) -> Iterator[tuple[ShapeOnly | RealExecution, tuple[Any, ...], dict[str, Any]]]:
+    """Context in which a model may run: yields the execution and the arguments, and leaves everything as it was."""
     with unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
         execution = ShapeOnly() if on_shapes else RealExecution(held.tensors)
-        watch = Watch(model, execution)
         try:
             if isinstance(execution, ShapeOnly):
                 args, kwargs = call.on_meta(execution.input)
@@ -202,14 +216,10 @@ def _run_once(
                 device = next((tensor.device for tensor in tensors_of_modules(modules)), torch.device("cpu"))
                 args, kwargs = call.on_device(execution.input, device, raw_arrays=raw_arrays)
             with torch.set_grad_enabled(grad), _nothing_hidden(), _room(), _validation(not on_shapes):
-                watch.run(args, kwargs)
-        except Exception as raised:
-            error = raised
+                yield execution, args, kwargs
         finally:
             if isinstance(execution, RealExecution):
                 execution.put_back()
-        facts = module_facts(model)
-    return _Run(watch, execution, error, facts)
 
 
 @contextmanager

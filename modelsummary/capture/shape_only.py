@@ -28,7 +28,7 @@ from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.op_formulas import is_outer_product, outer_product_macs
 
-__all__ = ["ShapeOnly"]
+__all__ = ["ShapeOnly", "selects_by_mask"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ class ShapeOnly:
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
         values = self._values(rule, args, kwargs)
-        if rule.needs_values or _selects_by_mask(rule, args):
+        if rule.needs_values or selects_by_mask(rule, args):
             return self._run_on_values(func, rule, values), NO_COST
         try:
             out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
@@ -288,7 +288,7 @@ def _check_dtypes(rule: OpRule, args: Any) -> None:
         raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
 
 
-def _selects_by_mask(rule: OpRule, args: Any) -> bool:
+def selects_by_mask(rule: OpRule, args: Any) -> bool:
     """``x[mask]``: how many elements it keeps is in the values of the mask."""
     return rule.name == "aten.index" and any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
 

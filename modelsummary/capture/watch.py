@@ -25,7 +25,7 @@ from modelsummary.capture.structure import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_rule
 
-__all__ = ["Call", "Execution", "Watch"]
+__all__ = ["Call", "Execution", "Operators", "Watch"]
 
 
 class Execution(Protocol):
@@ -95,7 +95,7 @@ class Watch:
         self._hooked: set[int] = set()
         self._in_own_hooks: dict[Call, BaseException | None] = {}  # -> the exception that was being handled
         self._handles: list[RemovableHandle] = []
-        self._operators = _Operators(self, execution)
+        self._operators = Operators(self, execution)
         self._thread = get_ident()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -199,7 +199,13 @@ _QUESTIONS = frozenset(
 ) | {"prim.layout", "prim.device"}
 
 
-class _Operators(TorchDispatchMode):
+class Counting(Protocol):
+    """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
+
+    running: Any
+
+
+class Operators(TorchDispatchMode):
     """Runs every operator through ``execution`` and adds its cost to the running call."""
 
     supports_higher_order_operators = True
@@ -208,7 +214,7 @@ class _Operators(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled meanwhile, and guarding against it would import torch._dynamo
 
-    def __init__(self, watch: Watch, execution: Execution) -> None:
+    def __init__(self, watch: Counting, execution: Execution) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._execution = execution

@@ -1,0 +1,267 @@
+"""Record what a forward does: several runs of the same model, told apart by what differs between them.
+
+One run cannot tell a constant from a size of its batch, or from a choice between train and eval. So the model is run at
+other batch sizes and in the other mode, and the traces are laid over one another: an integer that moved with the batch
+size becomes ``BatchSize``, a constant that moved with the mode ``ModeChoice``; tensors are the same value only where
+they are the same object in every run (in evaluation ``dropout(x)`` is ``x``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from modelsummary.capture.facts import modules_of
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.run import running
+from modelsummary.capture.trace import Foreign, Token, Tracer
+from modelsummary.dataflow import (
+    Attribute,
+    BatchSize,
+    Event,
+    ModeChoice,
+    Record,
+    Unknown,
+    Value,
+    leaves_of,
+    map_template,
+    structure_of,
+)
+
+__all__ = ["record"]
+
+
+def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int | None = None) -> list[Record]:
+    """Record a forward of ``model``; model, arguments and global state are afterwards as before.
+
+    Args:
+        execution: ``"shape"`` or ``"real"``, whichever is known to work.
+        batch_dim: dimension of the inputs that is the batch; None: the first, if the forward runs with another size
+            there, else the second.
+
+    Returns:
+        The record over all runs; then, for a model that does other things at another batch size or in the other mode,
+        records that hold for the mode, the batch size, or both of this run only.
+    """
+    modules = modules_of(model)
+
+    def trace(call: CallArguments, *, other_mode: bool = False) -> Tracer:
+        with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
+            tracer = Tracer(model, executes)
+            tracer.run(args, kwargs, other_mode=other_mode)
+        return tracer
+
+    first = _Run(trace(call), None, is_other_mode=False)
+    batches, no_batch = _other_batches(first, call, trace, batch_dim)
+    modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
+    same_mode = [first, *(run for run, _ in batches)]
+    merged = [_merged([*same_mode, *modes], no_batch, no_mode)]
+    if modes:
+        merged.append(_merged(same_mode, no_batch, "it calls other things in the other mode"))
+    if batches:
+        reason = "it does other things at another batch size"
+        if modes and (own := _other_mode(call, trace, None)[0]):
+            merged.append(_merged([first, *own], reason, no_mode))
+        merged.append(_merged([first], reason, "it calls other things in the other mode"))
+    return merged
+
+
+@dataclass
+class _Run:
+    tracer: Tracer
+    batch: int | None
+    is_other_mode: bool
+
+    @property
+    def root(self) -> Event:
+        assert self.tracer.root is not None
+        return self.tracer.root
+
+
+Trace = Callable[..., Tracer]
+
+
+def _other_batches(
+    first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None
+) -> tuple[list[tuple[_Run, CallArguments]], str]:
+    """Runs at two other batch sizes; or none, and why."""
+    reason = "no input has a batch dimension"
+    for dim in (0, 1) if batch_dim is None else (batch_dim,):
+        size = call.size_along(dim)
+        if size is None or size == 0:
+            continue
+        found: list[tuple[_Run, CallArguments]] = []
+        try:
+            for batch in (size + 1, 2 * size + 3):
+                larger = call.with_batch(dim, size, batch)
+                found.append((_Run(trace(larger), batch, is_other_mode=False), larger))
+        except Exception as error:
+            reason = f"batch size {batch} failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            continue
+        first.batch = size
+        return found, ""
+    return [], reason
+
+
+def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[_Run], str]:
+    try:
+        return [_Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
+    except Exception as error:
+        return [], f"the other mode failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+# ---------------------------------------------------------------------------------------------- merging
+
+
+def _merged(runs: list[_Run], no_batch: str, no_other_mode: str) -> Record:
+    root = _Merge(runs).event([run.root for run in runs], None)
+    storages = [run.tracer.storages_of for run in runs]
+    return Record(
+        root=root,
+        batch_size=None if no_batch else runs[0].batch,
+        no_batch=no_batch,
+        no_other_mode=no_other_mode,
+        storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},
+    )
+
+
+class _Merge:
+    """Lays traces over one another, event by event."""
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        self._batches = [run.batch for run in runs if not run.is_other_mode]
+        self._mode_twin = None  # the run that differs from the one in the other mode by the mode alone
+        if runs[-1].is_other_mode:
+            self._mode_twin = next(index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2)
+        self._values: dict[tuple[int, ...], Value] = {}
+
+    def event(self, events: Sequence[Event], parent: Event | None) -> Event:
+        first = events[0]
+        if parent is None:
+            self._define((first.args, first.kwargs), [(each.args, each.kwargs) for each in events])
+        event = Event(first.fqn, first.function, None, None, parent, first.call_index)
+        event.training = first.training
+        event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
+        event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(each.reads_sizes for each in events)
+        event.writes = tuple(each.writes[0] for each in events)
+        event.is_stateful = any(each.is_stateful for each in events)
+        event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
+        difference = self._difference(events)
+        if difference:
+            event.obstacle = event.obstacle or difference
+        else:
+            for children in zip(*(each.children for each in events), strict=True):
+                event.children.append(self.event(children, event))
+        results = [each.result for each in events]
+        if not self._define(first.result, results):
+            event.obstacle = event.obstacle or "returns something of another structure in another run"
+        event.result = self._template(results, first.training)
+        return event
+
+    def _difference(self, events: Sequence[Event]) -> str:
+        """How the calls within an event differ between the runs."""
+        calls = [[(child.fqn, child.function) for child in each.children] for each in events]
+        n_batches = len(self._batches)
+        if any(each != calls[0] for each in calls[:n_batches]):
+            return "calls other things at another batch size"
+        if self._mode_twin is not None and calls[-1] != calls[0]:
+            return "calls other things in train than in eval mode"
+        if any(child.grad != other.grad for each in events[1:] for child, other in zip(events[0].children, each.children, strict=True)):
+            return "switches gradients on or off by batch size or mode"
+        return ""
+
+    # ------------------------------------------------------------------------------------- templates
+
+    def _define(self, template: Any, templates: Sequence[Any]) -> bool:
+        """Every tensor in there is a value from now on."""
+        every = [leaves_of(each) for each in templates]
+        if len({len(leaves) for leaves in every}) != 1:
+            return False
+        for leaves in zip(*every, strict=True):
+            if all(isinstance(leaf, Token) for leaf in leaves):
+                key = tuple(leaf.index for leaf in leaves)
+                if key not in self._values:
+                    self._values[key] = self._value(leaves)
+        return True
+
+    def _value(self, tokens: Sequence[Token]) -> Value:
+        first = tokens[0]
+        return Value(
+            index=len(self._values),
+            shape=first.shape,
+            dtype=first.dtype,
+            nbytes=first.nbytes,
+            requires_grad=first.requires_grad,
+            storages=tuple(token.storage for token in tokens),
+            batch=self._batch_of([token.shape for token in tokens[: len(self._batches)]]),
+            is_dynamic=any(token.is_dynamic for token in tokens),
+        )
+
+    def _batch_of(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int] | None:
+        size = self._batches[0]
+        if size is None or len(shapes) < 2 or len({len(shape) for shape in shapes}) != 1:
+            return None
+        for dim, sizes in enumerate(zip(*shapes, strict=True)):
+            factor = sizes[0] // size
+            if factor and all(each == factor * (batch or 0) for each, batch in zip(sizes, self._batches, strict=True)):
+                return dim, factor
+        return None
+
+    def _template(self, templates: Sequence[Any], training: bool) -> Any:
+        """The template that holds in every run."""
+        every = [leaves_of(each) for each in templates]
+        if len({len(leaves) for leaves in every}) != 1 or any(
+            structure_of(each) != structure_of(templates[0]) for each in templates[1:]
+        ):
+            return map_template(lambda leaf: Unknown("arguments of another structure in another run"), templates[0])
+        merged = iter([self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
+        return map_template(lambda leaf: next(merged), templates[0])
+
+    def _leaf(self, leaves: Sequence[Any], training: bool) -> Any:
+        first = leaves[0]
+        if isinstance(first, Token):
+            if not all(isinstance(leaf, Token) for leaf in leaves):
+                return Unknown("a tensor that is another one in another run")
+            value = self._values.get(tuple(leaf.index for leaf in leaves))
+            return value or Unknown("a tensor that is another one in another run")
+        if isinstance(first, Foreign):
+            if all(isinstance(leaf, Foreign) and leaf.tensor is first.tensor for leaf in leaves):
+                return first.tensor
+            return Unknown("a tensor made by something that is no torch function")
+        if isinstance(first, Unknown):
+            return first
+        if isinstance(first, Attribute):
+            return first if all(leaf == first for leaf in leaves) else Unknown("another parameter in another run")
+        return self._constant(leaves, training)
+
+    def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
+        own = leaves[: len(self._batches)]
+        constant = own[0] if all(_equal(each, own[0]) for each in own) else self._by_batch(own)
+        if self._mode_twin is None or _equal(leaves[-1], leaves[self._mode_twin]) or isinstance(constant, Unknown):
+            return constant
+        if isinstance(constant, BatchSize):
+            return Unknown(f"{own[0]!r}, which depends on the batch size and the mode,")
+        return ModeChoice(constant, leaves[-1]) if training else ModeChoice(leaves[-1], constant)
+
+    def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
+        if all(type(each) is int for each in constants) and len(constants) > 2:
+            (size, next_size), (batch, next_batch) = constants[:2], self._batches[:2]
+            assert batch is not None and next_batch is not None
+            factor = (next_size - size) // (next_batch - batch)
+            found = BatchSize(factor, size - factor * batch)
+            if all(factor * (b or 0) + found.offset == each for each, b in zip(constants, self._batches, strict=True)):
+                return found
+        return Unknown(f"{constants[0]!r}, which becomes {constants[-1]!r} at another batch size,")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equal as constants of a call: 1, 1.0 and True differ."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # an object that cannot be compared is equal to itself alone
+        return False

@@ -1,0 +1,508 @@
+"""Trace one run: every call of a module and of a torch function, with the tensors that it was given and made.
+
+Tensors are known by identity; there are no proxies, so Python control flow is simply what happened. What the calls of
+a module do that no list of calls could do again (read values, assign attributes, draw from Python's generator) is noted
+as an obstacle of that module.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import sys
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from modelsummary.capture.facts import named_modules
+from modelsummary.capture.shape_only import ShapeOnly, selects_by_mask
+from modelsummary.capture.structure import is_array, nbytes_of, tensors_of
+from modelsummary.capture.watch import Execution, Operators
+from modelsummary.dataflow import (
+    Attribute,
+    Event,
+    Marker,
+    OwnDevice,
+    TorchFunction,
+    Unknown,
+    leaves_of,
+    map_template,
+    torch_function,
+)
+from modelsummary.op_costs import NO_COST, OpCost, OpRule, tensors_in
+
+__all__ = ["Foreign", "Token", "Tracer"]
+
+_CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.layout, torch.memory_format, type)
+_CONSTANTS += (range, type(Ellipsis), FunctionType, BuiltinFunctionType, enum.Enum)
+# Their result has the shape of the argument and nothing of its values.
+_TAKES_SHAPE = frozenset(
+    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full".split()
+)
+_READS_SIZE = frozenset("shape size __len__ numel nelement stride storage_offset nbytes".split())
+_READS_FACTS = _READS_SIZE | frozenset(
+    "dim ndimension get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg is_inference is_pinned"
+    " is_same_size is_set_to is_shared is_tensor is_storage is_nonzero_static element_size type result_type can_cast"
+    " promote_types has_names __hash__ __repr__ __str__ __format__ __dir__ dim_order is_distributed broadcast_shapes"
+    " is_coalesced".split()
+)
+_TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_sizes".split())
+_OWN_OF_MODULES = frozenset({"training", "_modules", "_is_full_backward_hook", "_is_hf_initialized"})
+# One kernel in evaluation without gradients, where their forward is not what their calls say.
+_WHOLE = (nn.TransformerEncoderLayer,)
+_CONTAINERS = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+)
+
+
+@dataclass(eq=False)
+class Token(Marker):
+    """A tensor that this run made or was given.
+
+    Attributes:
+        is_tainted: its values depend on those of the input, of parameters, or on random numbers.
+        is_dynamic: its shape depends on such values.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    requires_grad: bool
+    storage: int
+    is_tainted: bool = True
+    is_dynamic: bool = False
+
+
+@dataclass(eq=False)
+class Foreign(Marker):
+    """A tensor that is neither the model's nor made by the run: a global, an element of a list."""
+
+    tensor: Tensor
+
+
+class Tracer(TorchFunctionMode):
+    """Traces one run of ``model``.
+
+    Attributes:
+        root: the call of the model.
+        storages_of: FQN of each tensor of the model -> id of its memory.
+    """
+
+    def __init__(self, model: nn.Module, execution: Execution) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self._names = {id(module): fqn for fqn, module in named_modules(model)}
+        self._attributes: dict[int, Attribute] = {}
+        self.storages_of: dict[str, int] = {}
+        self._tokens: dict[int, Token] = {}
+        self._by_storage: defaultdict[int, list[Token]] = defaultdict(list)
+        self._kept_alive: list[Any] = []
+        self._calls: Counter[str] = Counter()
+        self._known_as = _own_device(model, execution)
+        self._operators = Operators(self, _Noted(execution, self))
+        self.root: Event | None = None
+        self._stack: list[Event] = []
+        self.running = _Counters()
+        self._is_open = False  # what runs now is the code of a module that could be replaced by what it calls
+        self._surroundings = _surroundings()
+        self._generators = _Generators()
+        self._thread = get_ident()
+        self._name_tensors()
+
+    def _name_tensors(self) -> None:
+        for fqn, module in named_modules(self._model):
+            prefix = f"{fqn}." if fqn else ""
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            for tensors in (module._parameters, module._buffers, vars(module)):
+                for name, tensor in tensors.items():
+                    if isinstance(tensor, Tensor) and id(tensor) not in self._attributes:
+                        self._attributes[id(tensor)] = Attribute(prefix + name)
+                        self.storages_of[prefix + name] = _storage(tensor)
+                        self._kept_alive.append(tensor)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
+        """Call the model, or the model with every module in the other mode; raises what its forward raises."""
+        for module in self._model.modules() if other_mode else ():
+            module.training = not module.training
+        with self._every_call(), self._operators, self:
+            self._model(*args, **kwargs)
+
+    @contextmanager
+    def _every_call(self) -> Iterator[None]:
+        """Hooks come after a module's own; only around ``__call__`` a call is seen as it was made."""
+        original = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._module_call(original, module, args, kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+
+    # ----------------------------------------------------------------------------------------- modules
+
+    def _module_call(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        fqn = self._names.get(id(module))
+        begins = self.root is None and module is self._model
+        if get_ident() != self._thread or fqn is None or not (begins or self._is_open):
+            return original(module, *args, **kwargs)
+        self._is_open = False  # what follows is no code of the model
+        self._at_boundary()
+        event = Event(fqn, None, None, None, self._stack[-1] if self._stack else None, training=module.training)
+        event.call_index = self._calls[fqn]
+        self._calls[fqn] += 1
+        if begins:
+            self.root = event
+            for tensor in tensors_of((args, kwargs)):
+                self._new_token(tensor, tainted=True)
+        event.args, event.kwargs = self._template(args), self._template(kwargs)
+        event.grad = torch.is_grad_enabled()
+        event.obstacle = _obstacle(module, kwargs)
+        if event.parent is not None:
+            event.parent.children.append(event)
+            self._note_surroundings(event.parent)
+        before = _state(module)
+        around, self.running = self.running, _Counters()
+        self._stack.append(event)
+        try:
+            self._is_open = not _is_whole(module)
+            out = original(module, *args, **kwargs)
+            self._is_open = False
+            self._at_boundary()
+        finally:
+            self._stack.pop()
+            own, self.running = self.running, around
+            self._is_open = not begins
+        self._is_open = False
+        self._note_state(event, before, _state(module))
+        event.macs = own.macs + sum(child.macs for child in event.children)
+        event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
+        event.result = self._result_of_module(event, module, out)
+        self._is_open = not begins
+        return out
+
+    def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
+        inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
+        is_dynamic = any(token.is_dynamic for token in inputs)
+
+        def known(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return self._leaf(leaf)
+            if id(leaf) in self._tokens or id(leaf) in self._attributes:
+                return self._leaf(leaf)
+            if not _is_whole(module):
+                event.obstacle = event.obstacle or "makes its result with something that is no torch function"
+            return self._new_token(leaf, tainted=True, dynamic=is_dynamic)
+
+        return map_template(known, out)
+
+    def _note_state(self, event: Event, before: dict[str, Any], after: dict[str, Any]) -> None:
+        changed = [name for name in {**before, **after} if not _same(before.get(name, _MISSING), after.get(name, _MISSING))]
+        if changed:
+            event.is_stateful = True
+            event.obstacle = event.obstacle or f"assigns its attribute {changed[0]!r}"
+
+    def _at_boundary(self) -> None:
+        """Between two calls: what was drawn from generators that torch does not know, the running module drew."""
+        if self._generators.moved() and self._stack:
+            event = self._stack[-1]
+            event.obstacle = event.obstacle or "draws from Python's or numpy's random numbers"
+
+    # --------------------------------------------------------------------------------------- functions
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._is_open or get_ident() != self._thread:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "__iter__":
+            func = torch.unbind
+        function = torch_function(func)
+        parent = self._stack[-1]
+        templates = self._template(args), self._template(kwargs)
+        inputs = leaves_of(templates)
+        around, self.running = self.running, _Counters()
+        self._is_open = False
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._is_open = True
+            own, self.running = self.running, around
+        if isinstance(out, Iterator):
+            out = list(out)
+            function = TorchFunction("list", function.name, function.own)
+        made = list(tensors_of(out))
+        if not made and not own.writes:
+            self._note_reading(function.name if function.kind == "get" else name, inputs, parent)
+            self.running.macs += own.macs
+            return out
+        event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
+        event.training = parent.training
+        event.writes = (frozenset(own.writes),)
+        parent.children.append(event)
+        self._note_function(event, inputs, parent)
+        tainted = own.is_random or (function.short_name not in _TAKES_SHAPE and any(map(_is_tainted, inputs)))
+        dynamic = any(isinstance(each, Token) and each.is_dynamic for each in inputs)
+        self._taint(own.writes, tainted)
+        event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
+        return iter(out) if name == "__iter__" else out
+
+    def _note_reading(self, name: str, inputs: list[Any], parent: Event) -> None:
+        """A function that returned no tensor: a size, a fact, or values."""
+        if name in _READS_FACTS or name in _PROPERTIES:
+            if name in _READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
+                parent.reads_sizes = True
+                if any(isinstance(each, Token) and each.is_dynamic for each in inputs):
+                    parent.obstacle = parent.obstacle or "reads a size that depends on values"
+        elif any(map(_is_tainted, inputs)):
+            parent.obstacle = parent.obstacle or f"decides by values of tensors: it calls {name.strip('_')}()"
+
+    def _note_function(self, event: Event, inputs: list[Any], parent: Event) -> None:
+        assert event.function is not None
+        name = event.function.short_name
+        if event.function.kind == "set":
+            parent.obstacle = parent.obstacle or f"assigns .{name} of a tensor"
+        unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
+        if unknown is not None:
+            parent.obstacle = parent.obstacle or f"passes {unknown} to {name}()"
+        if name in _TAKES_APART and any(isinstance(each, Token) and each.is_dynamic for each in inputs):
+            parent.obstacle = parent.obstacle or "takes apart a tensor whose size depends on values"
+        if event.function.kind == "list":
+            parent.obstacle = parent.obstacle or f"iterates over {name}()"
+        self._note_surroundings(parent)
+
+    def _note_surroundings(self, parent: Event) -> None:
+        if _surroundings() != self._surroundings:
+            parent.obstacle = parent.obstacle or "switches autocast, inference mode or the attention backend"
+
+    def _taint(self, written: set[int], tainted: bool) -> None:
+        if tainted:
+            for storage in written:
+                for token in self._by_storage[storage]:
+                    token.is_tainted = True
+
+    def _result_of_function(self, out: Any, tainted: bool, dynamic: bool) -> Any:
+        def known(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return None
+            token = self._tokens.get(id(leaf))
+            if token is None and id(leaf) not in self._attributes:
+                return self._new_token(leaf, tainted=tainted, dynamic=dynamic and leaf.dim() > 0)
+            if token is not None:
+                token.is_tainted = token.is_tainted or tainted
+            return token or self._attributes[id(leaf)]
+
+        return map_template(known, out)
+
+    # ---------------------------------------------------------------------------------------- templates
+
+    def _new_token(self, tensor: Tensor, *, tainted: bool, dynamic: bool = False) -> Token:
+        token = self._tokens.get(id(tensor))
+        if token is None:
+            shape = () if tensor.is_nested else tuple(tensor.shape)
+            facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, _storage(tensor))
+            token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)
+            self._by_storage[token.storage].append(token)
+            self._kept_alive.append(tensor)
+            if tensor.layout is torch.strided and not tensor.is_nested:
+                self._kept_alive.append(tensor.untyped_storage())
+        return token
+
+    def _template(self, value: Any) -> Any:
+        return map_template(self._leaf, value)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            token = self._tokens.get(id(leaf))
+            if token is not None:
+                return token
+            attribute = self._attributes.get(id(leaf))
+            if attribute is not None:
+                return attribute
+            self._kept_alive.append(leaf)
+            return Foreign(leaf)
+        if isinstance(leaf, torch.device):
+            return OwnDevice() if leaf == self._known_as else leaf
+        if isinstance(leaf, str) and leaf == "meta" and self._known_as.type == "meta":
+            return OwnDevice()
+        if isinstance(leaf, _CONSTANTS) or not _holds_tensors(leaf):
+            return leaf
+        return Unknown(f"a {type(leaf).__name__} that holds tensors")
+
+
+class _Generators:
+    """The random number generators of Python and numpy."""
+
+    def __init__(self) -> None:
+        self._states = self._now()
+
+    @staticmethod
+    def _now() -> tuple[Any, ...]:
+        numpy = sys.modules.get("numpy")
+        state = numpy.random.get_state() if numpy is not None else None
+        return random.getstate(), None if state is None else (state[1].tobytes(), *state[2:])
+
+    def moved(self) -> bool:
+        """Something was drawn since the last call."""
+        before, self._states = self._states, self._now()
+        return before != self._states
+
+
+class _Counters:
+    """What the operators of one call did, without those of calls within."""
+
+    def __init__(self) -> None:
+        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.uncounted: dict[str, int] = {}
+        self.writes: set[int] = set()
+        self.is_random = self.is_dynamic = False
+
+
+class _Noted:
+    """An execution that tells what each operator writes, and whether it draws or makes a size from values."""
+
+    def __init__(self, execution: Execution, tracer: Tracer) -> None:
+        self._execution = execution
+        self._tracer = tracer
+
+    def input(self, tensor: Tensor) -> Tensor:
+        return self._execution.input(tensor)
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        out, cost = self._execution.run(func, rule, args, kwargs)
+        counters = self._tracer.running
+        for place in rule.writes:
+            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
+                counters.writes.add(_storage(tensor))
+        if rule.name == "aten.native_batch_norm" and args[5]:  # training: its schema hides what it writes
+            counters.writes.update(_storage(statistic) for statistic in args[3:5] if statistic is not None)
+        counters.is_random = counters.is_random or rule.is_random
+        if rule.needs_values or (cost is NO_COST and selects_by_mask(rule, args)):
+            counters.is_dynamic = True
+        return out, cost
+
+
+# ----------------------------------------------------------------------------------------------- helpers
+
+_MISSING = object()
+_PROPERTIES = frozenset(
+    name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
+)
+
+
+def _own_device(model: nn.Module, execution: Execution) -> torch.device:
+    if isinstance(execution, ShapeOnly):
+        return torch.device("meta")
+    tensors = (*model.parameters(), *model.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _storage(tensor: Tensor) -> int:
+    """Id of the memory behind a tensor; of its own where it has none."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
+
+
+def _is_tainted(leaf: Any) -> bool:
+    return leaf.is_tainted if isinstance(leaf, Token) else isinstance(leaf, (Attribute, Unknown, Foreign))
+
+
+def _holds_tensors(value: Any) -> bool:
+    """A tensor can be reached from an object; then the object is no constant."""
+    seen: set[int] = set()
+    pending = [(value, 0)]
+    while pending:
+        inner, depth = pending.pop()
+        if isinstance(inner, Tensor) or is_array(inner):
+            return True
+        if depth > 3 or id(inner) in seen or isinstance(inner, (*_CONSTANTS, nn.Module)):
+            continue
+        seen.add(id(inner))
+        if isinstance(inner, dict):
+            parts: Sequence[Any] = list(inner.values())
+        elif isinstance(inner, (list, tuple, set, frozenset, deque)):
+            parts = list(inner)
+        else:
+            slots = [name for kind in type(inner).__mro__ for name in getattr(kind, "__slots__", ())]
+            parts = [*getattr(inner, "__dict__", {}).values(), *(getattr(inner, name, None) for name in slots)]
+        pending.extend((part, depth + 1) for part in parts)
+    return False
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """A layer of torch: its forward is one operator, and nothing is won by looking inside."""
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
+
+
+def _obstacle(module: nn.Module, kwargs: dict[str, Any]) -> str:
+    """What about a module stands in the way of replacing it by what it calls."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript"
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks):
+        return "has hooks, which run only if it is called"
+    if isinstance(module, nn.TransformerEncoder) and kwargs.get("src_key_padding_mask") is not None:
+        return "may run on nested tensors in evaluation"
+    return ""
+
+
+class _Contents(NamedTuple):
+    """A container and its length."""
+
+    container: Any
+    length: int
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """What a forward may assign: attributes, parameters and buffers, and the lengths of containers."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return {}
+    state: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name in ("_parameters", "_buffers"):
+            state.update(value)
+        elif name not in ("training", "_modules"):
+            state[name] = _Contents(value, len(value)) if isinstance(value, (list, dict, set, deque)) else value
+    return state
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, _Contents) and isinstance(after, _Contents):
+        return before.container is after.container and before.length == after.length
+    return before is after or (isinstance(before, (int, float, bool, str)) and before == after)
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """Modes that change what functions compute."""
+    autocast = torch._C._is_any_autocast_enabled()
+    cuda = torch.backends.cuda
+    return (
+        torch.is_inference_mode_enabled(),
+        [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")] * autocast,
+        (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
+        torch.get_default_dtype(),
+    )

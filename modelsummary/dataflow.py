@@ -1,0 +1,285 @@
+"""What a forward did, as plain data: calls of modules and functions, and the values that they hand to one another.
+
+A ``Record`` is a tree of ``Event``; the arguments and the result of an event are *templates*: the containers and
+constants of the call, with a marker in the place of everything that is not constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import resolve_name
+from torch.utils._pytree import tree_map, tree_structure
+
+__all__ = [
+    "Attribute",
+    "BatchSize",
+    "Event",
+    "Marker",
+    "ModeChoice",
+    "OwnDevice",
+    "Record",
+    "TorchFunction",
+    "Unknown",
+    "Value",
+    "attributes_in",
+    "leaves_of",
+    "map_template",
+    "structure_of",
+    "torch_function",
+    "values_in",
+]
+
+
+# --------------------------------------------------------------------------------------------- markers
+
+
+class Marker:
+    """Stands in a template for something that is no constant."""
+
+
+@dataclass(eq=False)
+class Value(Marker):
+    """A tensor that the forward made or was given.
+
+    Attributes:
+        index: running number.
+        shape, dtype, nbytes, requires_grad: of the tensor in the first run.
+        storages: id of the memory behind it, for each run.
+        batch: ``(dim, factor)`` where ``shape[dim] == factor * batch size``; None if no dimension shows it.
+        is_dynamic: its shape depends on the values of the input.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    requires_grad: bool
+    storages: tuple[int, ...]
+    batch: tuple[int, int] | None = None
+    is_dynamic: bool = False
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
+
+
+class Attribute(NamedTuple):
+    """A tensor of the model: a parameter, a buffer, or a plain attribute."""
+
+    fqn: str
+
+
+class BatchSize(NamedTuple):
+    """An integer that is ``factor * batch size + offset``."""
+
+    factor: int
+    offset: int
+
+
+class ModeChoice(NamedTuple):
+    """A constant that depends on ``training`` of the module that made the call."""
+
+    in_train: Any
+    in_eval: Any
+
+
+class OwnDevice(NamedTuple):
+    """The device of the values at hand."""
+
+
+class Unknown(NamedTuple):
+    """Something that cannot be had again without the model's own code; ``reason`` ends a sentence."""
+
+    reason: str
+
+
+_MARKERS = (Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
+
+
+def map_template(function: Callable[[Any], Any], template: Any) -> Any:
+    """``template`` with ``function`` applied to everything in it that is no container."""
+
+    def visit(leaf: Any) -> Any:
+        if isinstance(leaf, _MARKERS):
+            return function(leaf)
+        if isinstance(leaf, torch.Size):
+            return tuple(map(visit, leaf))
+        if isinstance(leaf, slice):
+            return slice(visit(leaf.start), visit(leaf.stop), visit(leaf.step))
+        if _is_dataclass(leaf):
+            changes = {each.name: tree_map(visit, getattr(leaf, each.name), is_leaf=_is_leaf) for each in _fields(leaf)}
+            return dataclasses.replace(leaf, **changes)
+        return function(leaf)
+
+    return tree_map(visit, template, is_leaf=_is_leaf)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (*_MARKERS, torch.Size))
+
+
+def _is_dataclass(value: Any) -> bool:
+    """A dataclass that can be made again from its fields (torch's tree walk does not know it)."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, torch.nn.Module, *_MARKERS))
+
+
+def _fields(value: Any) -> Iterator[Any]:
+    return (each for each in dataclasses.fields(value) if each.init)
+
+
+def leaves_of(template: Any) -> list[Any]:
+    """Everything in ``template`` that is no container."""
+    leaves: list[Any] = []
+    map_template(leaves.append, template)
+    return leaves
+
+
+def structure_of(template: Any) -> Any:
+    """The containers of ``template``, to be compared."""
+    return tree_structure(template, is_leaf=_is_leaf)
+
+
+def values_in(template: Any) -> list[Value]:
+    """The values in ``template``, each once."""
+    return list(dict.fromkeys(leaf for leaf in leaves_of(template) if isinstance(leaf, Value)))
+
+
+def attributes_in(template: Any) -> list[Attribute]:
+    """The tensors of the model in ``template``, each once."""
+    return list(dict.fromkeys(leaf for leaf in leaves_of(template) if isinstance(leaf, Attribute)))
+
+
+# ------------------------------------------------------------------------------------------- functions
+
+
+class TorchFunction(NamedTuple):
+    """A function of torch by its public name, so that it pickles.
+
+    Attributes:
+        kind: ``"function"``; ``"get"`` for the getter of a property of tensors, ``"set"`` for its setter.
+        name: ``"torch.nn.functional.relu"``, or the name of the property.
+        own: the function itself where it has no public name.
+    """
+
+    kind: str
+    name: str
+    own: Any = None
+
+    @property
+    def short_name(self) -> str:
+        """``"relu"``, ``"add"``."""
+        return self.name.rpartition(".")[2].strip("_")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.kind == "get":
+            return getattr(args[0], self.name)
+        if self.kind == "set":
+            return setattr(args[0], self.name, args[1])
+        function = self.own if self.own is not None else _by_name(self.name)
+        return function(*args, **kwargs)
+
+
+def torch_function(function: Any) -> TorchFunction:
+    """How to call ``function`` again: as ``__torch_function__`` names it."""
+    name = getattr(function, "__name__", "")
+    if name in ("__get__", "__set__") and hasattr(function, "__self__"):
+        return TorchFunction(name.strip("_"), function.__self__.__name__)
+    public = resolve_name(function) or ""
+    try:
+        if public and _by_name(public) is function:
+            return TorchFunction("function", public)
+    except (AttributeError, ImportError):
+        pass
+    return TorchFunction("function", public or name or "function", function)
+
+
+@cache
+def _by_name(name: str) -> Any:
+    parts = name.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for position, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:position]))
+        found = getattr(found, part)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+@dataclass(eq=False)
+class Event:
+    """One call of a module or of a torch function.
+
+    Attributes:
+        fqn: of the module; for a function, of the module whose forward called it.
+        function: None for a module.
+        call_index: running number among the calls of the same module.
+        args, kwargs, result: templates.
+        children: what a module's forward called, in order.
+        grad: gradients were enabled.
+        macs: multiply-adds, with those of the children; ``output_bytes`` of all that it made itself.
+        writes: memory that was written in place, for each run, with what the children wrote.
+        obstacle: why the call of this module cannot be replaced by its children; empty if it can.
+        is_stateful: the module assigned attributes of its own during the call.
+        reads_sizes: the module's own forward read the size of a tensor.
+        training: mode of the module in the first run.
+    """
+
+    fqn: str
+    function: TorchFunction | None
+    args: Any
+    kwargs: Any
+    parent: Event | None = None
+    call_index: int = 0
+    result: Any = None
+    children: list[Event] = field(default_factory=list)
+    grad: bool = True
+    macs: int = 0
+    writes: tuple[frozenset[int], ...] = ()
+    obstacle: str = ""
+    is_stateful: bool = False
+    reads_sizes: bool = False
+    training: bool = False
+
+    @property
+    def is_module(self) -> bool:
+        """A call of a module."""
+        return self.function is None
+
+    @property
+    def name(self) -> str:
+        """FQN of the module, or the name of the function."""
+        return self.fqn if self.function is None else self.function.short_name
+
+    def walk(self) -> Iterator[Event]:
+        """This event and everything below it, in order."""
+        pending = [self]
+        while pending:
+            event = pending.pop()
+            yield event
+            pending.extend(reversed(event.children))
+
+
+@dataclass(eq=False)
+class Record:
+    """What a forward did.
+
+    Attributes:
+        root: the call of the model; its arguments are the inputs, its result is the output.
+        batch_size: of the first run; None if no other batch size could be run, ``no_batch`` then says why.
+        other_mode: the other mode (train or eval) could be run; else ``no_other_mode`` says why not.
+        storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory, for each run.
+    """
+
+    root: Event
+    batch_size: int | None
+    no_batch: str
+    no_other_mode: str
+    storages_of: dict[str, tuple[int, ...]]

@@ -1,0 +1,318 @@
+"""From a record to the sequence of calls that can be cut, and the places where it may be.
+
+A module call is a *unit* if calling the module again does the same, and can be *opened* if its calls one after the
+other do the same. The sequence is that of the smallest calls: every module that can be opened is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from modelsummary.dataflow import (
+    Attribute,
+    BatchSize,
+    Event,
+    Record,
+    Unknown,
+    Value,
+    attributes_in,
+    leaves_of,
+    values_in,
+)
+from modelsummary.errors import SplitError
+
+__all__ = ["Cut", "CallSequence", "analyse"]
+
+
+@dataclass
+class Cut:
+    """A place between two calls.
+
+    Attributes:
+        position: before which call.
+        values: what is made before it and used after it.
+        obstacle: why the model cannot be cut here; empty if it can.
+    """
+
+    position: int
+    values: list[Value]
+    obstacle: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes crossing, of the recorded batch."""
+        return sum(value.nbytes for value in self.values)
+
+
+@dataclass
+class CallSequence:
+    """The calls that can be cut, in order.
+
+    Attributes:
+        calls: the smallest calls.
+        cuts: all places between two of them.
+        span: module call -> first and one after the last of its smallest calls; a smallest call spans itself.
+        units: module calls that can be called as they are.
+    """
+
+    record: Record
+    calls: list[Event]
+    cuts: list[Cut]
+    span: dict[Event, tuple[int, int]]
+    units: set[Event]
+    made: list[list[Value]] = field(default_factory=list)
+
+    def activation_bytes(self, call: int) -> int:
+        """Bytes of the tensors that a call makes, without views of others."""
+        return sum(value.nbytes for value in self.made[call])
+
+
+def analyse(record: Record) -> CallSequence:
+    """Find out what can be opened, and flatten it. Raises ``SplitError`` if the model itself cannot be opened."""
+    openings = _Openings(record.root)
+    reason = openings.why_closed(record.root)
+    if reason:
+        raise SplitError(f"{reason}; the model can only be run as one stage", possible=1)
+    calls = list(_smallest(record.root, openings))
+    if not calls:
+        raise SplitError(f"the forward of the model calls nothing that could be cut: {record.root!r:.80}", possible=1)
+    span = _spans(record.root, calls)
+    sequence = CallSequence(record, calls, [], span, openings.units)
+    sequence.cuts, sequence.made = _cuts(sequence)
+    return sequence
+
+
+# -------------------------------------------------------------------------------------- units and openings
+
+
+class _Openings:
+    """Which module calls are units, and which can be opened.
+
+    Attributes:
+        units: see the module.
+    """
+
+    def __init__(self, root: Event) -> None:
+        self.units: set[Event] = set()
+        self._closed: dict[Event, str] = {}
+        self._root = root
+        self._order = {event: number for number, event in enumerate(root.walk())}
+        self._last: dict[Event, int] = {}
+        self._made_by: dict[Value, int] = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
+        self._uses: defaultdict[Value, list[int]] = defaultdict(list)
+        events = list(self._order)
+        for event in reversed(events):
+            self._last[event] = max([self._order[event], *(self._last[child] for child in event.children)])
+        self._register(events)
+        for event in reversed(events):  # descendants first
+            if event.is_module:
+                self._judge(event)
+
+    def _register(self, events: list[Event]) -> None:
+        """Who makes a value first, and who uses it: by the number of the event."""
+        for event in events:
+            for value in values_in((event.args, event.kwargs)):
+                self._uses[value].append(self._order[event])
+        for value in values_in(self._root.result):
+            self._uses[value].append(len(events))
+        # A result comes after what its module called.
+        for event in sorted(events, key=lambda each: (self._last[each], -self._order[each])):
+            for value in values_in(event.result):
+                self._made_by.setdefault(value, self._order[event])
+
+    def _judge(self, event: Event) -> None:
+        first, last = self._order[event], self._last[event]
+        inside = range(first, last + 1)
+        problem = _unknown_in(event)
+        given = set(values_in((event.args, event.kwargs)))
+        returned = set(values_in(event.result))
+        for each in event.walk():
+            for value in values_in((each.args, each.kwargs)) if each is not event else ():
+                if value not in given and self._made_by.get(value, -1) not in inside:
+                    problem = problem or "uses a tensor that it is not given"
+            for value in values_in(each.result):
+                if value not in returned and self._made_by.get(value, -1) in inside:
+                    if any(use not in inside for use in self._uses[value]):
+                        problem = problem or "makes a tensor that is used outside, and does not return it"
+        if not problem:
+            self.units.add(event)
+        obstacle = event.obstacle or self._obstacle_inside(event)
+        if obstacle:
+            self._closed[event] = obstacle
+        if problem and obstacle:
+            self._closed[event] = f"{obstacle}, and {problem}" if obstacle != problem else obstacle
+
+    def _obstacle_inside(self, event: Event) -> str:
+        if not event.children:
+            return "calls nothing"
+        for child in event.children:
+            if child.is_module:
+                if child not in self.units and child in self._closed:
+                    return "~"  # the reason is the child's
+            elif problem := _unknown_in(child):
+                return problem
+        if event is self._root:
+            unknown = next((leaf for leaf in leaves_of(event.result) if isinstance(leaf, Unknown)), None)
+            if unknown is not None:
+                return f"returns {unknown.reason}"
+        return ""
+
+    def can_open(self, event: Event) -> bool:
+        """The calls of a module one after the other do what it does."""
+        return event.is_module and event not in self._closed
+
+    def why_closed(self, event: Event) -> str:
+        """Which module cannot be opened, and why; empty if it can."""
+        reason = self._closed.get(event, "")
+        if reason.startswith("~"):
+            child = next(each for each in event.children if each in self._closed and each not in self.units)
+            return self.why_closed(child)
+        return f"{_where(event)} {reason}" if reason else ""
+
+
+def _unknown_in(event: Event) -> str:
+    unknown = next((leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Unknown)), None)
+    return f"is given {unknown.reason}" if unknown is not None else ""
+
+
+def _where(event: Event) -> str:
+    return f"layer {event.fqn!r}" if event.fqn else "the model"
+
+
+def _smallest(event: Event, openings: _Openings) -> Iterator[Event]:
+    for child in event.children:
+        if openings.can_open(child):
+            yield from _smallest(child, openings)
+        else:
+            yield child
+
+
+def _spans(root: Event, calls: list[Event]) -> dict[Event, tuple[int, int]]:
+    span = {call: (number, number + 1) for number, call in enumerate(calls)}
+
+    def visit(event: Event) -> None:
+        for child in event.children if event not in span else ():
+            visit(child)
+        inner = [span[child] for child in event.children if child in span]
+        if event not in span and inner:
+            span[event] = (inner[0][0], inner[-1][1])
+
+    visit(root)
+    return span
+
+
+# ------------------------------------------------------------------------------------------------- cuts
+
+
+def _cuts(sequence: CallSequence) -> tuple[list[Cut], list[list[Value]]]:
+    """All places between two calls; and what each call makes in memory of its own."""
+    calls, root = sequence.calls, sequence.record.root
+    n_calls = len(calls)
+    made_at = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
+    last_use: dict[Value, int] = {}
+    seen_storages = {value.storages[0] for value in made_at}
+    made: list[list[Value]] = []
+    for number, call in enumerate(calls):
+        made.append([])
+        for value in values_in(call.result):
+            if value not in made_at:
+                made_at[value] = number
+                if value.storages[0] not in seen_storages:
+                    seen_storages.add(value.storages[0])
+                    made[-1].append(value)
+    for event, (first, _) in sequence.span.items():  # a module that is called as a unit gets all of its arguments
+        if event is not root:
+            for value in values_in((event.args, event.kwargs)):
+                last_use[value] = max(first, last_use.get(value, -1))
+    last_use.update(dict.fromkeys(values_in(root.result), n_calls))
+
+    by_position: list[list[Value]] = [[] for _ in range(n_calls)]
+    for value, begin in sorted(made_at.items(), key=lambda item: item[0].index):
+        for position in range(max(begin, 0) + 1, min(last_use.get(value, -1), n_calls - 1) + 1):
+            by_position[position].append(value)
+    obstacles = _Obstacles(sequence)
+    return [Cut(at, by_position[at], obstacles.at(at, by_position[at])) for at in range(1, n_calls)], made
+
+
+class _Obstacles:
+    """Why the calls cannot be cut at a place."""
+
+    def __init__(self, sequence: CallSequence) -> None:
+        self._calls = sequence.calls
+        self._last_write: dict[tuple[int, int], int] = {}
+        self._last_batch = -1
+        for number, call in enumerate(self._calls):
+            for run, storages in enumerate(call.writes):
+                for storage in storages:
+                    self._last_write[run, storage] = number
+            if any(isinstance(leaf, BatchSize) for leaf in leaves_of((call.args, call.kwargs))):
+                self._last_batch = number
+        self._together = [*_same_state(sequence), *_same_tensor(sequence)]
+
+    def at(self, position: int, values: Iterable[Value]) -> str:
+        """Empty if nothing stands in the way."""
+        values = list(values)
+        if not values:
+            return "no tensor crosses"
+        for value in values:
+            writes = [self._last_write.get(key, -1) for key in enumerate(value.storages)]
+            if max(writes) >= position:
+                return f"{self._calls[max(writes)].name!r} writes in place into a tensor that crosses"
+            if value.is_dynamic:
+                return "the size of a tensor that crosses depends on values"
+        if position <= self._last_batch and not any(value.batch for value in values):
+            return "no tensor that crosses shows the batch size, which is needed later"
+        for first, last, reason in self._together:
+            if first < position <= last:
+                return reason
+        return ""
+
+
+def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
+    """Calls of a module that changes itself must stay together: two stages would have two of it."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    stateful: set[str] = set()
+    for event, (first, _) in sequence.span.items():
+        if event.is_module:
+            positions[event.fqn].append(first)
+            if event.is_stateful:
+                stateful.add(event.fqn)
+    for fqn in stateful:
+        if len(positions[fqn]) > 1:
+            yield min(positions[fqn]), max(positions[fqn]), f"{fqn!r} changes itself and is called on both sides"
+
+
+def _same_tensor(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
+    """A tensor of the model that a call writes must stay with all that use it."""
+    storages_of = sequence.record.storages_of
+    owner = {(run, storage): fqn for fqn, each in storages_of.items() for run, storage in enumerate(each)}
+    written = {
+        owner[key]
+        for call in sequence.calls
+        for run, storages in enumerate(call.writes)
+        for storage in storages
+        if (key := (run, storage)) in owner
+    }
+    if not written:
+        return
+    names = sorted(storages_of)
+    users: defaultdict[str, list[int]] = defaultdict(list)
+    for number, call in enumerate(sequence.calls):
+        used: set[str] = {attribute.fqn for attribute in attributes_in((call.args, call.kwargs))}
+        if call.is_module:
+            used.update(_below(call.fqn, names))
+        for fqn in used & written:
+            users[fqn].append(number)
+    for fqn, numbers in users.items():
+        yield min(numbers), max(numbers), f"{fqn!r} is written in place and used on both sides"
+
+
+def _below(fqn: str, names: list[str]) -> Iterator[str]:
+    prefix = f"{fqn}."
+    for position in range(bisect_left(names, prefix), len(names)):
+        if not names[position].startswith(prefix):
+            return
+        yield names[position]

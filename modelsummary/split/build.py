@@ -1,0 +1,405 @@
+"""Make stages from a sequence of calls and the places to cut it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelsummary.dataflow import (
+    Attribute,
+    BatchSize,
+    Event,
+    ModeChoice,
+    Value,
+    attributes_in,
+    leaves_of,
+    map_template,
+    values_in,
+)
+from modelsummary.split.analyse import CallSequence
+from modelsummary.split.stage import Function, Inputs, Scope, Slot, Stage, Step
+
+__all__ = ["Part", "build", "inputs_of", "parts_of"]
+
+
+@dataclass(eq=False)
+class Part:
+    """What a stage is made of.
+
+    Attributes:
+        events: calls of the stage, modules as whole as possible.
+        takes: values that cross into it; for the first part the inputs.
+        gives: values that cross out of it; for the last part the values in the model's result.
+    """
+
+    events: list[Event]
+    takes: list[Value]
+    gives: list[Value]
+
+
+def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
+    """The calls and the crossing values of each part."""
+    root = sequence.record.root
+    bounds = [0, *cuts, len(sequence.calls)]
+    every = [list(_events(sequence, begin, end)) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    made_in = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
+    last_use = dict.fromkeys(made_in, -1)
+    for number, events in enumerate(every):
+        for event in events:
+            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs)), number))
+            for value in values_in(event.result):
+                made_in.setdefault(value, number)
+    last_use.update(dict.fromkeys(values_in(root.result), len(every)))
+    in_order = sorted(made_in, key=lambda value: value.index)
+
+    def crossing(number: int) -> list[Value]:
+        return [value for value in in_order if made_in[value] < number <= last_use.get(value, -1)]
+
+    takes = [values_in((root.args, root.kwargs)), *map(crossing, range(1, len(every)))]
+    return [Part(*each) for each in zip(every, takes, [*takes[1:], values_in(root.result)], strict=True)]
+
+
+def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:
+    """The calls from ``begin`` to ``end``, with modules that lie inside as a whole called as such."""
+
+    def visit(event: Event) -> Iterator[Event]:
+        if event not in sequence.span:
+            return
+        first, last = sequence.span[event]
+        if last <= begin or first >= end:
+            return
+        is_inside = begin <= first and last <= end
+        if is_inside and (event in sequence.units or not event.is_module) and event.parent is not None:
+            yield event
+            return
+        if (first, last) == (first, first + 1) and sequence.calls[first] is event:
+            yield event
+            return
+        for child in event.children:
+            yield from visit(child)
+
+    yield from visit(sequence.record.root)
+
+
+# ----------------------------------------------------------------------------------------------- building
+
+
+def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
+    """A stage for each part: a plain ``nn.Sequential`` where the part is a chain of layers, else a ``Stage``."""
+    homes = _Homes(model, parts)
+    stages: list[nn.Sequential] = []
+    for number, part in enumerate(parts):
+        is_first, is_last = number == 0, number == len(parts) - 1
+        builder = _Builder(model, sequence, part, homes.of(number))
+        stage = builder.chain(is_first, is_last, inputs)
+        stages.append(stage if stage is not None else builder.stage(is_first, is_last, inputs))
+    return stages
+
+
+def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -> Inputs:
+    """How the model was called."""
+    record = sequence.record
+    names: list[str] = []
+    defaults: dict[str, Any] = {}
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        if parameter.default is not parameter.empty:
+            defaults[parameter.name] = parameter.default
+    inputs = Inputs(tuple(names), defaults, {}, _fixed_sizes(sequence, parts))
+    arguments = inputs.named(_slots(record.root.args), _slots(record.root.kwargs))
+    return inputs._replace(arguments=arguments)
+
+
+def _fixed_sizes(sequence: CallSequence, parts: Sequence[Part]) -> dict[int, tuple[int | None, ...]]:
+    """Inputs whose sizes went into constants, if a module that is opened read sizes: all but the batch size."""
+    record = sequence.record
+    called = {event for part in parts for event in part.events}
+    opened = (event for event in sequence.span if event.is_module and event not in called and not _above(event, called))
+    if record.batch_size is not None and not any(event.reads_sizes for event in opened):
+        return {}
+    sizes: dict[int, tuple[int | None, ...]] = {}
+    for value in values_in((record.root.args, record.root.kwargs)):
+        batch = value.batch if record.batch_size is not None else None
+        sizes[value.index] = tuple(
+            None if batch is not None and dim == batch[0] else size for dim, size in enumerate(value.shape)
+        )
+    return sizes
+
+
+def _above(event: Event, called: set[Event]) -> bool:
+    """One of the modules around an event is called as a whole."""
+    while event.parent is not None:
+        event = event.parent
+        if event in called:
+            return True
+    return False
+
+
+def _slots(template: Any) -> Any:
+    return map_template(lambda leaf: Slot(leaf.index) if isinstance(leaf, Value) else leaf, template)
+
+
+class _Homes:
+    """Which tensors and modules of the model, besides those its calls need, a stage holds.
+
+    A module that the forward does not call still has parameters: it goes where the one before it goes, so the stages
+    together have the keys of the model. A module under several paths is held under all of them.
+    """
+
+    def __init__(self, model: nn.Module, parts: Sequence[Part]) -> None:
+        self._aliases: dict[int, list[str]] = {}
+        for fqn, module in model.named_modules(remove_duplicate=False):
+            self._aliases.setdefault(id(module), []).append(fqn)
+        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        of_tensor: dict[int, list[str]] = {}
+        for fqn, tensor in tensors:
+            of_tensor.setdefault(id(tensor), []).append(fqn)
+        stage_of: dict[str, set[int]] = {}
+        self._extra: list[list[str]] = [[] for _ in parts]
+        self._placed: list[list[str]] = []
+        for number, part in enumerate(parts):
+            modules = list(dict.fromkeys(event.fqn for event in part.events if event.is_module))
+            paths = [alias for fqn in modules for alias in self._aliases[id(model.get_submodule(fqn))]]
+            for event in part.events:
+                for attribute in attributes_in((event.args, event.kwargs)):
+                    paths.append(attribute.fqn)
+                    owner, _, name = attribute.fqn.rpartition(".")
+                    tensor = getattr(model.get_submodule(owner), name)
+                    paths.extend(of_tensor.get(id(tensor), ()))
+            self._placed.append(paths)
+            for fqn, _ in tensors:
+                if any(fqn == path or fqn.startswith(f"{path}.") for path in _prefixes(fqn, set(paths))):
+                    stage_of.setdefault(fqn, set()).add(number)
+        self._attach_unused([fqn for fqn, _ in _in_order(model)], stage_of)
+
+    def _attach_unused(self, names: list[str], stage_of: Mapping[str, set[int]]) -> None:
+        last = 0
+        for fqn in names:
+            if fqn in stage_of:
+                last = max(stage_of[fqn])
+            else:
+                self._extra[last].append(fqn)
+
+    def of(self, number: int) -> list[str]:
+        """Paths that the stage holds; ones of tensors that no call needs last."""
+        return [*dict.fromkeys([*self._placed[number], *self._extra[number]])]
+
+
+def _prefixes(fqn: str, paths: set[str]) -> Iterator[str]:
+    while fqn:
+        if fqn in paths:
+            yield fqn
+        fqn = fqn.rpartition(".")[0]
+
+
+def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers in the order of the modules."""
+    for fqn, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{fqn}." if fqn else ""
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield prefix + name, tensor
+
+
+class _Builder:
+    """Builds one stage."""
+
+    def __init__(self, model: nn.Module, sequence: CallSequence, part: Part, paths: list[str]) -> None:
+        self._model = model
+        self._record = sequence.record
+        self._part = part
+        self._paths = paths
+
+    # ---------------------------------------------------------------------------------------- chains
+
+    def chain(self, is_first: bool, is_last: bool, inputs: Inputs) -> nn.Sequential | None:
+        """A plain ``nn.Sequential``; None if the part is no chain of layers at their own places."""
+        part, root = self._part, self._record.root
+        if len(part.takes) != 1 or len(part.gives) != 1 or self._record.no_other_mode:
+            return None
+        if is_first and (inputs.sizes or not _is_sole(root.args, root.kwargs, part.takes[0])):
+            return None
+        if is_last and root.result is not part.gives[0]:
+            return None
+        value = part.takes[0]
+        for event in part.events:
+            if not event.grad or not isinstance(event.result, Value) or values_in((event.args, event.kwargs)) != [value]:
+                return None
+            if event.is_module and not _is_sole(event.args, event.kwargs, value):
+                return None
+            if not event.is_module and not _is_simple(event, value):
+                return None
+            value = event.result
+        if value is not part.gives[0]:
+            return None
+        tree = self._tree_of_chain()
+        if tree is None:
+            return None
+        modules = {event.fqn for event in part.events if event.is_module}
+        if set(self._paths) != modules:
+            return None
+        return _sequential(tree, self._model, "")
+
+    def _tree_of_chain(self) -> dict[str, Any] | None:
+        """Names -> modules or trees, in the order of the calls; None if they are not in the order of the tree."""
+        tree: dict[str, Any] = {}
+        last_path: list[str] = []
+        for event in self._part.events:
+            owner = event.fqn.rpartition(".")[0] if event.is_module else event.fqn
+            path = owner.split(".") if owner else []
+            node = tree
+            for depth, name in enumerate(path):
+                if name in node and (last_path[: depth + 1] != path[: depth + 1] or not isinstance(node[name], dict)):
+                    return None
+                node = node.setdefault(name, {})
+            if event.is_module:
+                name = event.fqn.rpartition(".")[2]
+                if name in node:
+                    return None
+                node[name] = self._model.get_submodule(event.fqn)
+            else:
+                taken = {*node, *self._model.get_submodule(owner)._modules}
+                node[_free(event.name, taken)] = self._function(event)
+            last_path = path
+        return tree
+
+    def _function(self, event: Event) -> Function:
+        assert event.function is not None
+        args, kwargs = map_template(
+            lambda leaf: Slot(0) if isinstance(leaf, Value) else leaf, (tuple(event.args), dict(event.kwargs))
+        )
+        needs_batch = any(isinstance(leaf, BatchSize) for leaf in leaves_of((args, kwargs)))
+        function = Function(event.function, args, kwargs, values_in(event.args)[0].batch if needs_batch else None)
+        function.training = self._model.get_submodule(event.fqn).training
+        return function
+
+    # ---------------------------------------------------------------------------------------- stages
+
+    def stage(self, is_first: bool, is_last: bool, inputs: Inputs) -> Stage:
+        """A stage with a plan."""
+        part, record = self._part, self._record
+        stage = Stage()
+        stage.training = self._model.training
+        for path in self._paths:
+            self._place(stage, path)
+        for event in part.events:
+            self._place_scope(stage, event.fqn if event.function is not None else _scope_of(event))
+        stage.inputs = inputs if is_first else None
+        stage.takes = tuple(value.index for value in part.takes)
+        stage.gives = _slots(record.root.result) if is_last else _one_or_all([Slot(each.index) for each in part.gives])
+        stage.recorded_mode = self._model.training if record.no_other_mode else None
+        showing = next((value for value in part.takes if value.batch is not None), None)
+        stage.batch = (showing.index, *showing.batch) if showing is not None and showing.batch is not None else None
+        stage.steps = self._steps()
+        return stage
+
+    def _steps(self) -> list[Step]:
+        last_use: dict[Value, int] = {}
+        for number, event in enumerate(self._part.events):
+            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs, event.result)), number))
+        last_use.update(dict.fromkeys(self._part.gives, len(self._part.events)))
+        frees: list[list[int]] = [[] for _ in self._part.events]
+        for value, number in last_use.items():
+            if number < len(frees):
+                frees[number].append(value.index)
+        return [
+            Step(
+                path=event.fqn if event.is_module else "",
+                function=event.function,
+                args=tuple(_slots(event.args)),
+                kwargs=dict(_slots(event.kwargs)),
+                binds=tuple(
+                    (position, leaf.index)
+                    for position, leaf in enumerate(leaves_of(event.result))
+                    if isinstance(leaf, Value)
+                ),
+                scope=_scope_of(event) if _depends_on_mode(event) else "",
+                grad=event.grad,
+                frees=tuple(frees[number]),
+            )
+            for number, event in enumerate(self._part.events)
+        ]
+
+    def _place(self, stage: Stage, path: str) -> None:
+        """Put a module or tensor of the model at its own path, below scopes."""
+        owner_path, _, name = path.rpartition(".")
+        owner = self._place_scope(stage, owner_path)
+        if owner is None:
+            return  # inside of a module that is held as a whole
+        source = self._model.get_submodule(owner_path)
+        if name in source._modules:
+            if name not in owner._modules or isinstance(owner._modules[name], Scope):
+                owner._modules[name] = source._modules[name]
+        elif name in source._parameters:
+            owner._parameters[name] = source._parameters[name]
+        elif name in source._buffers:
+            owner._buffers[name] = source._buffers[name]
+            if name in source._non_persistent_buffers_set:
+                owner._non_persistent_buffers_set.add(name)
+        else:
+            owner.__dict__[name] = source.__dict__[name]
+
+    def _place_scope(self, stage: Stage, path: str) -> nn.Module | None:
+        """The scope at a path, made if need be; None inside of a module of the model."""
+        scope: nn.Module = stage
+        source: nn.Module = self._model
+        for name in path.split(".") if path else ():
+            source = source.get_submodule(name)
+            if name not in scope._modules:
+                inner = Scope()
+                inner.training = source.training
+                scope._modules[name] = inner
+            found = scope._modules[name]
+            if not isinstance(found, Scope):
+                return None
+            scope = found
+        return scope
+
+
+def _is_sole(args: Any, kwargs: Any, value: Value) -> bool:
+    """The arguments are this one value, and nothing else."""
+    return not kwargs and len(args) == 1 and args[0] is value
+
+
+def _is_simple(event: Event, value: Value) -> bool:
+    """Constants and the one value, from which the batch size can be had if it is needed."""
+    leaves = leaves_of((event.args, event.kwargs))
+    if any(isinstance(leaf, (Attribute, Tensor)) for leaf in leaves):
+        return False
+    return value.batch is not None or not any(isinstance(leaf, BatchSize) for leaf in leaves)
+
+
+def _scope_of(event: Event) -> str:
+    """Path of the module whose code made a call."""
+    return event.fqn if event.function is not None else (event.parent.fqn if event.parent is not None else "")
+
+
+def _depends_on_mode(event: Event) -> bool:
+    return any(isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs)))
+
+
+def _one_or_all(slots: list[Slot]) -> Any:
+    return slots[0] if len(slots) == 1 else tuple(slots)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """``name``, or ``name_1`` ... if it is taken."""
+    number, free = 0, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _sequential(tree: dict[str, Any], model: nn.Module, path: str) -> nn.Sequential:
+    sequential = nn.Sequential()
+    for name, node in tree.items():
+        inner = f"{path}.{name}" if path else name
+        sequential._modules[name] = _sequential(node, model, inner) if isinstance(node, dict) else node
+    sequential.training = model.get_submodule(path).training
+    return sequential

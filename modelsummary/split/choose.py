@@ -1,0 +1,145 @@
+"""Choose where to cut: from what the user wants to the cuts, or an error that says what is possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from modelsummary.errors import InputError, SplitError
+from modelsummary.split.analyse import CallSequence, Cut
+from modelsummary.split.costs import CallCosts, held_by_calls
+from modelsummary.split.partition import Chain, fewest_parts, partition
+
+__all__ = ["Wishes", "choose_cuts"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What ``ModelStatistics.split`` was asked for; see there."""
+
+    n_stages: int
+    max_memory: int | Sequence[int] | None = None
+    boundaries: Sequence[str] | None = None
+    max_crossing_bytes: int | None = None
+    single_tensor_cuts: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.n_stages) is not int or self.n_stages < 1:
+            raise InputError(f"n_stages={self.n_stages!r} is no number of stages; expected an integer >= 1")
+        caps = self.caps or []
+        if any(type(cap) is not int or cap < 0 for cap in caps):
+            raise InputError(f"max_memory={self.max_memory!r} is no number of bytes; expected an integer or one a stage")
+        if len(caps) not in (0, self.n_stages):
+            raise InputError(f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one number, or one a stage")
+        if self.max_crossing_bytes is not None and not self.max_crossing_bytes >= 0:
+            raise InputError(f"max_crossing_bytes={self.max_crossing_bytes!r}; expected a number of bytes >= 0")
+        if isinstance(self.boundaries, str):
+            raise InputError(f"boundaries={self.boundaries!r} is one name; pass a list: [{self.boundaries!r}]")
+        if self.boundaries is not None and len(set(self.boundaries)) > self.n_stages - 1:
+            raise InputError(
+                f"{len(set(self.boundaries))} boundaries make {len(set(self.boundaries)) + 1} stages, "
+                f"but n_stages={self.n_stages}; pass n_stages={len(set(self.boundaries)) + 1}"
+            )
+
+    @property
+    def caps(self) -> list[int] | None:
+        """Bytes that each stage may hold."""
+        if self.max_memory is None:
+            return None
+        return [self.max_memory] * self.n_stages if isinstance(self.max_memory, int) else list(self.max_memory)
+
+
+def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model: nn.Module) -> list[int]:
+    """The best cuts that fit the wishes.
+
+    Raises:
+        InputError: a boundary names no layer.
+        SplitError: there are no such cuts; says how many stages are possible.
+    """
+    legal = [cut for cut in sequence.cuts if not _obstacle(cut, wishes)]
+    required = [_boundary(sequence, fqn, wishes) for fqn in wishes.boundaries or ()]
+    chain = _chain(sequence, costs, legal, required, wishes.caps, model)
+    cuts = partition(chain, wishes.n_stages, wishes.caps)
+    if cuts is not None:
+        return cuts
+    possible = len(legal) + 1
+    if possible < wishes.n_stages:
+        raise SplitError(_too_few(sequence, wishes, possible), possible)
+    assert wishes.caps is not None
+    fewest = fewest_parts(chain, max(wishes.caps))
+    if fewest is None:
+        raise SplitError(
+            f"max_memory={wishes.max_memory!r}: a single call, with its parameters, buffers and results, needs more than "
+            f"{max(wishes.caps):,} bytes; raise max_memory",
+        )
+    raise SplitError(
+        f"max_memory={wishes.max_memory!r} allows no {wishes.n_stages} stages; with {max(wishes.caps):,} bytes a stage it "
+        f"takes at least {fewest}",
+        fewest,
+    )
+
+
+def _obstacle(cut: Cut, wishes: Wishes) -> str:
+    if cut.obstacle:
+        return cut.obstacle
+    if wishes.single_tensor_cuts and len(cut.values) > 1:
+        return "more than one tensor crosses"
+    if wishes.max_crossing_bytes is not None and cut.nbytes > wishes.max_crossing_bytes:
+        return f"more than {wishes.max_crossing_bytes:,} bytes cross"
+    return ""
+
+
+def _boundary(sequence: CallSequence, fqn: str, wishes: Wishes) -> int:
+    """The cut before the first call of a module."""
+    spans = [span for event, span in sequence.span.items() if event.is_module and event.fqn == fqn]
+    if not spans:
+        inside = next(
+            (event for event in sequence.calls if event.is_module and fqn.startswith(f"{event.fqn}.")), None
+        )
+        why = f"it is inside of {inside.fqn!r}, which is called as a whole" if inside else "no layer of this name was called"
+        raise InputError(f"boundaries names {fqn!r}, but {why}")
+    position = min(first for first, _ in spans)
+    if position == 0:
+        raise InputError(f"boundaries names {fqn!r}, with which the first stage begins anyway; leave it out")
+    obstacle = _obstacle(sequence.cuts[position - 1], wishes)
+    if obstacle:
+        raise SplitError(f"no stage can begin at {fqn!r}: {obstacle}; choose a layer nearby")
+    return position
+
+
+def _chain(
+    sequence: CallSequence,
+    costs: CallCosts,
+    legal: Sequence[Cut],
+    required: Sequence[int],
+    caps: Sequence[int] | None,
+    model: nn.Module,
+) -> Chain:
+    crossing = {cut.position: cut.nbytes for cut in legal}
+    if caps is None:
+        return Chain(costs.costs, crossing, frozenset(required))
+    holds: list[list[int]] = []
+    sizes: dict[int, int] = {}
+    for number, tensors in enumerate(held_by_calls(sequence, model)):
+        sizes.update((id(tensor), tensor.nbytes) for tensor in tensors)
+        sizes[-1 - number] = sequence.activation_bytes(number)
+        holds.append([-1 - number, *(id(tensor) for tensor in tensors)])
+    return Chain(costs.costs, crossing, frozenset(required), holds, sizes)
+
+
+def _too_few(sequence: CallSequence, wishes: Wishes, possible: int) -> str:
+    reasons = Counter(reason for cut in sequence.cuts if (reason := _obstacle(cut, wishes)))
+    message = (
+        f"cannot split into {wishes.n_stages} stages: {possible} {'is' if possible == 1 else 'are'} possible, with "
+        f"{len(sequence.calls)} calls and {possible - 1} places to cut them"
+    )
+    if reasons:
+        reason, count = reasons.most_common(1)[0]
+        message += f"; {sum(reasons.values())} places are ruled out, {count} because {reason}"
+    wholes = [call for call in sequence.calls if call.is_module and call.obstacle]
+    if wholes:
+        message += f"; layer {wholes[0].fqn!r} is called as a whole: it {wholes[0].obstacle}"
+    return f"{message}; ask for {possible} or fewer"

@@ -1,0 +1,199 @@
+"""Cut a sequence of costs into contiguous parts: the smallest possible largest part, then the fewest bytes crossing.
+
+Integers only; what the costs mean is the caller's affair. The bottleneck is found by parametric search (the smallest
+limit under which the parts reach the end), the cuts by dynamic programming over what that limit leaves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+__all__ = ["Chain", "bottleneck_of", "fewest_parts", "partition"]
+
+_INFINITE = float("inf")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What is to be cut.
+
+    Attributes:
+        costs: cost of each call, integers >= 0.
+        crossing: legal cut -> bytes that cross it; a cut ``c`` lies before call ``c``, 0 < c < len(costs).
+        required: cuts that must be made.
+        holds: for each call what it keeps in memory; the same key in two calls of a part counts once.
+        sizes: bytes of each key in ``holds``.
+    """
+
+    costs: Sequence[int]
+    crossing: Mapping[int, int]
+    required: Collection[int] = ()
+    holds: Sequence[Collection[Hashable]] = ()
+    sizes: Mapping[Hashable, int] = field(default_factory=dict)
+
+    @property
+    def points(self) -> list[int]:
+        """Where parts may begin or end."""
+        return [0, *sorted(self.crossing), len(self.costs)]
+
+
+def bottleneck_of(costs: Sequence[int], cuts: Sequence[int]) -> int:
+    """Cost of the dearest part."""
+    return max(sum(costs[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(costs)], strict=True))
+
+
+def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> list[int] | None:
+    """The ``n_parts - 1`` cuts that make the dearest part as cheap as possible; among those the fewest bytes crossing.
+
+    Args:
+        caps: bytes that each part may hold, one a part; None: any.
+
+    Returns:
+        The cuts in ascending order; None if no partition keeps to the legal and required cuts and the caps.
+    """
+    points = chain.points
+    n_segments = len(points) - 1
+    if not 1 <= n_parts <= n_segments or not set(chain.required) <= chain.crossing.keys():
+        return None
+    sums = [0, *accumulate(chain.costs)]
+    reach = _Reach([sums[point] for point in points], _limits(chain, points, n_parts, caps))
+    low = max(after - before for before, after in zip(reach.sums, reach.sums[1:], strict=False))
+    low, high = max(low, -(-sums[-1] // n_parts)), sums[-1]
+    if not reach.fits(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if reach.fits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    crossing = [0, *(chain.crossing[point] for point in points[1:-1]), 0]
+    return [points[index] for index in reach.cheapest(high, crossing)]
+
+
+def fewest_parts(chain: Chain, cap: int | None = None) -> int | None:
+    """The smallest number of parts that keeps to the required cuts and the cap; None if a single call exceeds it."""
+    points = chain.points
+    earliest = _earliest(chain, points, cap)
+    count, end = 0, len(points) - 1
+    while end > 0:
+        if earliest[end] >= end:
+            return None
+        count, end = count + 1, earliest[end]
+    return count
+
+
+def _limits(chain: Chain, points: list[int], n_parts: int, caps: Sequence[int] | None) -> list[list[int]]:
+    """For each part: the earliest point at which it may begin, by the point at which it ends."""
+    by_cap: dict[int | None, list[int]] = {}
+    for cap in caps or (None,):
+        if cap not in by_cap:
+            by_cap[cap] = _earliest(chain, points, cap)
+    return [by_cap[cap] for cap in (caps if caps is not None else [None] * n_parts)]
+
+
+def _earliest(chain: Chain, points: list[int], cap: int | None) -> list[int]:
+    """For each end the earliest begin (as indices of points) that required cuts and the cap allow."""
+    earliest = [0]
+    begin = held_bytes = 0
+    held: Counter[Hashable] = Counter()
+    for end in range(1, len(points)):
+        if points[end - 1] in chain.required:
+            last_required = end - 1
+        else:
+            last_required = 0
+        if cap is not None:
+            for call in range(points[end - 1], points[end]):
+                for key in chain.holds[call]:
+                    held_bytes += chain.sizes[key] if not held[key] else 0
+                    held[key] += 1
+        while begin < end and (begin < last_required or (cap is not None and held_bytes > cap)):
+            if cap is not None:
+                for call in range(points[begin], points[begin + 1]):
+                    for key in chain.holds[call]:
+                        held[key] -= 1
+                        held_bytes -= chain.sizes[key] if not held[key] else 0
+            begin += 1
+        earliest.append(begin)
+    return earliest
+
+
+class _Reach:
+    """Which points parts can end at, under a limit to their cost. All points are indices.
+
+    Args:
+        sums: cost up to each point.
+        earliest: for each part, by its end, the earliest begin; not descending, so a part of an allowed part is allowed.
+    """
+
+    def __init__(self, sums: list[int], earliest: list[list[int]]) -> None:
+        self.sums = sums
+        self._earliest = earliest
+        self._n_points = len(sums)
+        self._alike = all(each is earliest[0] for each in earliest)
+        self._latest = _inverse(earliest[0]) if self._alike else []
+
+    def fits(self, limit: int) -> bool:
+        """The end can be reached with exactly so many parts, none dearer than ``limit``."""
+        if not self._alike:
+            return self._ends(limit)[-1][-1] < _INFINITE
+        point = 0  # with one rule for all parts, going as far as possible is best, and a part can always be cut further
+        for _ in self._earliest:
+            point = self._furthest(point, limit)
+        return point == self._n_points - 1
+
+    def _furthest(self, begin: int, limit: int) -> int:
+        return min(bisect_right(self.sums, self.sums[begin] + limit) - 1, self._latest[begin])
+
+    def cheapest(self, limit: int, crossing: list[int]) -> list[int]:
+        """The cuts under ``limit`` that the fewest bytes cross."""
+        best = self._ends(limit, crossing)
+        cuts = [self._n_points - 1]
+        for part in range(len(self._earliest) - 1, 0, -1):
+            end = cuts[-1]
+            begins = range(self._begin(part, end, limit), end)
+            cuts.append(min(begins, key=best[part].__getitem__))
+        return cuts[:0:-1]
+
+    def _begin(self, part: int, end: int, limit: int) -> int:
+        """Earliest begin of ``part`` if it ends at ``end``."""
+        begin = self._earliest[part][end]
+        return max(begin, bisect_right(self.sums, self.sums[end] - limit - 1))
+
+    def _ends(self, limit: int, crossing: list[int] | None = None) -> list[list[float]]:
+        """For each number of parts and each end the fewest bytes crossing; infinite where it cannot be reached."""
+        crossing = crossing or [0] * self._n_points
+        n_parts = len(self._earliest)
+        best: list[list[float]] = [[0, *[_INFINITE] * (self._n_points - 1)]]
+        for part in range(n_parts):
+            before, after = best[-1], [_INFINITE] * self._n_points
+            window: deque[int] = deque()  # begins with ascending bytes: the first is the best
+            next_begin = 0
+            for end in range(part + 1, self._n_points - (n_parts - 1 - part)):
+                for begin in range(next_begin, end):
+                    while window and before[window[-1]] > before[begin]:
+                        window.pop()
+                    window.append(begin)
+                next_begin = end
+                earliest = self._begin(part, end, limit)
+                while window and window[0] < earliest:
+                    window.popleft()
+                if window:
+                    after[end] = before[window[0]] + crossing[end]
+            best.append(after)
+        return best
+
+
+def _inverse(earliest: list[int]) -> list[int]:
+    """For each begin the latest end that allows it."""
+    latest = [0] * len(earliest)
+    for end, begin in enumerate(earliest):
+        if begin < end or end == 0:
+            latest[begin] = end
+    for begin in range(1, len(latest)):
+        latest[begin] = max(latest[begin], latest[begin - 1])
+    return latest

@@ -1,0 +1,265 @@
+"""What runs: ``Stage``, an ``nn.Sequential`` that follows a plan, and ``Function``, a call of torch among its layers.
+
+A stage holds the model's own modules, parameters and buffers at their own paths, so that ``get_submodule``,
+``state_dict`` and everything that goes by names works as on the model. Paths are looked up at every call: what replaces
+a submodule (``fully_shard``, conversion to SyncBatchNorm) is used from then on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.dataflow import (
+    Attribute,
+    BatchSize,
+    Marker,
+    ModeChoice,
+    OwnDevice,
+    TorchFunction,
+    leaves_of,
+    map_template,
+)
+from modelsummary.errors import SplitError
+
+__all__ = ["Function", "Inputs", "Scope", "Slot", "Stage", "Step"]
+
+
+@dataclass(frozen=True)
+class Slot(Marker):
+    """A value by its number."""
+
+    index: int
+
+
+class Step(NamedTuple):
+    """One call of a stage's plan.
+
+    Attributes:
+        path: of the module to call; ``function`` is None then.
+        args, kwargs: templates with slots for values.
+        binds: position among the leaves of the result -> number of the value it becomes.
+        scope: path of the module whose code made the call; its mode decides what depends on the mode.
+        grad: gradients were enabled.
+        frees: numbers of the values that nobody needs afterwards.
+    """
+
+    path: str
+    function: TorchFunction | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    binds: tuple[tuple[int, int], ...]
+    scope: str
+    grad: bool
+    frees: tuple[int, ...]
+
+
+class Inputs(NamedTuple):
+    """How a forward was called, to take the same calls again.
+
+    Attributes:
+        parameters: names of the forward's positional parameters, in order.
+        defaults: default values by name.
+        arguments: name (or position, beyond the named ones) -> template.
+        sizes: number of a value -> its size where it must be as it was recorded; None where it may differ.
+    """
+
+    parameters: tuple[str, ...]
+    defaults: dict[str, Any]
+    arguments: dict[str | int, Any]
+    sizes: dict[int, tuple[int | None, ...]]
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
+        """Number of each value -> tensor. Raises ``SplitError`` if the call is not one like the recorded one."""
+        given = {**self.defaults, **self.named(args, kwargs)}
+        values: dict[int, Tensor] = {}
+        for name, template in {**self.defaults, **self.arguments}.items():
+            if name not in given:
+                raise SplitError(f"argument {name!r} is missing: the model was recorded with it; pass it, or split again")
+            _match(name, template, given[name], values)
+        for name in given:
+            if name not in self.arguments and name not in self.defaults:
+                raise SplitError(f"argument {name!r} is new: the model was recorded without it; split again with it")
+        for index, size in self.sizes.items():
+            shape = values[index].shape
+            if len(shape) != len(size) or any(own not in (None, each) for own, each in zip(size, shape, strict=True)):
+                expected = ["any" if own is None else own for own in size]
+                raise SplitError(
+                    f"an input has the shape {list(shape)}, but the stages were made for {expected}: the model's "
+                    "forward computes with sizes; split again with an input of this shape"
+                )
+        return values
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str | int, Any]:
+        """Arguments by name where they have one, by position else."""
+        by_name: dict[str | int, Any] = {
+            self.parameters[position] if position < len(self.parameters) else position: value
+            for position, value in enumerate(args)
+        }
+        return {**by_name, **kwargs}
+
+
+def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]) -> None:
+    expected, given = leaves_of(template), leaves_of(value)
+    if len(expected) != len(given):
+        raise SplitError(f"argument {name!r} holds {len(given)} values, but was recorded with {len(expected)}; split again")
+    for leaf, actual in zip(expected, given, strict=True):
+        if isinstance(leaf, Slot):
+            if not isinstance(actual, Tensor):
+                raise SplitError(f"argument {name!r} was recorded as a tensor, but is {actual!r:.80}; split again with it")
+            values[leaf.index] = actual
+        elif isinstance(actual, Tensor) or not (leaf is actual or isinstance(leaf, OwnDevice) or leaf == actual):
+            raise SplitError(f"argument {name!r} was recorded as {leaf!r:.80}, but is {actual!r:.80}; split again with it")
+
+
+class Scope(nn.Module):
+    """A part of an opened module: what of it belongs to this stage. It is not called itself."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises ``SplitError``: the stage calls what is inside."""
+        raise SplitError("this module was cut by the split and cannot be called by itself; call the stage")
+
+
+class Function(nn.Module):
+    """A call of a torch function between layers.
+
+    Args:
+        function: the function.
+        args, kwargs: templates; every slot is the input.
+        batch: ``(dim, factor)``: the batch size is ``input.shape[dim] // factor``; None if it is not needed.
+    """
+
+    def __init__(
+        self, function: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any], batch: tuple[int, int] | None
+    ) -> None:
+        super().__init__()
+        self.function, self.args, self.kwargs, self.batch = function, args, kwargs, batch
+
+    def forward(self, input: Tensor) -> Any:
+        """Call the function with ``input`` and the recorded constants."""
+        size = None if self.batch is None else input.shape[self.batch[0]] // self.batch[1]
+
+        def fill(leaf: Any) -> Any:
+            return input if isinstance(leaf, Slot) else constant(leaf, size, input.device, self.training)
+
+        return self.function(*map_template(fill, self.args), **map_template(fill, self.kwargs))
+
+    def extra_repr(self) -> str:
+        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return ", ".join(given).replace(repr(Slot(0)), "input")
+
+
+class Stage(nn.Sequential):
+    """Part of a model that is no chain of layers: it takes the values that cross into it and returns those that leave.
+
+    Called with one tuple, or with its values one by one. The last stage returns what the model returns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.inputs: Inputs | None = None
+        self.takes: tuple[int, ...] = ()
+        self.gives: Any = ()
+        self.batch: tuple[int, int, int] | None = None
+        self.recorded_mode: bool | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Follow the plan. Raises ``SplitError`` if the call does not fit to what was recorded."""
+        if self.recorded_mode is not None and self.training is not self.recorded_mode:
+            modes = ("train" if self.recorded_mode else "eval", "train" if self.training else "eval")
+            raise SplitError(f"split in {modes[0]} mode, and the model does other things in {modes[1]} mode; split again")
+        values = self._values(args, kwargs)
+        size = device = None
+        for tensor in values.values():
+            device = tensor.device
+            break
+        if self.batch is not None:
+            index, dim, factor = self.batch
+            size = values[index].shape[dim] // factor
+        for step in self.steps:
+            self._run(step, values, size, device)
+        return self._fill(self.gives, values, size, device, self.training)
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
+        if self.inputs is not None:
+            return self.inputs.bind(args, kwargs)
+        if len(args) == 1 and isinstance(args[0], (tuple, list)):
+            args = tuple(args[0])
+        if len(args) != len(self.takes) or kwargs:
+            raise SplitError(f"the stage takes {len(self.takes)} tensor(s), got {len(args)}{' and keywords' * bool(kwargs)}")
+        return dict(zip(self.takes, args, strict=True))
+
+    def _run(self, step: Step, values: dict[int, Tensor], size: int | None, device: torch.device | None) -> None:
+        training = find(self, step.scope).training if step.scope else self.training
+        args = self._fill(step.args, values, size, device, training)
+        kwargs = self._fill(step.kwargs, values, size, device, training)
+        called = find(self, step.path) if step.function is None else step.function
+        if step.grad:
+            out = called(*args, **kwargs)
+        else:
+            with torch.no_grad():
+                out = called(*args, **kwargs)
+        if len(step.binds) == 1 and isinstance(out, Tensor):
+            values[step.binds[0][1]] = out
+        else:
+            leaves = leaves_of(out)
+            for position, index in step.binds:
+                values[index] = leaves[position]
+        for index in step.frees:
+            del values[index]
+
+    def _fill(
+        self, template: Any, values: dict[int, Tensor], size: int | None, device: torch.device | None, training: bool
+    ) -> Any:
+        """``template`` with everything in its place."""
+        if isinstance(template, Slot):
+            return values[template.index]
+        if isinstance(template, Attribute):
+            return find(self, template.fqn)
+        kind = type(template)
+        if kind is tuple or kind is list:
+            return kind([self._fill(inner, values, size, device, training) for inner in template])
+        if kind is dict:
+            return {name: self._fill(inner, values, size, device, training) for name, inner in template.items()}
+        if kind in (int, float, bool, str, type(None)):
+            return template
+
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, Slot):
+                return values[leaf.index]
+            if isinstance(leaf, Attribute):
+                return find(self, leaf.fqn)
+            return constant(leaf, size, device, training)
+
+        return map_template(fill, template)
+
+    def extra_repr(self) -> str:
+        functions = [step.function.short_name for step in self.steps if step.function is not None]
+        return f"{len(self.steps)} calls, of these functions: {', '.join(functions) or 'none'}"
+
+
+def constant(leaf: Any, size: int | None, device: torch.device | None, training: bool) -> Any:
+    """What a leaf of a template that is no value of the forward stands for."""
+    if isinstance(leaf, BatchSize):
+        assert size is not None
+        return leaf.factor * size + leaf.offset
+    if isinstance(leaf, ModeChoice):
+        return leaf.in_train if training else leaf.in_eval
+    if isinstance(leaf, OwnDevice):
+        return device
+    if isinstance(leaf, Tensor) and device is not None and leaf.device != device and leaf.dim() > 0:
+        return leaf.to(device)
+    return leaf
+
+
+def find(module: nn.Module, path: str) -> Any:
+    """What is at a path: a module, a parameter, a buffer, an attribute."""
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+

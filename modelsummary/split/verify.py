@@ -1,0 +1,142 @@
+"""Compare stages with the model that they were made of: values, gradients, buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.dataflow import leaves_of, map_template, structure_of
+from modelsummary.errors import SplitError
+from modelsummary.split.stage import Inputs, Stage
+
+__all__ = ["Verification", "run_detached", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Largest differences between a model and its stages; 0.0 is bit-equal.
+
+    Attributes:
+        outputs, gradients, buffers: the largest absolute difference.
+        compared: how many tensors were compared.
+    """
+
+    outputs: float
+    gradients: float
+    buffers: float
+    compared: int
+
+
+def verify(
+    model: nn.Module, stages: Sequence[nn.Sequential], inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Verification:
+    """See ``Stages.verify``."""
+    inputs.bind(args, kwargs)
+
+    def run(forward: Callable[..., tuple[Any, Callable[[list[Tensor]], None]]]) -> dict[str, dict[str, Tensor]]:
+        with _unchanged(model):
+            own_args, own_kwargs = map_template(_copy, (args, kwargs))
+            out, backward = forward(own_args, own_kwargs)
+            outputs = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
+            backward(outputs)
+            given = [leaf for leaf in leaves_of((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
+            tensors = [*model.named_parameters(), *((f"input {number}", each) for number, each in enumerate(given))]
+            return {
+                "structure": {str(structure_of(out)): torch.zeros(())},
+                "outputs": {str(number): each.detach().clone() for number, each in enumerate(outputs)},
+                "gradients": {name: each.grad.clone() for name, each in tensors if each.grad is not None},
+                "buffers": {name: each.clone() for name, each in model.named_buffers()},
+            }
+
+    def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[list[Tensor]], None]]:
+        return model(*args, **kwargs), _backward
+
+    def parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[list[Tensor]], None]]:
+        return run_detached(stages, inputs, args, kwargs)
+
+    expected, found = run(whole), run(parts)
+    differences = {kind: _difference(kind, expected[kind], found[kind]) for kind in expected}
+    compared = sum(map(len, expected.values())) - 1
+    return Verification(differences["outputs"], differences["gradients"], differences["buffers"], compared)
+
+
+def run_detached(
+    stages: Sequence[nn.Sequential], inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Callable[[list[Tensor]], None]]:
+    """The result of the stages, each with a graph of its own, and the backward through all of them."""
+    links: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []  # what a stage gave, and what the next one took
+    first = stages[0]
+    value = first(*args, **kwargs) if isinstance(first, Stage) else first(*inputs.bind(args, kwargs).values())
+    for stage in stages[1:]:
+        gave = value if isinstance(value, tuple) else (value,)
+        took = tuple(each.detach().requires_grad_(each.requires_grad) for each in gave)
+        links.append((gave, took))
+        value = stage(*took)
+
+    def backward(outputs: list[Tensor]) -> None:
+        _backward(outputs)
+        for gave, took in reversed(links):
+            pairs = [(mine, theirs.grad) for mine, theirs in zip(gave, took, strict=True) if theirs.grad is not None]
+            if pairs:
+                torch.autograd.backward([mine for mine, _ in pairs], [grad for _, grad in pairs])
+
+    return value, backward
+
+
+def _backward(outputs: list[Tensor]) -> None:
+    """Backward from all outputs, with gradients that tell their elements apart."""
+    with_grad = list({id(each): each for each in outputs if each.requires_grad}.values())
+    if with_grad:
+        grads = [torch.cos(torch.arange(each.numel(), device=each.device)).view(each.shape).to(each) for each in with_grad]
+        torch.autograd.backward(with_grad, grads)
+
+
+def _copy(leaf: Any) -> Any:
+    """A copy of an input: a forward may write into it."""
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return copy.copy(leaf)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Gradients, values of buffers and states of generators are put back."""
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = list({parameter.device for parameter, _ in grads if parameter.device.type == "cuda"})
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            yield
+    finally:
+        for parameter, grad in grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+
+
+def _difference(kind: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> float:
+    """The largest difference. Raises ``SplitError`` if it is more than rounding."""
+    if expected.keys() != found.keys():
+        wrong = sorted(expected.keys() ^ found.keys())
+        raise SplitError(f"the stages are not the model: {kind} {wrong[:3]} exist on one side only; please report this")
+    largest = 0.0
+    for name, one in expected.items():
+        other = found[name]
+        if one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other):
+            continue
+        try:
+            torch.testing.assert_close(other, one, equal_nan=True)
+        except AssertionError as error:
+            detail = " ".join(str(error).split())[:200]
+            raise SplitError(f"the stages are not the model: {kind} {name!r} differ: {detail}; please report this") from None
+        largest = max(largest, float((one.double() - other.double()).abs().nan_to_num().max()))
+    return largest
