@@ -158,18 +158,20 @@ def attributes_in(template: Any) -> list[Attribute]:
 # ------------------------------------------------------------------------------------------- functions
 
 
-class TorchFunction(NamedTuple):
-    """A function of torch by its public name, so that it pickles.
+@dataclass(frozen=True)
+class TorchFunction:
+    """A function of torch; it pickles by its public name.
 
     Attributes:
-        kind: ``"function"``; ``"get"`` for the getter of a property of tensors, ``"set"`` for its setter.
+        kind: ``"function"``; ``"get"`` for the getter of a property of tensors; ``"list"`` for a function that gives an
+            iterator.
         name: ``"torch.nn.functional.relu"``, or the name of the property.
-        own: the function itself where it has no public name.
+        function: what to call.
     """
 
     kind: str
     name: str
-    own: Any = None
+    function: Any = None
 
     @property
     def short_name(self) -> str:
@@ -179,34 +181,40 @@ class TorchFunction(NamedTuple):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.kind == "get":
             return getattr(args[0], self.name)
-        if self.kind == "set":
-            return setattr(args[0], self.name, args[1])
-        function = self.own if self.own is not None else _by_name(self.name)
-        return function(*args, **kwargs)
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        is_public = self.kind == "function" and _by_name(self.name) is self.function
+        return (_named, (self.name,)) if is_public else (TorchFunction, (self.kind, self.name, self.function))
 
 
 def torch_function(function: Any) -> TorchFunction:
-    """How to call ``function`` again: as ``__torch_function__`` names it."""
+    """``function`` as ``__torch_function__`` got it."""
     name = getattr(function, "__name__", "")
-    if name in ("__get__", "__set__") and hasattr(function, "__self__"):
-        return TorchFunction(name.strip("_"), function.__self__.__name__)
-    public = resolve_name(function) or ""
-    try:
-        if public and _by_name(public) is function:
-            return TorchFunction("function", public)
-    except (AttributeError, ImportError):
-        pass
-    return TorchFunction("function", public or name or "function", function)
+    if name == "__get__":
+        return TorchFunction("get", function.__self__.__name__)
+    return TorchFunction("function", resolve_name(function) or name or "function", function)
+
+
+def _named(name: str) -> TorchFunction:
+    return TorchFunction("function", name, _by_name(name))
 
 
 @cache
 def _by_name(name: str) -> Any:
+    """What a dotted name means; None if nothing."""
     parts = name.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for position, part in enumerate(parts[1:], 2):
-        if not hasattr(found, part):
-            importlib.import_module(".".join(parts[:position]))
-        found = getattr(found, part)
+    try:
+        found: Any = importlib.import_module(parts[0])
+        for position, part in enumerate(parts[1:], 2):
+            if not hasattr(found, part):
+                importlib.import_module(".".join(parts[:position]))
+            found = getattr(found, part)
+    except (AttributeError, ImportError):
+        return None
     return found
 
 
@@ -273,13 +281,15 @@ class Record:
 
     Attributes:
         root: the call of the model; its arguments are the inputs, its result is the output.
-        batch_size: of the first run; None if no other batch size could be run, ``no_batch`` then says why.
-        other_mode: the other mode (train or eval) could be run; else ``no_other_mode`` says why not.
+        batch_size: of the first run; None if the record holds for its sizes only, ``no_batch`` then says why.
+        batch_dim: dimension of the inputs that is the batch.
+        no_other_mode: why the record holds for its mode (train or eval) only; empty if it holds for both.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory, for each run.
     """
 
     root: Event
     batch_size: int | None
+    batch_dim: int
     no_batch: str
     no_other_mode: str
     storages_of: dict[str, tuple[int, ...]]

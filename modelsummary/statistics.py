@@ -12,6 +12,7 @@ from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.facts import unwrap
+from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.record import record
 from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
@@ -179,7 +180,28 @@ class ModelStatistics:
             )
         if self._records is None:
             self._records = record(model, self._call, self.execution, self.batch_dim)
-        return split(model, self._records, [self.root, *self.summary_list], by, wishes)
+        stages = split(model, self._records, [self.root, *self.summary_list], by, wishes)
+        self._check(stages, model, self._call)
+        return stages
+
+    def _check(self, stages: Stages, model: nn.Module, call: CallArguments) -> None:
+        """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""
+        record = stages.record
+        calls = [(call, False)]
+        if record.batch_size is not None:
+            call = call.with_batch(record.batch_dim, record.batch_size, 3 * record.batch_size + 2)
+            calls.append((call, False))
+        if not record.no_other_mode:
+            calls.append((call, True))
+        modules = list({id(each): each for part in (model, *stages) for each in part.modules()}.values())
+        for arguments, other_mode in calls:
+            of_model, of_stages = (
+                fingerprint(forward, modules, arguments, self.execution, other_mode=other_mode)
+                for forward in (model, stages)
+            )
+            difference = of_stages.differs_from(of_model)
+            if difference:
+                raise SplitError(f"the stages are not the model: they run {difference}; please report this")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_call": None, "_records": None}

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.capture.facts import modules_of
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.run import running
 from modelsummary.capture.trace import Foreign, Token, Tracer
@@ -47,25 +48,26 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
         records that hold for the mode, the batch size, or both of this run only.
     """
     modules = modules_of(model)
+    device = device_of(tensors_of_modules(modules))
 
     def trace(call: CallArguments, *, other_mode: bool = False) -> Tracer:
         with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
-            tracer = Tracer(model, executes)
+            tracer = Tracer(model, executes, device)
             tracer.run(args, kwargs, other_mode=other_mode)
         return tracer
 
     first = _Run(trace(call), None, is_other_mode=False)
-    batches, no_batch = _other_batches(first, call, trace, batch_dim)
+    batches, dim, no_batch = _other_batches(first, call, trace, batch_dim)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
     same_mode = [first, *(run for run, _ in batches)]
-    merged = [_merged([*same_mode, *modes], no_batch, no_mode)]
+    merged = [_merged([*same_mode, *modes], dim, no_batch, no_mode)]
     if modes:
-        merged.append(_merged(same_mode, no_batch, "it calls other things in the other mode"))
+        merged.append(_merged(same_mode, dim, no_batch, "it calls other things in the other mode"))
     if batches:
         reason = "it does other things at another batch size"
         if modes and (own := _other_mode(call, trace, None)[0]):
-            merged.append(_merged([first, *own], reason, no_mode))
-        merged.append(_merged([first], reason, "it calls other things in the other mode"))
+            merged.append(_merged([first, *own], dim, reason, no_mode))
+        merged.append(_merged([first], dim, reason, "it calls other things in the other mode"))
     return merged
 
 
@@ -86,8 +88,8 @@ Trace = Callable[..., Tracer]
 
 def _other_batches(
     first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None
-) -> tuple[list[tuple[_Run, CallArguments]], str]:
-    """Runs at two other batch sizes; or none, and why."""
+) -> tuple[list[tuple[_Run, CallArguments]], int, str]:
+    """Runs at two other batch sizes, and along which dimension; or none, and why."""
     reason = "no input has a batch dimension"
     for dim in (0, 1) if batch_dim is None else (batch_dim,):
         size = call.size_along(dim)
@@ -102,8 +104,8 @@ def _other_batches(
             reason = f"batch size {batch} failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
             continue
         first.batch = size
-        return found, ""
-    return [], reason
+        return found, dim, ""
+    return [], 0, reason
 
 
 def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[_Run], str]:
@@ -116,12 +118,13 @@ def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[l
 # ---------------------------------------------------------------------------------------------- merging
 
 
-def _merged(runs: list[_Run], no_batch: str, no_other_mode: str) -> Record:
+def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str) -> Record:
     root = _Merge(runs).event([run.root for run in runs], None)
     storages = [run.tracer.storages_of for run in runs]
     return Record(
         root=root,
         batch_size=None if no_batch else runs[0].batch,
+        batch_dim=batch_dim,
         no_batch=no_batch,
         no_other_mode=no_other_mode,
         storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},

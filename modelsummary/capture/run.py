@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 
+from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.real import RealExecution
@@ -213,7 +214,7 @@ def running(
                 replace_in_objects(execution.input, (args, kwargs))
                 execution.replace_tensors_of(held.modules)
             else:
-                device = next((tensor.device for tensor in tensors_of_modules(modules)), torch.device("cpu"))
+                device = device_of(tensors_of_modules(modules))
                 args, kwargs = call.on_device(execution.input, device, raw_arrays=raw_arrays)
             with torch.set_grad_enabled(grad), _nothing_hidden(), _room(), _validation(not on_shapes):
                 yield execution, args, kwargs

@@ -46,11 +46,13 @@ class ShapeOnly:
     Attributes:
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
         needs_values: what the obstacle lacks is the values of a tensor.
+        log: if it is a list, every operator is noted here with the shapes and constants it was called with.
     """
 
     def __init__(self) -> None:
         self.obstacle: str | None = None
         self.needs_values = False
+        self.log: list[Any] | None = None
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
         self._known: dict[int, tuple[Tensor, Tensor]] = {}  # id(meta tensor) -> meta tensor, values
@@ -91,8 +93,19 @@ class ShapeOnly:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator. Raises ``DataDependentError``, and whatever its meta kernel raises."""
+        if self.log is None:
+            return self._run(func, rule, args, kwargs, [func])
+        key = [func]
+        out, cost = self._run(func, rule, args, kwargs, key)
+        if rule.writes or next(tensors_in(out), None) is not None:  # else it hands a value to Python, no more
+            self.log.append(tuple(key))
+        return out, cost
+
+    def _run(
+        self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any]
+    ) -> tuple[Any, OpCost]:
+        """Run one operator; what identifies the call goes to ``key``."""
         self._refuse_to_write_strangers(rule, args, kwargs)
-        key: list[Any] = [func]
         copies_to_cpu = func is torch.ops.aten._to_copy.default and kwargs.get("device") == _CPU
         args = self._to_meta(args, key)
         kwargs = self._to_meta(kwargs, key)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from modelsummary.capture.devices import DeviceAnswers
 from modelsummary.capture.facts import named_modules
 from modelsummary.capture.shape_only import ShapeOnly, selects_by_mask
 from modelsummary.capture.structure import is_array, nbytes_of, tensors_of
@@ -98,12 +99,15 @@ class Foreign(Marker):
 class Tracer(TorchFunctionMode):
     """Traces one run of ``model``.
 
+    Args:
+        device: where the model is when it does not run on shapes.
+
     Attributes:
         root: the call of the model.
         storages_of: FQN of each tensor of the model -> id of its memory.
     """
 
-    def __init__(self, model: nn.Module, execution: Execution) -> None:
+    def __init__(self, model: nn.Module, execution: Execution, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._model = model
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
@@ -113,7 +117,8 @@ class Tracer(TorchFunctionMode):
         self._by_storage: defaultdict[int, list[Token]] = defaultdict(list)
         self._kept_alive: list[Any] = []
         self._calls: Counter[str] = Counter()
-        self._known_as = _own_device(model, execution)
+        self._own_device = device
+        self._devices = DeviceAnswers(device) if isinstance(execution, ShapeOnly) else None
         self._operators = Operators(self, _Noted(execution, self))
         self.root: Event | None = None
         self._stack: list[Event] = []
@@ -234,6 +239,8 @@ class Tracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._devices is not None and self._devices.answers(func):
+            return self._devices.answer(func)
         if not self._is_open or get_ident() != self._thread:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -245,6 +252,8 @@ class Tracer(TorchFunctionMode):
         inputs = leaves_of(templates)
         around, self.running = self.running, _Counters()
         self._is_open = False
+        if self._devices is not None:
+            args, kwargs = self._devices.on_meta(args), self._devices.on_meta(kwargs)
         try:
             out = func(*args, **kwargs)
         finally:
@@ -252,7 +261,7 @@ class Tracer(TorchFunctionMode):
             own, self.running = self.running, around
         if isinstance(out, Iterator):
             out = list(out)
-            function = TorchFunction("list", function.name, function.own)
+            function = TorchFunction("list", function.name)
         made = list(tensors_of(out))
         if not made and not own.writes:
             self._note_reading(function.name if function.kind == "get" else name, inputs, parent)
@@ -271,7 +280,9 @@ class Tracer(TorchFunctionMode):
 
     def _note_reading(self, name: str, inputs: list[Any], parent: Event) -> None:
         """A function that returned no tensor: a size, a fact, or values."""
-        if name in _READS_FACTS or name in _PROPERTIES:
+        if name == "__set__":
+            parent.obstacle = parent.obstacle or "assigns an attribute of a tensor"
+        elif name in _READS_FACTS or name in _PROPERTIES:
             if name in _READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
                 parent.reads_sizes = True
                 if any(isinstance(each, Token) and each.is_dynamic for each in inputs):
@@ -282,8 +293,6 @@ class Tracer(TorchFunctionMode):
     def _note_function(self, event: Event, inputs: list[Any], parent: Event) -> None:
         assert event.function is not None
         name = event.function.short_name
-        if event.function.kind == "set":
-            parent.obstacle = parent.obstacle or f"assigns .{name} of a tensor"
         unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
         if unknown is not None:
             parent.obstacle = parent.obstacle or f"passes {unknown} to {name}()"
@@ -344,9 +353,7 @@ class Tracer(TorchFunctionMode):
             self._kept_alive.append(leaf)
             return Foreign(leaf)
         if isinstance(leaf, torch.device):
-            return OwnDevice() if leaf == self._known_as else leaf
-        if isinstance(leaf, str) and leaf == "meta" and self._known_as.type == "meta":
-            return OwnDevice()
+            return OwnDevice() if leaf == self._own_device else leaf
         if isinstance(leaf, _CONSTANTS) or not _holds_tensors(leaf):
             return leaf
         return Unknown(f"a {type(leaf).__name__} that holds tensors")
@@ -410,13 +417,6 @@ _MISSING = object()
 _PROPERTIES = frozenset(
     name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
 )
-
-
-def _own_device(model: nn.Module, execution: Execution) -> torch.device:
-    if isinstance(execution, ShapeOnly):
-        return torch.device("meta")
-    tensors = (*model.parameters(), *model.buffers())
-    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def _storage(tensor: Tensor) -> int:

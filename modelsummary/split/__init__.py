@@ -48,6 +48,7 @@ def split(
         by=costs.name,
         ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
         crossing=[[_meta(value) for value in values] for values in crossing],
+        record=sequence.record,
     )
 
 

@@ -157,7 +157,7 @@ class _Openings:
         if event is self._root:
             unknown = next((leaf for leaf in leaves_of(event.result) if isinstance(leaf, Unknown)), None)
             if unknown is not None:
-                return f"returns {unknown.reason}"
+                return f"returns {unknown.reason} (return tensors instead; in transformers, pass use_cache=False)"
         return ""
 
     def can_open(self, event: Event) -> bool:

@@ -10,6 +10,7 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
+from modelsummary.dataflow import Record
 from modelsummary.errors import LayerNotFoundError, SplitError
 from modelsummary.split.stage import Inputs, Stage
 from modelsummary.split.verify import Verification, verify
@@ -74,6 +75,7 @@ class Stages(Sequence[nn.Sequential]):
         facts: what is known of each stage.
         by: what was balanced.
         ideal: the smallest cost of the dearest stage that any cut could have: the mean, or the dearest call.
+        record: of the forward that was cut.
         crossing: meta tensors like those that enter each stage, of the recorded batch; last those in the result.
     """
 
@@ -87,6 +89,7 @@ class Stages(Sequence[nn.Sequential]):
         by: str,
         ideal: float,
         crossing: Sequence[Sequence[torch.Tensor]],
+        record: Record,
     ) -> None:
         self._model: nn.Module | None = model
         self._stages = list(stages)
@@ -95,6 +98,7 @@ class Stages(Sequence[nn.Sequential]):
         self.by = by
         self.ideal = ideal
         self.crossing = [tuple(each) for each in crossing]
+        self.record = record
         self._class_name = type(model).__name__
         self._keys = list(model.state_dict(keep_vars=True))
 
@@ -125,7 +129,7 @@ class Stages(Sequence[nn.Sequential]):
         return value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None}
+        return {**self.__dict__, "_model": None, "record": None}
 
     @property
     def model(self) -> nn.Module:
