@@ -15,9 +15,11 @@ from modelsummary.errors import (
     LayerNotFoundError,
     ModelSummaryError,
     RegistrationError,
+    SplitError,
 )
 from modelsummary.layer_info import LayerInfo
 from modelsummary.op_formulas import register_op_cost
+from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "ModelStatistics",
     "ModelSummaryError",
     "RegistrationError",
+    "SplitError",
+    "Stages",
     "Statistics",
     "register_op_cost",
 ]

@@ -18,7 +18,7 @@ from modelsummary.capture.record import record
 from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
 from modelsummary.dataflow import Record
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
-from modelsummary.split import By, Stages, Wishes, split
+from modelsummary.split import By, Stages, Wishes, check_initialized, split
 from modelsummary.views.text import TableOptions, render
 
 __all__ = ["ModelStatistics", "Statistics"]
@@ -178,6 +178,7 @@ class ModelStatistics:
             raise SplitError(
                 "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
             )
+        check_initialized(model)
         if self._records is None:
             self._records = record(model, self._call, self.execution, self.batch_dim)
         stages = split(model, self._records, [self.root, *self.summary_list], by, wishes)

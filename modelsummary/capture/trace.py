@@ -38,7 +38,7 @@ from modelsummary.dataflow import (
     map_template,
     torch_function,
 )
-from modelsummary.op_costs import NO_COST, OpCost, OpRule, tensors_in
+from modelsummary.op_costs import OpCost, OpRule, tensors_in
 
 __all__ = ["Foreign", "Token", "Tracer"]
 
@@ -54,6 +54,9 @@ _READS_FACTS = _READS_SIZE | frozenset(
     " is_same_size is_set_to is_shared is_tensor is_storage is_nonzero_static element_size type result_type can_cast"
     " promote_types has_names __hash__ __repr__ __str__ __format__ __dir__ dim_order is_distributed broadcast_shapes"
     " is_coalesced".split()
+)
+_SHAPED_BY_FIRST = frozenset(
+    "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_fill masked_scatter".split()
 )
 _TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_sizes".split())
 _OWN_OF_MODULES = frozenset({"training", "_modules", "_is_full_backward_hook", "_is_hf_initialized"})
@@ -273,7 +276,8 @@ class Tracer(TorchFunctionMode):
         parent.children.append(event)
         self._note_function(event, inputs, parent)
         tainted = own.is_random or (function.short_name not in _TAKES_SHAPE and any(map(_is_tainted, inputs)))
-        dynamic = any(isinstance(each, Token) and each.is_dynamic for each in inputs)
+        shaping = inputs[:1] if _keeps_first(name) else inputs
+        dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
         self._taint(own.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
         return iter(out) if name == "__iter__" else out
@@ -406,7 +410,7 @@ class _Noted:
         if rule.name == "aten.native_batch_norm" and args[5]:  # training: its schema hides what it writes
             counters.writes.update(_storage(statistic) for statistic in args[3:5] if statistic is not None)
         counters.is_random = counters.is_random or rule.is_random
-        if rule.needs_values or (cost is NO_COST and selects_by_mask(rule, args)):
+        if rule.needs_values or selects_by_mask(rule, args):
             counters.is_dynamic = True
         return out, cost
 
@@ -425,6 +429,11 @@ def _storage(tensor: Tensor) -> int:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
+
+
+def _keeps_first(name: str) -> bool:
+    """A function whose result has the shape of its first argument, whatever the others are."""
+    return name in _SHAPED_BY_FIRST or (name.endswith("_") and not name.startswith("__"))
 
 
 def _is_tainted(leaf: Any) -> bool:

@@ -18,7 +18,7 @@ from modelsummary.split.costs import By, CallCosts, call_costs
 from modelsummary.split.partition import bottleneck_of
 from modelsummary.split.stages import StageFacts, Stages
 
-__all__ = ["By", "Stages", "Wishes", "split"]
+__all__ = ["By", "Stages", "Wishes", "check_initialized", "split"]
 
 
 def split(
@@ -30,9 +30,6 @@ def split(
         records: of its forward; the first that allows it is used.
         rows: of its tree.
     """
-    lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
-    if lazy is not None:
-        raise SplitError(f"parameter {lazy!r} is not initialised; run the model once, then split it")
     sequence = _first_that_opens(records)
     costs = call_costs(by, sequence, model, rows)
     cuts = choose_cuts(sequence, costs, wishes, model)
@@ -50,6 +47,13 @@ def split(
         crossing=[[_meta(value) for value in values] for values in crossing],
         record=sequence.record,
     )
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Raise ``SplitError`` if a parameter has no shape yet."""
+    lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise SplitError(f"parameter {lazy!r} is not initialised; run the model once, then split it")
 
 
 def _first_that_opens(records: Sequence[Record]) -> CallSequence:

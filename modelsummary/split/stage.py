@@ -147,6 +147,9 @@ class Function(nn.Module):
 
         return self.function(*map_template(fill, self.args), **map_template(fill, self.kwargs))
 
+    def _get_name(self) -> str:
+        return self.function.name
+
     def extra_repr(self) -> str:
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return ", ".join(given).replace(repr(Slot(0)), "input")
