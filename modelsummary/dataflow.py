@@ -44,31 +44,6 @@ class Marker:
     """Stands in a template for something that is no constant."""
 
 
-@dataclass(eq=False)
-class Value(Marker):
-    """A tensor that the forward made or was given.
-
-    Attributes:
-        index: running number.
-        shape, dtype, nbytes, requires_grad: of the tensor in the first run.
-        storages: id of the memory behind it, for each run.
-        batch: ``(dim, factor)`` where ``shape[dim] == factor * batch size``; None if no dimension shows it.
-        is_dynamic: its shape depends on the values of the input.
-    """
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nbytes: int
-    requires_grad: bool
-    storages: tuple[int, ...]
-    batch: tuple[int, int] | None = None
-    is_dynamic: bool = False
-
-    def __repr__(self) -> str:
-        return f"%{self.index}"
-
-
 class Attribute(NamedTuple):
     """A tensor of the model: a parameter, a buffer, or a plain attribute."""
 
@@ -80,6 +55,39 @@ class BatchSize(NamedTuple):
 
     factor: int
     offset: int
+
+
+@dataclass(eq=False)
+class Value(Marker):
+    """A tensor that the forward made or was given.
+
+    Attributes:
+        index: running number.
+        shape, dtype, nbytes, requires_grad: of the tensor in the first run.
+        sizes: the shape with ``BatchSize`` in the place of what moves with the batch; None where it moves otherwise.
+        storages: id of the memory behind it, for each run.
+        is_dynamic: its shape depends on the values of the input.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    requires_grad: bool
+    storages: tuple[int, ...]
+    sizes: tuple[int | BatchSize | None, ...] = ()
+    is_dynamic: bool = False
+
+    @property
+    def batch(self) -> tuple[int, int] | None:
+        """``(dim, factor)`` where ``shape[dim] == factor * batch size``; None if no dimension shows it."""
+        for dim, size in enumerate(self.sizes):
+            if isinstance(size, BatchSize) and size.factor and not size.offset:
+                return dim, size.factor
+        return None
+
+    def __repr__(self) -> str:
+        return f"%{self.index}"
 
 
 class ModeChoice(NamedTuple):

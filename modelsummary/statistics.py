@@ -18,7 +18,7 @@ from modelsummary.capture.record import record
 from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
 from modelsummary.dataflow import Record
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
-from modelsummary.split import By, Stages, Wishes, check_initialized, split
+from modelsummary.split import By, Cluster, Plans, Splitter, Stages, Wishes, check_initialized, make_plans
 from modelsummary.views.text import TableOptions, render
 
 __all__ = ["ModelStatistics", "Statistics"]
@@ -173,6 +173,48 @@ class ModelStatistics:
             SplitError: the model cannot be split like that; says why, and how many stages are possible.
         """
         wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
+        splitter = self._splitter()
+        stages = splitter.split(by, wishes)
+        assert self._call is not None
+        self._check(stages, splitter.model, self._call)
+        return stages
+
+    def plan(
+        self,
+        devices: int,
+        memory_bytes: int,
+        *,
+        n_microbatches: int | Sequence[int] = (8, 16, 32, 64),
+        schedules: Sequence[str] = ("gpipe", "1f1b", "interleaved1f1b", "zb"),
+        flops_per_second: float = 1e14,
+        bandwidth: float = 25e9,
+        optimizer_states: float = 2,
+    ) -> Plans:
+        """Rank ways to train the model on a cluster by predicted throughput: pipeline depth x copies x schedule.
+
+        The recorded batch is one micro-batch. A stage's forward takes ``2 x MACs / flops_per_second``, its backward
+        twice that; gradients are reduced over the copies after the step (ring: 2 (d - 1) / d of their bytes).
+
+        Args:
+            devices: number of devices; every depth that divides it is tried.
+            memory_bytes: of each device.
+            n_microbatches: in a step of one copy; several are tried.
+            schedules: which to try.
+            flops_per_second: that a device sustains.
+            bandwidth: bytes per second between two devices.
+            optimizer_states: copies of the parameters that the optimizer keeps: 2 for Adam.
+
+        Raises:
+            InputError: an argument is unusable.
+            SplitError: the model cannot be split, or nothing fits.
+        """
+        cluster = Cluster(devices, memory_bytes, flops_per_second, bandwidth, optimizer_states)
+        splitter = self._splitter()
+        record = splitter.sequence.record
+        return make_plans(splitter.facts, record.batch_size or 1, cluster, n_microbatches, schedules)
+
+    def _splitter(self) -> Splitter:
+        """The model's calls, recorded at the first use."""
         model = self.root.module
         if model is None or self._call is None:
             raise SplitError(
@@ -181,13 +223,12 @@ class ModelStatistics:
         check_initialized(model)
         if self._records is None:
             self._records = record(model, self._call, self.execution, self.batch_dim)
-        stages = split(model, self._records, [self.root, *self.summary_list], by, wishes)
-        self._check(stages, model, self._call)
-        return stages
+        return Splitter.of(model, self._records, [self.root, *self.summary_list])
 
     def _check(self, stages: Stages, model: nn.Module, call: CallArguments) -> None:
         """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""
         record = stages.record
+        assert record is not None
         calls = [(call, False)]
         if record.batch_size is not None:
             call = call.with_batch(record.batch_dim, record.batch_size, 3 * record.batch_size + 2)

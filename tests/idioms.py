@@ -40,7 +40,9 @@ class _Gpt2Block(nn.Module):
         self.heads = heads
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.register_buffer("bias", torch.tril(torch.ones(length, length)).view(1, 1, length, length), persistent=False)
+        self.register_buffer(
+            "bias", torch.tril(torch.ones(length, length)).view(1, 1, length, length), persistent=False
+        )
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
 
     def forward(self, x):
@@ -172,7 +174,11 @@ class Bert(nn.Module):
 
     def __init__(self, vocab=50, width=16, depth=3):
         super().__init__()
-        self.word, self.position, self.kind = nn.Embedding(vocab, width), nn.Embedding(32, width), nn.Embedding(2, width)
+        self.word, self.position, self.kind = (
+            nn.Embedding(vocab, width),
+            nn.Embedding(32, width),
+            nn.Embedding(2, width),
+        )
         self.register_buffer("position_ids", torch.arange(32).unsqueeze(0))
         self.norm = nn.LayerNorm(width)
         self.layers = nn.ModuleList([_BertLayer(width) for _ in range(depth)])

@@ -145,7 +145,10 @@ def test_a_model_that_decides_by_values_is_refused():
 
     model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     stats = Statistics(model, rows(2, 4))
-    with untouched(model), pytest.raises(SplitError, match=r"the model decides by values of tensors.*one stage") as error:
+    with (
+        untouched(model),
+        pytest.raises(SplitError, match=r"the model decides by values of tensors.*one stage") as error,
+    ):
         stats.split(2)
     assert error.value.possible == 1
 
@@ -317,7 +320,10 @@ def test_by_and_boundaries():
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
     stats = Statistics(model, rows(2, 4))
     assert [each.calls for each in stats.split(3).facts] == [2, 2, 2]
-    assert [each.calls for each in stats.split(2, by={"0": 5.0, "1": 1, "2": 1, "3": 1, "4": 1, "5": 1}).facts] == [1, 5]
+    assert [each.calls for each in stats.split(2, by={"0": 5.0, "1": 1, "2": 1, "3": 1, "4": 1, "5": 1}).facts] == [
+        1,
+        5,
+    ]
     assert [each.calls for each in stats.split(2, by=lambda row: 5 if row.fqn == "5" else 1).facts] == [5, 1]
     assert [each.first for each in stats.split(3, boundaries=["1"]).facts] == ["0", "1", "3"]
     for by in ("flops", "params", "param_bytes", "activation_bytes"):

@@ -44,7 +44,9 @@ class DeviceAnswers:
 
     def on_meta(self, arguments: Any) -> Any:
         """Arguments of a torch function with meta in the place of the model's device."""
-        return map_template(lambda leaf: _META if isinstance(leaf, torch.device) and leaf == self.device else leaf, arguments)
+        return map_template(
+            lambda leaf: _META if isinstance(leaf, torch.device) and leaf == self.device else leaf, arguments
+        )
 
 
 class OnOwnDevice(TorchFunctionMode):

@@ -112,7 +112,10 @@ def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[l
     try:
         return [_Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
     except Exception as error:
-        return [], f"the other mode failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+        return (
+            [],
+            f"the other mode failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
+        )
 
 
 # ---------------------------------------------------------------------------------------------- merging
@@ -138,7 +141,9 @@ class _Merge:
         self._batches = [run.batch for run in runs if not run.is_other_mode]
         self._mode_twin = None  # the run that differs from the one in the other mode by the mode alone
         if runs[-1].is_other_mode:
-            self._mode_twin = next(index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2)
+            self._mode_twin = next(
+                index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2
+            )
         self._values: dict[tuple[int, ...], Value] = {}
 
     def event(self, events: Sequence[Event], parent: Event | None) -> Event:
@@ -172,7 +177,11 @@ class _Merge:
             return "calls other things at another batch size"
         if self._mode_twin is not None and calls[-1] != calls[0]:
             return "calls other things in train than in eval mode"
-        if any(child.grad != other.grad for each in events[1:] for child, other in zip(events[0].children, each.children, strict=True)):
+        if any(
+            child.grad != other.grad
+            for each in events[1:]
+            for child, other in zip(events[0].children, each.children, strict=True)
+        ):
             return "switches gradients on or off by batch size or mode"
         return ""
 
@@ -199,19 +208,15 @@ class _Merge:
             nbytes=first.nbytes,
             requires_grad=first.requires_grad,
             storages=tuple(token.storage for token in tokens),
-            batch=self._batch_of([token.shape for token in tokens[: len(self._batches)]]),
+            sizes=self._sizes([token.shape for token in tokens[: len(self._batches)]]),
             is_dynamic=any(token.is_dynamic for token in tokens),
         )
 
-    def _batch_of(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int] | None:
-        size = self._batches[0]
-        if size is None or len(shapes) < 2 or len({len(shape) for shape in shapes}) != 1:
-            return None
-        for dim, sizes in enumerate(zip(*shapes, strict=True)):
-            factor = sizes[0] // size
-            if factor and all(each == factor * (batch or 0) for each, batch in zip(sizes, self._batches, strict=True)):
-                return dim, factor
-        return None
+    def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int | BatchSize | None, ...]:
+        if len({len(shape) for shape in shapes}) != 1:
+            return (None,) * len(shapes[0])
+        every = [own[0] if len(set(own)) == 1 else self._by_batch(own) for own in zip(*shapes, strict=True)]
+        return tuple(None if isinstance(size, Unknown) else size for size in every)
 
     def _template(self, templates: Sequence[Any], training: bool) -> Any:
         """The template that holds in every run."""

@@ -225,7 +225,9 @@ class Tracer(TorchFunctionMode):
         return map_template(known, out)
 
     def _note_state(self, event: Event, before: dict[str, Any], after: dict[str, Any]) -> None:
-        changed = [name for name in {**before, **after} if not _same(before.get(name, _MISSING), after.get(name, _MISSING))]
+        changed = [
+            name for name in {**before, **after} if not _same(before.get(name, _MISSING), after.get(name, _MISSING))
+        ]
         if changed:
             event.is_stateful = True
             event.obstacle = event.obstacle or f"assigns its attribute {changed[0]!r}"

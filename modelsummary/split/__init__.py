@@ -3,50 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.dataflow import Record, Value, leaves_of, values_in
+from modelsummary.dataflow import Record
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence, analyse
-from modelsummary.split.build import Part, build, inputs_of, parts_of
+from modelsummary.split.build import build, inputs_of, parts_of
 from modelsummary.split.choose import Wishes, choose_cuts
-from modelsummary.split.costs import By, CallCosts, call_costs
-from modelsummary.split.partition import bottleneck_of
-from modelsummary.split.stages import StageFacts, Stages
+from modelsummary.split.costs import By, call_costs, held_by_calls
+from modelsummary.split.facts import Crossing, StageFacts, facts_of_parts
+from modelsummary.split.plan import Cluster, Plan, Plans, make_plans
+from modelsummary.split.schedule import Simulation, StageLoad, simulate
+from modelsummary.split.stages import Stages
 
-__all__ = ["By", "Stages", "Wishes", "check_initialized", "split"]
+__all__ = [
+    "By",
+    "Cluster",
+    "Plan",
+    "Plans",
+    "Simulation",
+    "Splitter",
+    "StageLoad",
+    "Stages",
+    "Wishes",
+    "check_initialized",
+    "make_plans",
+    "simulate",
+]
 
 
-def split(
-    model: nn.Module, records: Sequence[Record], rows: Sequence[LayerInfo], by: By, wishes: Wishes
-) -> Stages:
-    """Cut ``model`` as ``ModelStatistics.split`` says.
+@dataclass(frozen=True)
+class Splitter:
+    """Cuts one model.
 
-    Args:
-        records: of its forward; the first that allows it is used.
+    Attributes:
+        sequence: its calls, from the first record that can be opened.
         rows: of its tree.
     """
-    sequence = _first_that_opens(records)
-    costs = call_costs(by, sequence, model, rows)
-    cuts = choose_cuts(sequence, costs, wishes, model)
-    parts = parts_of(sequence, cuts)
-    inputs = inputs_of(model, sequence, parts)
-    stages = build(model, sequence, parts, inputs)
-    crossing = [*(part.takes for part in parts), parts[-1].gives]
-    return Stages(
-        model,
-        stages,
-        _facts(sequence, costs, cuts, parts, stages),
-        inputs,
-        by=costs.name,
-        ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
-        crossing=[[_meta(value) for value in values] for values in crossing],
-        record=sequence.record,
-    )
+
+    model: nn.Module
+    sequence: CallSequence
+    rows: Sequence[LayerInfo]
+
+    @classmethod
+    def of(cls, model: nn.Module, records: Sequence[Record], rows: Sequence[LayerInfo]) -> Splitter:
+        """Raises ``SplitError`` if none of the records can be opened: with the reason of the first, which says most."""
+        first_error: SplitError | None = None
+        for record in records:
+            try:
+                return cls(model, analyse(record), rows)
+            except SplitError as error:
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
+
+    def split(self, by: By, wishes: Wishes) -> Stages:
+        """Stages as ``ModelStatistics.split`` says."""
+        costs = call_costs(by, self.sequence, self.model, self.rows)
+        cuts = choose_cuts(self.sequence, costs, wishes, self.model)
+        parts = parts_of(self.sequence, cuts)
+        inputs = inputs_of(self.model, self.sequence, parts)
+        stages = build(self.model, self.sequence, parts, inputs)
+        held = [[*stage.parameters(), *stage.buffers()] for stage in stages]
+        crossing = [*(part.takes for part in parts), parts[-1].gives]
+        return Stages(
+            self.model,
+            stages,
+            facts_of_parts(self.sequence, costs, cuts, parts, held),
+            inputs,
+            by=costs.name,
+            ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
+            crossing=[[Crossing.of(value) for value in values] for values in crossing],
+            record=self.sequence.record,
+        )
+
+    def facts(self, n_stages: int) -> list[StageFacts] | None:
+        """What the stages would be, by MACs, without making them; None if there are no so many."""
+        costs = call_costs("macs", self.sequence, self.model, self.rows)
+        try:
+            cuts = choose_cuts(self.sequence, costs, Wishes(n_stages), self.model)
+        except SplitError:
+            return None
+        bounds = [0, *cuts, len(self.sequence.calls)]
+        calls = held_by_calls(self.sequence, self.model)
+        held = [
+            [tensor for call in calls[begin:end] for tensor in call]
+            for begin, end in zip(bounds, bounds[1:], strict=False)
+        ]
+        return facts_of_parts(self.sequence, costs, cuts, parts_of(self.sequence, cuts), held)
 
 
 def check_initialized(model: nn.Module) -> None:
@@ -54,49 +102,3 @@ def check_initialized(model: nn.Module) -> None:
     lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
         raise SplitError(f"parameter {lazy!r} is not initialised; run the model once, then split it")
-
-
-def _first_that_opens(records: Sequence[Record]) -> CallSequence:
-    """The best record that can be cut; if none can, the reason of the first, which says most."""
-    first_error: SplitError | None = None
-    for record in records:
-        try:
-            return analyse(record)
-        except SplitError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
-
-
-def _meta(value: Value) -> torch.Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")
-
-
-def _facts(
-    sequence: CallSequence, costs: CallCosts, cuts: Sequence[int], parts: Sequence[Part], stages: Sequence[nn.Sequential]
-) -> list[StageFacts]:
-    bounds = [0, *cuts, len(sequence.calls)]
-    total = sum(costs.costs)
-    facts = []
-    for number, (part, stage) in enumerate(zip(parts, stages, strict=True)):
-        begin, end = bounds[number : number + 2]
-        cost = sum(costs.costs[begin:end])
-        parameters, buffers = list(stage.parameters()), list(stage.buffers())
-        crossing = part.gives if number < len(parts) - 1 else []
-        facts.append(
-            StageFacts(
-                first=part.events[0].name,
-                last=part.events[-1].name,
-                calls=len(part.events),
-                params=sum(each.numel() for each in parameters),
-                param_bytes=sum(each.nbytes for each in parameters),
-                buffer_bytes=sum(each.nbytes for each in buffers),
-                macs=sum(call.macs for call in sequence.calls[begin:end]),
-                cost=cost if costs.unit == 1.0 else cost * costs.unit,
-                share=cost / total,
-                crossing_bytes=sum(value.nbytes for value in crossing),
-                crossing_tensors=len(crossing),
-                activation_bytes=sum(map(sequence.activation_bytes, range(begin, end))),
-            )
-        )
-    return facts

@@ -112,7 +112,7 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
             defaults[parameter.name] = parameter.default
     inputs = Inputs(tuple(names), defaults, {}, _fixed_sizes(sequence, parts))
     arguments = inputs.named(_slots(record.root.args), _slots(record.root.kwargs))
-    return inputs._replace(arguments=arguments)
+    return inputs._replace(arguments=arguments, n_positional=len(record.root.args))
 
 
 def _fixed_sizes(sequence: CallSequence, parts: Sequence[Part]) -> dict[int, tuple[int | None, ...]]:
@@ -228,7 +228,11 @@ class _Builder:
             return None
         value = part.takes[0]
         for event in part.events:
-            if not event.grad or not isinstance(event.result, Value) or values_in((event.args, event.kwargs)) != [value]:
+            if (
+                not event.grad
+                or not isinstance(event.result, Value)
+                or values_in((event.args, event.kwargs)) != [value]
+            ):
                 return None
             if event.is_module and not _is_sole(event.args, event.kwargs, value):
                 return None

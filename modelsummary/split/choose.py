@@ -31,9 +31,13 @@ class Wishes:
             raise InputError(f"n_stages={self.n_stages!r} is no number of stages; expected an integer >= 1")
         caps = self.caps or []
         if any(type(cap) is not int or cap < 0 for cap in caps):
-            raise InputError(f"max_memory={self.max_memory!r} is no number of bytes; expected an integer or one a stage")
+            raise InputError(
+                f"max_memory={self.max_memory!r} is no number of bytes; expected an integer or one a stage"
+            )
         if len(caps) not in (0, self.n_stages):
-            raise InputError(f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one number, or one a stage")
+            raise InputError(
+                f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one number, or one a stage"
+            )
         if self.max_crossing_bytes is not None and not self.max_crossing_bytes >= 0:
             raise InputError(f"max_crossing_bytes={self.max_crossing_bytes!r}; expected a number of bytes >= 0")
         if isinstance(self.boundaries, str):
@@ -96,10 +100,12 @@ def _boundary(sequence: CallSequence, fqn: str, wishes: Wishes) -> int:
     """The cut before the first call of a module."""
     spans = [span for event, span in sequence.span.items() if event.is_module and event.fqn == fqn]
     if not spans:
-        inside = next(
-            (event for event in sequence.calls if event.is_module and fqn.startswith(f"{event.fqn}.")), None
+        inside = next((event for event in sequence.calls if event.is_module and fqn.startswith(f"{event.fqn}.")), None)
+        why = (
+            f"it is inside of {inside.fqn!r}, which is called as a whole"
+            if inside
+            else "no layer of this name was called"
         )
-        why = f"it is inside of {inside.fqn!r}, which is called as a whole" if inside else "no layer of this name was called"
         raise InputError(f"boundaries names {fqn!r}, but {why}")
     position = min(first for first, _ in spans)
     if position == 0:

@@ -57,7 +57,9 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
         raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
     if not any(costs.costs):
         others = "'activation_bytes'" if by != "activation_bytes" else "'macs'"
-        raise InputError(f"by={by!r:.60} gives each of the {len(calls)} calls a cost of 0; choose another, such as {others}")
+        raise InputError(
+            f"by={by!r:.60} gives each of the {len(calls)} calls a cost of 0; choose another, such as {others}"
+        )
     return costs
 
 

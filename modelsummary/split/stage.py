@@ -65,12 +65,14 @@ class Inputs(NamedTuple):
         defaults: default values by name.
         arguments: name (or position, beyond the named ones) -> template.
         sizes: number of a value -> its size where it must be as it was recorded; None where it may differ.
+        n_positional: how many of the arguments, the first ones, were given by position.
     """
 
     parameters: tuple[str, ...]
     defaults: dict[str, Any]
     arguments: dict[str | int, Any]
     sizes: dict[int, tuple[int | None, ...]]
+    n_positional: int = 0
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
         """Number of each value -> tensor. Raises ``SplitError`` if the call is not one like the recorded one."""
@@ -78,7 +80,9 @@ class Inputs(NamedTuple):
         values: dict[int, Tensor] = {}
         for name, template in {**self.defaults, **self.arguments}.items():
             if name not in given:
-                raise SplitError(f"argument {name!r} is missing: the model was recorded with it; pass it, or split again")
+                raise SplitError(
+                    f"argument {name!r} is missing: the model was recorded with it; pass it, or split again"
+                )
             _match(name, template, given[name], values)
         for name in given:
             if name not in self.arguments and name not in self.defaults:
@@ -93,6 +97,14 @@ class Inputs(NamedTuple):
                 )
         return values
 
+    def as_recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, those by position that were recorded by position."""
+        self.bind(args, kwargs)
+        given = {**self.defaults, **self.named(args, kwargs)}
+        names = list(self.arguments)
+        positional = tuple(given[name] for name in names[: self.n_positional])
+        return positional, {str(name): given[name] for name in names[self.n_positional :]}
+
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str | int, Any]:
         """Arguments by name where they have one, by position else."""
         by_name: dict[str | int, Any] = {
@@ -105,14 +117,20 @@ class Inputs(NamedTuple):
 def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]) -> None:
     expected, given = leaves_of(template), leaves_of(value)
     if len(expected) != len(given):
-        raise SplitError(f"argument {name!r} holds {len(given)} values, but was recorded with {len(expected)}; split again")
+        raise SplitError(
+            f"argument {name!r} holds {len(given)} values, but was recorded with {len(expected)}; split again"
+        )
     for leaf, actual in zip(expected, given, strict=True):
         if isinstance(leaf, Slot):
             if not isinstance(actual, Tensor):
-                raise SplitError(f"argument {name!r} was recorded as a tensor, but is {actual!r:.80}; split again with it")
+                raise SplitError(
+                    f"argument {name!r} was recorded as a tensor, but is {actual!r:.80}; split again with it"
+                )
             values[leaf.index] = actual
         elif isinstance(actual, Tensor) or not (leaf is actual or isinstance(leaf, OwnDevice) or leaf == actual):
-            raise SplitError(f"argument {name!r} was recorded as {leaf!r:.80}, but is {actual!r:.80}; split again with it")
+            raise SplitError(
+                f"argument {name!r} was recorded as {leaf!r:.80}, but is {actual!r:.80}; split again with it"
+            )
 
 
 class Scope(nn.Module):
@@ -174,7 +192,9 @@ class Stage(nn.Sequential):
         """Follow the plan. Raises ``SplitError`` if the call does not fit to what was recorded."""
         if self.recorded_mode is not None and self.training is not self.recorded_mode:
             modes = ("train" if self.recorded_mode else "eval", "train" if self.training else "eval")
-            raise SplitError(f"split in {modes[0]} mode, and the model does other things in {modes[1]} mode; split again")
+            raise SplitError(
+                f"split in {modes[0]} mode, and the model does other things in {modes[1]} mode; split again"
+            )
         values = self._values(args, kwargs)
         size = device = None
         for tensor in values.values():
@@ -193,7 +213,9 @@ class Stage(nn.Sequential):
         if len(args) == 1 and isinstance(args[0], (tuple, list)):
             args = tuple(args[0])
         if len(args) != len(self.takes) or kwargs:
-            raise SplitError(f"the stage takes {len(self.takes)} tensor(s), got {len(args)}{' and keywords' * bool(kwargs)}")
+            raise SplitError(
+                f"the stage takes {len(self.takes)} tensor(s), got {len(args)}{' and keywords' * bool(kwargs)}"
+            )
         return dict(zip(self.takes, args, strict=True))
 
     def _run(self, step: Step, values: dict[int, Tensor], size: int | None, device: torch.device | None) -> None:
@@ -265,4 +287,3 @@ def find(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
         found = getattr(found, name)
     return found
-

@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
+import torch.distributed as dist
 from tabulate import tabulate
 from torch import nn
 
-from modelsummary.dataflow import Record
+from modelsummary.dataflow import Record, leaves_of
 from modelsummary.errors import LayerNotFoundError, SplitError
-from modelsummary.split.stage import Inputs, Stage
+from modelsummary.split.engine import Checkpoint, Init, Pipeline, pipeline_stages
+from modelsummary.split.facts import Crossing, StageFacts, loads_of
+from modelsummary.split.schedule import Simulation, simulate
+from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.verify import Verification, verify
 from modelsummary.units import PREFIXES, auto_prefix
 
-__all__ = ["SharedParameter", "StageFacts", "Stages"]
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
 
-
-@dataclass(frozen=True)
-class StageFacts:
-    """What is known of a stage.
-
-    Attributes:
-        first, last: names of the first and the last call.
-        calls: modules and functions that the stage calls.
-        params: elements of its parameters; one that several stages hold counts in each.
-        param_bytes, buffer_bytes: bytes of its parameters and buffers.
-        macs: multiply-adds of one forward.
-        cost: what was balanced, in the user's unit.
-        share: of the cost of all stages, 0 to 1.
-        crossing_bytes: bytes of the tensors that cross from this stage into the next, for the recorded batch.
-        crossing_tensors: how many.
-        activation_bytes: bytes of the tensors that its calls make.
-    """
-
-    first: str
-    last: str
-    calls: int
-    params: int
-    param_bytes: int
-    buffer_bytes: int
-    macs: int
-    cost: float
-    share: float
-    crossing_bytes: int
-    crossing_tensors: int
-    activation_bytes: int
+__all__ = ["SharedParameter", "Stages"]
 
 
 @dataclass(frozen=True)
@@ -75,8 +51,12 @@ class Stages(Sequence[nn.Sequential]):
         facts: what is known of each stage.
         by: what was balanced.
         ideal: the smallest cost of the dearest stage that any cut could have: the mean, or the dearest call.
-        record: of the forward that was cut.
-        crossing: meta tensors like those that enter each stage, of the recorded batch; last those in the result.
+        record: of the forward that was cut; None after pickling.
+        batch_size: of the recorded input; None if the stages take inputs of its sizes only.
+        batch_dim: dimension of the inputs that is the batch.
+        inputs: how the model was called.
+        n_positional_inputs: how many of its inputs that are tensors were given by position.
+        crossing: the tensors that enter each stage; last those in the result.
     """
 
     def __init__(
@@ -88,17 +68,21 @@ class Stages(Sequence[nn.Sequential]):
         *,
         by: str,
         ideal: float,
-        crossing: Sequence[Sequence[torch.Tensor]],
+        crossing: Sequence[Sequence[Crossing]],
         record: Record,
     ) -> None:
         self._model: nn.Module | None = model
         self._stages = list(stages)
-        self._inputs = inputs
+        self.inputs = inputs
         self.facts = list(facts)
         self.by = by
         self.ideal = ideal
+        positional = list(inputs.arguments.values())[: inputs.n_positional]
+        self.n_positional_inputs = sum(isinstance(leaf, Slot) for each in positional for leaf in leaves_of(each))
         self.crossing = [tuple(each) for each in crossing]
-        self.record = record
+        self.batch_size = record.batch_size
+        self.batch_dim = record.batch_dim
+        self.record: Record | None = record
         self._class_name = type(model).__name__
         self._keys = list(model.state_dict(keep_vars=True))
 
@@ -123,7 +107,7 @@ class Stages(Sequence[nn.Sequential]):
         if isinstance(first, Stage):
             value = first(*args, **kwargs)
         else:
-            value = first(*self._inputs.bind(args, kwargs).values())
+            value = first(*self.inputs.bind(args, kwargs).values())
         for stage in self._stages[1:]:
             value = stage(*value) if isinstance(value, tuple) else stage(value)
         return value
@@ -151,7 +135,93 @@ class Stages(Sequence[nn.Sequential]):
         Raises:
             SplitError: something differs by more than rounding, or is missing.
         """
-        return verify(self.model, self, self._inputs, args, kwargs)
+        return verify(self.model, self, self.inputs, args, kwargs)
+
+    def predict(
+        self, n_microbatches: int, schedule: str = "1f1b", *, bandwidth: float | None = None, backward: float = 2.0
+    ) -> Simulation:
+        """Simulate a training step of these stages, each on a device of its own (interleaved: two a device).
+
+        A micro-batch is the recorded batch. Times are in the unit of the cost that was balanced: seconds if that is
+        what ``by`` told.
+
+        Args:
+            n_microbatches: micro-batches in the step.
+            schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
+            bandwidth: bytes in the unit of time between two stages; None: transfers take no time.
+            backward: time of a backward, as a multiple of its forward.
+
+        Raises:
+            InputError: an argument is unusable.
+        """
+        loads = loads_of(self.facts, lambda each: each.cost, backward)
+        return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth)
+
+    # ---------------------------------------------------------------------------------------- engine
+
+    def pipeline_stage(
+        self,
+        rank: int,
+        device: torch.device | str,
+        group: dist.ProcessGroup | None = None,
+        *,
+        microbatch_size: int | None = None,
+        checkpoint: Checkpoint | None = None,
+        init: Init | None = None,
+    ) -> PipelineStage:
+        """Stage ``rank`` as ``torch.distributed.pipelining.PipelineStage``, for one stage a rank.
+
+        Only this stage is moved to ``device``. Sum the gradients of ``shared_parameters`` yourself, or use
+        ``schedule``, which does.
+
+        Args:
+            rank: of this process in the group.
+            group: process group of the pipeline; None: the default group.
+            microbatch_size: batch size of a micro-batch; default: the recorded one.
+            checkpoint, init: how to fill what is on meta; see ``schedule``.
+
+        Raises:
+            SplitError: there are not as many stages as ranks, or ``rank`` is not that of this process.
+        """
+        if rank != dist.get_rank(group) or len(self) != dist.get_world_size(group):
+            raise SplitError(
+                f"rank={rank} of {len(self)} stages, but this process is rank {dist.get_rank(group)} of "
+                f"{dist.get_world_size(group)}; one stage a rank is needed"
+            )
+        options: dict[str, Any] = {"microbatch_size": microbatch_size, "checkpoint": checkpoint, "init": init}
+        return pipeline_stages(self, torch.device(device), group, **options)[0]
+
+    def schedule(
+        self,
+        name: str,
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        *,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        microbatch_size: int | None = None,
+        checkpoint: Checkpoint | None = None,
+        init: Init | None = None,
+    ) -> Pipeline:
+        """A schedule over this rank's stages on ``torch.distributed.pipelining``; ``step`` trains a batch.
+
+        Args:
+            name: ``"gpipe"``, ``"1f1b"`` (one stage a rank), ``"interleaved1f1b"``, ``"loopedbfs"``, ``"zb"`` (any number
+                a rank) or ``"zbv"`` (two). The last two take cuts that one tensor crosses: ``single_tensor_cuts=True``.
+            n_microbatches: micro-batches in a step.
+            loss_fn: of the model's result and the target; None: forward only.
+            device: of this rank; default: its accelerator, else the CPU.
+            group: process group of the pipeline; None: the default group.
+            microbatch_size: batch size of a micro-batch; default: the recorded one.
+            checkpoint: for a model built on meta: its state dict, or the path of one; each rank takes its own keys.
+            init: for a model built on meta: called with each module that has something there, to fill it.
+
+        Raises:
+            InputError: an argument is unusable.
+            SplitError: stages and ranks do not fit together, or the engine cannot carry what crosses.
+        """
+        options: dict[str, Any] = {"microbatch_size": microbatch_size, "checkpoint": checkpoint, "init": init}
+        return Pipeline(self, name, n_microbatches, loss_fn, device=device, group=group, **options)
 
     # ------------------------------------------------------------------------------------ parameters
 

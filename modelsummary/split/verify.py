@@ -93,7 +93,9 @@ def _backward(outputs: list[Tensor]) -> None:
     """Backward from all outputs, with gradients that tell their elements apart."""
     with_grad = list({id(each): each for each in outputs if each.requires_grad}.values())
     if with_grad:
-        grads = [torch.cos(torch.arange(each.numel(), device=each.device)).view(each.shape).to(each) for each in with_grad]
+        grads = [
+            torch.cos(torch.arange(each.numel(), device=each.device)).view(each.shape).to(each) for each in with_grad
+        ]
         torch.autograd.backward(with_grad, grads)
 
 
@@ -137,6 +139,8 @@ def _difference(kind: str, expected: dict[str, Tensor], found: dict[str, Tensor]
             torch.testing.assert_close(other, one, equal_nan=True)
         except AssertionError as error:
             detail = " ".join(str(error).split())[:200]
-            raise SplitError(f"the stages are not the model: {kind} {name!r} differ: {detail}; please report this") from None
+            raise SplitError(
+                f"the stages are not the model: {kind} {name!r} differ: {detail}; please report this"
+            ) from None
         largest = max(largest, float((one.double() - other.double()).abs().nan_to_num().max()))
     return largest

@@ -1,0 +1,359 @@
+"""Run stages on torch's own pipeline engine, ``torch.distributed.pipelining``.
+
+Every rank has all stages as modules, moves its own to its device (or makes them there, when the model was built on
+meta), and steps a schedule. Shapes of what crosses are known, so nothing is inferred at run time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from modelsummary.errors import InputError, SplitError
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
+    from modelsummary.split.stages import Stages
+
+__all__ = ["ENGINE_SCHEDULES", "Pipeline", "materialize", "pipeline_stages"]
+
+Checkpoint = Mapping[str, Tensor] | str | PathLike[str]
+Init = Callable[[nn.Module], object]
+
+# name -> class in torch.distributed.pipelining, whether it takes one stage a rank, whether its ranks hold a V
+ENGINE_SCHEDULES = {
+    "gpipe": ("ScheduleGPipe", True, False),
+    "1f1b": ("Schedule1F1B", True, False),
+    "interleaved1f1b": ("ScheduleInterleaved1F1B", False, False),
+    "loopedbfs": ("ScheduleLoopedBFS", False, False),
+    "zb": ("ScheduleInterleavedZeroBubble", False, False),
+    "zbv": ("ScheduleZBVZeroBubble", False, True),
+}
+
+
+def rank_of(stage: int, n_ranks: int, *, in_v: bool) -> int:
+    """Rank that runs a stage: dealt in turn, or down and up again (a V)."""
+    return min(stage, 2 * n_ranks - 1 - stage) if in_v else stage % n_ranks
+
+
+def pipeline_stages(
+    stages: Stages,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    *,
+    in_v: bool = False,
+    microbatch_size: int | None = None,
+    checkpoint: Checkpoint | None = None,
+    init: Init | None = None,
+) -> list[PipelineStage]:
+    """The stages of this rank as ``PipelineStage``, on their device.
+
+    Raises:
+        SplitError: the stages cannot be dealt to the ranks of the group.
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
+    if len(stages) % n_ranks or (in_v and len(stages) != 2 * n_ranks):
+        expected = f"{2 * n_ranks} stages, two a rank" if in_v else f"a multiple of {n_ranks} stages"
+        raise SplitError(f"{len(stages)} stages cannot be dealt to {n_ranks} ranks; split into {expected}")
+    own = [number for number in range(len(stages)) if rank_of(number, n_ranks, in_v=in_v) == rank]
+    materialize([stages[number] for number in own], device, checkpoint, init)
+    size = _checked_size(stages, microbatch_size)
+    return [
+        PipelineStage(
+            stages[number],
+            number,
+            len(stages),
+            device,
+            input_args=tuple(each.at(size) for each in _positional(stages, number)),
+            output_args=tuple(each.at(size) for each in stages.crossing[number + 1]),
+            group=group,
+        )
+        for number in own
+    ]
+
+
+def _positional(stages: Stages, number: int) -> Sequence[Any]:
+    """What a stage takes by position: all that crosses; of the model's inputs those that are tensors by position."""
+    crossing = stages.crossing[number]
+    return crossing if number else crossing[: stages.n_positional_inputs]
+
+
+def _checked_size(stages: Stages, microbatch_size: int | None) -> int | None:
+    """The batch size of a micro-batch; None for the recorded one."""
+    if microbatch_size is None or microbatch_size == stages.batch_size:
+        return None
+    if type(microbatch_size) is not int or microbatch_size < 1:
+        raise InputError(f"microbatch_size={microbatch_size!r}; expected an integer >= 1")
+    if stages.batch_size is None:
+        raise SplitError(
+            f"microbatch_size={microbatch_size}, but these stages take the recorded sizes only; record a micro-batch"
+        )
+    return microbatch_size
+
+
+# --------------------------------------------------------------------------------------- to the device
+
+
+def materialize(
+    stages: Sequence[nn.Module], device: torch.device, checkpoint: Checkpoint | None = None, init: Init | None = None
+) -> None:
+    """Move stages to a device; make there what is on meta, and fill it.
+
+    Args:
+        checkpoint: state dict of the model, or path of one saved with ``torch.save`` (it is mapped, not read whole):
+            each stage takes its own keys.
+        init: called with each module that has a parameter or buffer on meta, to fill it; where both are given, the
+            checkpoint comes last.
+
+    Raises:
+        SplitError: something on meta would be left without values.
+    """
+    made: dict[int, Tensor] = {}
+    empty: dict[str, nn.Module] = {}
+    for stage in stages:
+        for fqn, module in stage.named_modules():
+            if _make(module, device, made):
+                empty[fqn] = module
+    for module in empty.values() if init is not None else ():
+        assert init is not None
+        init(module)
+    filled: set[int] = set()
+    if checkpoint is not None:
+        filled = _load(stages, checkpoint)
+    if init is None:
+        for stage in stages:
+            for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
+                if any(tensor is each for each in made.values()) and id(tensor) not in filled:
+                    raise SplitError(
+                        f"{name!r} is on meta and has no values"
+                        f"{' in the checkpoint' if checkpoint is not None else ''}; pass init= or checkpoint="
+                    )
+    for stage in stages:
+        stage.to(device)
+
+
+def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> bool:
+    """Empty tensors on the device for those on meta; a tensor met twice is made once, so tied ones stay tied."""
+    places: list[Any] = [module._parameters, module._buffers]
+    found = False
+    for tensors in places:
+        for name, tensor in tensors.items():
+            if tensor is None or not tensor.is_meta:
+                continue
+            if id(tensor) not in made:
+                new: Tensor = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+                made[id(tensor)] = new
+                made[-id(tensor)] = tensor  # kept alive: its id must not be used again
+            tensors[name] = made[id(tensor)]
+            found = True
+    if found and isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
+    return found
+
+
+@torch.no_grad()
+def _load(stages: Sequence[nn.Module], checkpoint: Checkpoint) -> set[int]:
+    """Copy values by name; returns the ids of the tensors that got some."""
+    values: Any = checkpoint
+    if not isinstance(checkpoint, Mapping):
+        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    filled: set[int] = set()
+    for stage in stages:
+        for name, tensor in (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)):
+            if name in values:
+                if values[name].shape != tensor.shape:
+                    raise SplitError(
+                        f"{name!r} has the shape {list(tensor.shape)}, in the checkpoint {list(values[name].shape)}"
+                    )
+                tensor.copy_(values[name])
+                filled.add(id(tensor))
+    return filled
+
+
+# ------------------------------------------------------------------------------------------- schedules
+
+
+class Pipeline:
+    """A schedule over the stages of this rank. Every rank calls ``step`` with the same arguments.
+
+    Attributes:
+        schedule: of ``torch.distributed.pipelining``.
+        stages: the ``PipelineStage`` of this rank; ``stage.submod`` is the module.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        name: str,
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None,
+        *,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        microbatch_size: int | None = None,
+        checkpoint: Checkpoint | None = None,
+        init: Init | None = None,
+    ) -> None:
+        import torch.distributed.pipelining as pipelining
+
+        if name not in ENGINE_SCHEDULES:
+            raise InputError(f"schedule {name!r} is unknown; expected one of {', '.join(map(repr, ENGINE_SCHEDULES))}")
+        if type(n_microbatches) is not int or n_microbatches < 1:
+            raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1")
+        if not dist.is_initialized():
+            raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")
+        class_name, is_single, in_v = ENGINE_SCHEDULES[name]
+        _check_crossing(stages, name)
+        n_ranks = dist.get_world_size(group)
+        if is_single and len(stages) != n_ranks:
+            raise SplitError(
+                f"{name!r} takes one stage a rank, but there are {len(stages)} stages and {n_ranks} ranks; "
+                f"split into {n_ranks}, or use 'interleaved1f1b'"
+            )
+        place = torch.device(device) if device is not None else _default_device()
+        self._all = stages
+        self._group = group
+        self.n_microbatches = n_microbatches
+        self.microbatch_size = microbatch_size or stages.batch_size
+        self.stages = pipeline_stages(
+            stages, place, group, in_v=in_v, microbatch_size=microbatch_size, checkpoint=checkpoint, init=init
+        )
+        kind = getattr(pipelining, class_name, None)
+        if kind is None:
+            raise SplitError(f"torch {torch.__version__} has no {class_name}; choose another schedule")
+        given: Any = self.stages[0] if is_single else self.stages
+        # The engine scales each stage's gradients, and so twice a parameter that two stages of a rank share.
+        scales = "scale_grads" in inspect.signature(kind).parameters
+        self.schedule: Any = kind(given, n_microbatches, loss_fn=loss_fn, **({"scale_grads": False} if scales else {}))
+        self._trains = loss_fn is not None
+        self._owners = _owner_groups(stages, n_ranks, in_v, group)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Parameters of this rank's stages, each once: for the optimizer."""
+        unique = {id(each): each for stage in self.stages for each in stage.submod.parameters()}
+        return list(unique.values())
+
+    def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
+        """One step over all micro-batches: forward, and backward if there is a loss.
+
+        Gradients are those of the mean of the micro-batches' losses, added to what is there; those of shared parameters
+        are summed over the ranks that hold them.
+
+        Args:
+            *args, **kwargs: of the model, for the whole batch; used where the first stage is.
+            target: second argument of the loss, for the whole batch; used where the last stage is.
+            losses: gets the loss of each micro-batch, where the last stage is.
+
+        Returns:
+            The model's result for the whole batch where the last stage is, else None.
+
+        Raises:
+            SplitError: the batch is no multiple of the micro-batches, or they have another size than the stages.
+        """
+        is_first, is_last = (any(getattr(each, where) for each in self.stages) for where in ("is_first", "is_last"))
+        own_args: tuple[Any, ...] = ()
+        own_kwargs: dict[str, Any] = {}
+        if is_first:
+            self._check_batch([*args, *kwargs.values()])
+            own_args, own_kwargs = self._all.inputs.as_recorded(args, kwargs)
+        if is_last:
+            own_kwargs = {**own_kwargs, "target": target, "losses": losses}
+        accumulated = [(parameter, parameter.grad) for parameter in self.parameters]
+        for parameter, _ in accumulated:
+            parameter.grad = None
+        out = self.schedule.step(*own_args, **own_kwargs)
+        if self._trains:
+            self._reduce_shared()
+            self._scale()
+        for parameter, grad in accumulated:
+            if grad is not None:
+                parameter.grad = grad if parameter.grad is None else grad.add_(parameter.grad)
+        return out
+
+    def _check_batch(self, arguments: Sequence[Any]) -> None:
+        sizes = [each.shape[self._all.batch_dim] for each in arguments if isinstance(each, Tensor) and each.dim()]
+        size = sizes[0] if sizes else 0
+        if size % self.n_microbatches:
+            raise SplitError(
+                f"a batch of {size} cannot be dealt into {self.n_microbatches} equal micro-batches; the engine needs "
+                f"equal ones: pass {size - size % self.n_microbatches} or {size + self.n_microbatches - size % self.n_microbatches}"
+            )
+        if self.microbatch_size is not None and size != self.n_microbatches * self.microbatch_size:
+            raise SplitError(
+                f"a batch of {size} makes {self.n_microbatches} micro-batches of {size // self.n_microbatches}, but the "
+                f"pipeline was made for {self.microbatch_size}; pass {self.n_microbatches * self.microbatch_size}, or "
+                f"microbatch_size={size // self.n_microbatches} to schedule()"
+            )
+
+    @torch.no_grad()
+    def _reduce_shared(self) -> None:
+        """Sum the gradients of shared parameters over their owners."""
+        for fqn, owners in self._owners:
+            own = next(each for stage in self.stages for name, each in _parameters(stage.submod) if name in fqn)
+            if own.requires_grad:
+                if own.grad is None:
+                    own.grad = torch.zeros_like(own)
+                dist.all_reduce(own.grad, group=owners)
+
+    @torch.no_grad()
+    def _scale(self) -> None:
+        """From the sum over the micro-batches to the mean."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(self.n_microbatches)
+
+
+def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(remove_duplicate=False))
+
+
+def _default_device() -> torch.device:
+    """The accelerator of this process, else the CPU."""
+    if torch.accelerator.is_available():
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None
+        return torch.device(accelerator.type, torch.accelerator.current_device_index())
+    return torch.device("cpu")
+
+
+def _check_crossing(stages: Stages, name: str) -> None:
+    """Refuse what the engine cannot carry."""
+    inner = stages.crossing[1:-1]
+    if name.startswith("zb") and any(len(each) > 1 for each in inner):
+        raise SplitError(
+            f"{name!r} carries one tensor between two stages, but {max(map(len, inner))} cross; split with "
+            "single_tensor_cuts=True"
+        )
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+    for number, crossing in enumerate(inner, 1):
+        if old and any(not each.dtype.is_floating_point for each in crossing):
+            raise SplitError(
+                f"a tensor of integers crosses into stage {number}, which the engine of torch {torch.__version__} cannot "
+                "carry in training; use torch 2.13 or newer, or choose other boundaries"
+            )
+
+
+def _owner_groups(
+    stages: Stages, n_ranks: int, in_v: bool, group: dist.ProcessGroup | None
+) -> list[tuple[set[str], dist.ProcessGroup]]:
+    """Names of each parameter that this rank shares with others, and the group of those who hold it."""
+    rank = dist.get_rank(group)
+    found = []
+    for shared in stages.shared_parameters:
+        ranks = sorted({rank_of(stage, n_ranks, in_v=in_v) for stage in shared.stages})
+        if rank in ranks and len(ranks) > 1:
+            everywhere = [dist.get_global_rank(group or dist.group.WORLD, each) for each in ranks]  # type: ignore[arg-type]
+            found.append((set(shared.names), dist.new_group(everywhere, use_local_synchronization=True)))
+    return found

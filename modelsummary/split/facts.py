@@ -1,0 +1,133 @@
+"""What is known of a stage, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.dataflow import BatchSize, Value
+from modelsummary.errors import SplitError
+from modelsummary.split.analyse import CallSequence
+from modelsummary.split.build import Part
+from modelsummary.split.costs import CallCosts
+from modelsummary.split.schedule import StageLoad
+
+__all__ = ["Crossing", "StageFacts", "facts_of_parts", "loads_of"]
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What is known of a stage.
+
+    Attributes:
+        first, last: names of the first and the last call.
+        calls: modules and functions that the stage calls.
+        params: elements of its parameters; one that several stages hold counts in each.
+        param_bytes, buffer_bytes: bytes of its parameters and buffers.
+        macs: multiply-adds of one forward.
+        cost: what was balanced, in the user's unit.
+        share: of the cost of all stages, 0 to 1.
+        crossing_bytes: bytes of the tensors that cross from this stage into the next, for the recorded batch.
+        crossing_tensors: how many.
+        activation_bytes: bytes of the tensors that its calls make.
+    """
+
+    first: str
+    last: str
+    calls: int
+    params: int
+    param_bytes: int
+    buffer_bytes: int
+    macs: int
+    cost: float
+    share: float
+    crossing_bytes: int
+    crossing_tensors: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that crosses into a stage.
+
+    Attributes:
+        shape: of the recorded batch.
+        sizes: with ``BatchSize`` in the place of what moves with the batch; None where it moves otherwise.
+    """
+
+    shape: tuple[int, ...]
+    sizes: tuple[int | BatchSize | None, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, value: Value) -> Crossing:
+        """What is known of a value."""
+        return cls(value.shape, value.sizes, value.dtype, value.requires_grad)
+
+    def at(self, batch_size: int | None) -> torch.Tensor:
+        """A tensor like it on meta, for a batch size; None: the recorded one.
+
+        Raises ``SplitError`` if its shape at another batch size is not known.
+        """
+        shape = self.shape
+        if batch_size is not None:
+            if None in self.sizes:
+                raise SplitError(f"the shape of a crossing tensor, {list(shape)}, is known for the recorded batch only")
+            shape = tuple(
+                size.factor * batch_size + size.offset if isinstance(size, BatchSize) else size or 0 for size in self.sizes
+            )
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad)
+
+
+def loads_of(facts: Sequence[StageFacts], seconds: Callable[[StageFacts], float], backward: float) -> list[StageLoad]:
+    """Loads of stages whose forward takes ``seconds(facts)``; the backward is half for inputs, half for weights."""
+    return [
+        StageLoad(
+            forward=(time := seconds(each)),
+            backward_input=time * backward / 2,
+            backward_weight=time * backward / 2,
+            crossing_bytes=each.crossing_bytes,
+            activation_bytes=each.activation_bytes,
+        )
+        for each in facts
+    ]
+
+
+def facts_of_parts(
+    sequence: CallSequence,
+    costs: CallCosts,
+    cuts: Sequence[int],
+    parts: Sequence[Part],
+    held: Sequence[Sequence[Tensor]],
+) -> list[StageFacts]:
+    """Facts of each part, which holds the parameters and buffers in ``held``."""
+    bounds = [0, *cuts, len(sequence.calls)]
+    total = sum(costs.costs)
+    facts = []
+    for number, (part, tensors) in enumerate(zip(parts, held, strict=True)):
+        begin, end = bounds[number : number + 2]
+        cost = sum(costs.costs[begin:end])
+        unique = {id(each): each for each in tensors}.values()
+        parameters = [each for each in unique if isinstance(each, nn.Parameter)]
+        crossing = part.gives if number < len(parts) - 1 else []
+        facts.append(
+            StageFacts(
+                first=part.events[0].name,
+                last=part.events[-1].name,
+                calls=len(part.events),
+                params=sum(each.numel() for each in parameters),
+                param_bytes=sum(each.nbytes for each in parameters),
+                buffer_bytes=sum(each.nbytes for each in unique if not isinstance(each, nn.Parameter)),
+                macs=sum(call.macs for call in sequence.calls[begin:end]),
+                cost=cost if costs.unit == 1.0 else cost * costs.unit,
+                share=cost / total,
+                crossing_bytes=sum(value.nbytes for value in crossing),
+                crossing_tensors=len(crossing),
+                activation_bytes=sum(map(sequence.activation_bytes, range(begin, end))),
+            )
+        )
+    return facts

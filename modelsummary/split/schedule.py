@@ -1,0 +1,267 @@
+"""Simulate pipeline schedules: who computes what when, how long a step takes, how much waits, how much memory is held.
+
+A schedule is an order of actions for each device; an action begins when the device is free and what it needs has come:
+a forward needs the stage before it, a backward the stage behind it. Transfers take ``bytes / bandwidth`` and leave the
+devices free. Orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al.
+2021), zero bubble ZB-H1 (Qi et al. 2023), which splits the backward into that of the input and that of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+from modelsummary.errors import InputError
+
+__all__ = ["SCHEDULES", "Action", "Simulation", "StageLoad", "simulate"]
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb")
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """What one micro-batch asks of a stage.
+
+    Attributes:
+        forward, backward_input, backward_weight: time; the unit is the caller's.
+        crossing_bytes: that go to the next stage, and come back as gradients.
+        activation_bytes: held from the forward to the end of the backward.
+    """
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    crossing_bytes: float = 0
+    activation_bytes: float = 0
+
+
+class Action(NamedTuple):
+    """One piece of work: ``"F"`` forward, ``"B"`` backward, ``"I"`` and ``"W"`` its two halves."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    begin: float = 0.0
+    end: float = 0.0
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step.
+
+    Attributes:
+        schedule: its name.
+        n_microbatches: micro-batches in the step.
+        makespan: from the first forward to the end of the last backward, in the unit of the loads.
+        bubble: part of the devices' time that they wait, 0 to 1.
+        busy: time that each device computes.
+        peak_activation_bytes: the most that each device holds at a time.
+        actions: of each device, in order.
+    """
+
+    schedule: str
+    n_microbatches: int
+    makespan: float
+    bubble: float
+    busy: list[float]
+    peak_activation_bytes: list[float]
+    actions: list[list[Action]]
+
+    def timeline(self, width: int = 100) -> str:
+        """A picture: a line a device, the last digit of the micro-batch where it computes; backward in brackets' stead
+        as letters: a is micro-batch 0. A dot is waiting."""
+        lines = []
+        for number, actions in enumerate(self.actions):
+            cells = ["."] * width
+            for action in actions:
+                first = int(action.begin / self.makespan * width)
+                last = max(first + 1, int(action.end / self.makespan * width))
+                mark = str(action.microbatch % 10) if action.kind == "F" else chr(ord("a") + action.microbatch % 26)
+                cells[first:last] = mark.upper() if action.kind == "W" else mark * (min(last, width) - first)
+                cells = cells[:width]
+            lines.append(f"{number:>3} {''.join(cells)}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        rows = [
+            [number, f"{busy:.4g}", f"{1 - busy / self.makespan:.1%}", f"{peak:,.0f}"]
+            for number, (busy, peak) in enumerate(zip(self.busy, self.peak_activation_bytes, strict=True))
+        ]
+        headers = ["Device", "Busy", "Waiting", "Peak activations (B)"]
+        table = tabulate(rows, headers, tablefmt="plain", colalign=["right"] * 4, disable_numparse=True)
+        summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}, bubble {self.bubble:.1%}"
+        return f"{table}\n{summary}"
+
+    __repr__ = __str__
+
+
+def simulate(
+    loads: Sequence[StageLoad],
+    n_microbatches: int,
+    schedule: str = "1f1b",
+    *,
+    stages_per_device: int | None = None,
+    bandwidth: float | None = None,
+) -> Simulation:
+    """Simulate one training step.
+
+    Args:
+        loads: of the stages for one micro-batch.
+        n_microbatches: micro-batches in the step.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
+        stages_per_device: of the interleaved schedule, default 2; device ``d`` of ``p`` has the stages d, d + p ...
+        bandwidth: bytes in the unit of time between two stages; None: transfers take no time.
+
+    Raises:
+        InputError: an argument is unusable.
+    """
+    per_device = _checked(loads, n_microbatches, schedule, stages_per_device, bandwidth)
+    n_devices = len(loads) // per_device
+
+    def transfer(stage: int) -> float:
+        return loads[stage].crossing_bytes / bandwidth if bandwidth is not None else 0.0
+
+    orders = [_order(schedule, device, n_devices, per_device, n_microbatches) for device in range(n_devices)]
+    actions = _timed(orders, loads, transfer)
+    makespan = max(action.end for each in actions for action in each)
+    busy = [sum(action.end - action.begin for action in each) for each in actions]
+    bubble = 1 - sum(busy) / (n_devices * makespan) if makespan else 0.0
+    peaks = [_peak(each, loads) for each in actions]
+    return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions)
+
+
+def _checked(
+    loads: Sequence[StageLoad],
+    n_microbatches: int,
+    schedule: str,
+    stages_per_device: int | None,
+    bandwidth: float | None,
+) -> int:
+    """Stages a device."""
+    if schedule not in SCHEDULES:
+        raise InputError(f"schedule={schedule!r} is unknown; expected one of {', '.join(map(repr, SCHEDULES))}")
+    if type(n_microbatches) is not int or n_microbatches < 1:
+        raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1")
+    if bandwidth is not None and not bandwidth > 0:
+        raise InputError(f"bandwidth={bandwidth!r}; expected bytes in the unit of time, > 0")
+    per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else 1
+    if stages_per_device is not None and stages_per_device != per_device:
+        raise InputError(f"stages_per_device={stages_per_device} is for 'interleaved1f1b'; {schedule!r} has one")
+    if not loads or len(loads) % per_device:
+        raise InputError(f"{len(loads)} stages cannot be dealt to devices by {per_device}; split into a multiple of it")
+    n_devices = len(loads) // per_device
+    if per_device > 1 and n_microbatches % max(1, n_microbatches // n_devices):
+        raise InputError(
+            f"interleaved1f1b on {n_devices} devices deals micro-batches in equal rounds; n_microbatches={n_microbatches} "
+            f"is no multiple of {n_devices}"
+        )
+    return per_device
+
+
+# ----------------------------------------------------------------------------------------------- orders
+
+
+def _order(schedule: str, device: int, n_devices: int, per_device: int, m: int) -> list[Action]:
+    """What a device does, in order."""
+    if schedule == "gpipe":
+        return [Action(kind, device, number) for kind in "FB" for number in range(m)]
+    if schedule == "zb":
+        return _zero_bubble(device, n_devices, m)
+    total = m * per_device
+    in_round = m // max(1, m // n_devices) if per_device > 1 else m
+    if per_device == 1:
+        warmup = min(m, n_devices - device - 1)
+    else:
+        warmup = min(total, (per_device - 1) * in_round + 2 * (n_devices - 1 - device))
+
+    def step(kind: str, number: int) -> Action:
+        round_, within = divmod(number, in_round * per_device)
+        chunk, offset = divmod(within, in_round)
+        chunk = chunk if kind == "F" else per_device - 1 - chunk
+        return Action(kind, device + chunk * n_devices, round_ * in_round + offset)
+
+    order = [step("F", number) for number in range(warmup)]
+    for number in range(total - warmup):
+        order += [step("F", warmup + number), step("B", number)]
+    return order + [step("B", number) for number in range(total - warmup, total)]
+
+
+Transfer = Callable[[int], float]
+
+
+def _timed(orders: Sequence[Sequence[Action]], loads: Sequence[StageLoad], transfer: Transfer) -> list[list[Action]]:
+    """The same actions with their times."""
+    done: dict[tuple[str, int, int], float] = {}
+    timed: list[list[Action]] = [[] for _ in orders]
+    position = [0] * len(orders)
+    waiting = set(range(len(orders)))
+    while waiting:
+        progress = False
+        for device in sorted(waiting):
+            while position[device] < len(orders[device]):
+                action = orders[device][position[device]]
+                ready = _ready(action, len(loads), done, transfer)
+                if ready is None:
+                    break
+                begin = max(ready, timed[device][-1].end if timed[device] else 0.0)
+                end = begin + _duration(action.kind, loads[action.stage])
+                done[action.kind, action.stage, action.microbatch] = end
+                timed[device].append(action._replace(begin=begin, end=end))
+                position[device] += 1
+                progress = True
+            if position[device] == len(orders[device]):
+                waiting.discard(device)
+        assert progress, "a schedule that waits for itself"
+    return timed
+
+
+def _duration(kind: str, load: StageLoad) -> float:
+    times = {"F": load.forward, "I": load.backward_input, "W": load.backward_weight}
+    return times[kind] if kind in times else load.backward_input + load.backward_weight
+
+
+def _ready(
+    action: Action, n_stages: int, done: dict[tuple[str, int, int], float], transfer: Transfer
+) -> float | None:
+    """When all that an action needs has come; None if that is not known yet."""
+    kind, stage, number = action[:3]
+    needs: list[tuple[tuple[str, int, int], float]] = []
+    if kind == "F" and stage:
+        needs.append((("F", stage - 1, number), transfer(stage - 1)))
+    if kind in "BI":
+        needs.append((("F", stage, number), 0.0))
+        if stage < n_stages - 1:
+            needs.append(((kind, stage + 1, number), transfer(stage)))
+    if kind == "W":
+        needs.append((("I", stage, number), 0.0))
+    times = [done[key] + delay if key in done else None for key, delay in needs]
+    known = [time for time in times if time is not None]
+    return max(known, default=0.0) if len(known) == len(times) else None
+
+
+def _zero_bubble(stage: int, n_stages: int, m: int) -> list[Action]:
+    """ZB-H1: as 1F1B, but the backward of the weights comes ``stage`` micro-batches later, so each holds what the first
+    stage of 1F1B holds, and the last ones fill the waiting at the end."""
+    warmup = min(m, n_stages - stage)
+    order = [Action("F", stage, number) for number in range(warmup)]
+    for number in range(m):
+        order.append(Action("I", stage, number))
+        if number >= stage:
+            order.append(Action("W", stage, number - stage))
+        if warmup + number < m:
+            order.append(Action("F", stage, warmup + number))
+    return order + [Action("W", stage, number) for number in range(max(0, m - stage), m)]
+
+
+def _peak(actions: Sequence[Action], loads: Sequence[StageLoad]) -> float:
+    held = peak = 0.0
+    for action in actions:
+        if action.kind == "F":
+            held += loads[action.stage].activation_bytes
+            peak = max(peak, held)
+        elif action.kind in "BW":
+            held -= loads[action.stage].activation_bytes
+    return peak
