@@ -37,7 +37,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
-            each.view(batch, length, self.heads, -1).transpose(1, 2) for each in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+            each.view(batch, length, self.heads, -1).transpose(1, 2)
+            for each in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, length, width))
@@ -132,7 +133,9 @@ def main() -> int:
     expected = train_alone(alone, batches)
     losses, own = train_in_stages(model, batches, options.schedule, options.dies)
     weights = alone.state_dict()
-    difference = max((value - weights[key]).abs().max().item() for each in own for key, value in each.state_dict().items())
+    difference = max(
+        (value - weights[key]).abs().max().item() for each in own for key, value in each.state_dict().items()
+    )
     agrees = difference < 1e-4
     if losses:
         agrees = agrees and torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-5)

@@ -15,8 +15,8 @@ from modelsummary.capture.facts import unwrap
 from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.record import record
-from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
 from modelsummary.dataflow import Record
+from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.split import By, Cluster, Plans, Splitter, Stages, Wishes, check_initialized, make_plans
 from modelsummary.views.text import TableOptions, render

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def _best(chain: Chain, n_parts: int, caps: list[int] | None) -> tuple[int, int]
     best = None
     for cuts in combinations(sorted(chain.crossing), n_parts - 1):
         bounds = [0, *cuts, len(chain.costs)]
-        parts = [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+        parts = [range(*pair) for pair in pairwise(bounds)]
         held = [sum(chain.sizes[key] for key in {k for call in part for k in chain.holds[call]}) for part in parts]
         if not set(chain.required) <= set(cuts) or (caps and any(map(int.__gt__, held, caps))):
             continue

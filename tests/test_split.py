@@ -6,14 +6,14 @@ import copy
 
 import pytest
 import torch
-from tests.idioms import IDIOMS, Dense, Gpt2, InPlace, ids, rows
-from tests.models import Call
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from tests.untouched import untouched
 
 import modelsummary
 from modelsummary import InputError, SplitError, Statistics
+from tests.idioms import IDIOMS, Dense, Gpt2, InPlace, ids, rows
+from tests.models import Call
+from tests.untouched import untouched
 
 
 def made(name, mode=True):

@@ -257,7 +257,8 @@ class _Merge:
     def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
         if all(type(each) is int for each in constants) and len(constants) > 2:
             (size, next_size), (batch, next_batch) = constants[:2], self._batches[:2]
-            assert batch is not None and next_batch is not None
+            assert batch is not None
+            assert next_batch is not None
             factor = (next_size - size) // (next_batch - batch)
             found = BatchSize(factor, size - factor * batch)
             if all(factor * (b or 0) + found.offset == each for each, b in zip(constants, self._batches, strict=True)):

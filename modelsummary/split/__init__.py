@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,7 +93,7 @@ class Splitter:
         calls = held_by_calls(self.sequence, self.model)
         held = [
             [tensor for call in calls[begin:end] for tensor in call]
-            for begin, end in zip(bounds, bounds[1:], strict=False)
+            for begin, end in itertools.pairwise(bounds)
         ]
         return facts_of_parts(self.sequence, costs, cuts, parts_of(self.sequence, cuts), held)
 

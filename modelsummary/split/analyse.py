@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from modelsummary.dataflow import (
-    Attribute,
     BatchSize,
     Event,
     Record,
@@ -24,7 +23,7 @@ from modelsummary.dataflow import (
 )
 from modelsummary.errors import SplitError
 
-__all__ = ["Cut", "CallSequence", "analyse"]
+__all__ = ["CallSequence", "Cut", "analyse"]
 
 
 @dataclass

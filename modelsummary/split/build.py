@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
     """The calls and the crossing values of each part."""
     root = sequence.record.root
     bounds = [0, *cuts, len(sequence.calls)]
-    every = [list(_events(sequence, begin, end)) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    every = [list(_events(sequence, begin, end)) for begin, end in itertools.pairwise(bounds)]
     made_in = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
     last_use = dict.fromkeys(made_in, -1)
     for number, events in enumerate(every):

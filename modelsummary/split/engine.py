@@ -6,7 +6,6 @@ meta), and steps a schedule. Shapes of what crosses are known, so nothing is inf
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from modelsummary.dataflow import BatchSize, leaves_of, map_template
 from modelsummary.errors import InputError, SplitError
+from modelsummary.split.facts import Crossing
+from modelsummary.split.stage import Slot
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -36,6 +38,14 @@ ENGINE_SCHEDULES = {
     "zb": ("ScheduleInterleavedZeroBubble", False, False),
     "zbv": ("ScheduleZBVZeroBubble", False, True),
 }
+
+
+_OLDEST = (2, 11)  # older engines were not run, or (2.6) wait for ever on gloo
+_CARRIES_INTEGERS = (2, 13)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def rank_of(stage: int, n_ranks: int, *, in_v: bool) -> int:
@@ -67,6 +77,9 @@ def pipeline_stages(
     own = [number for number in range(len(stages)) if rank_of(number, n_ranks, in_v=in_v) == rank]
     materialize([stages[number] for number in own], device, checkpoint, init)
     size = _checked_size(stages, microbatch_size)
+    for number in own:
+        if number < len(stages) - 1 and _contiguous not in stages[number]._forward_hooks.values():
+            stages[number].register_forward_hook(_contiguous)
     return [
         PipelineStage(
             stages[number],
@@ -79,6 +92,11 @@ def pipeline_stages(
         )
         for number in own
     ]
+
+
+def _contiguous(module: nn.Module, args: Any, out: Any) -> Any:
+    """Only contiguous tensors can be sent."""
+    return tuple(each.contiguous() for each in out) if isinstance(out, tuple) else out.contiguous()
 
 
 def _positional(stages: Stages, number: int) -> Sequence[Any]:
@@ -170,7 +188,10 @@ def _load(stages: Sequence[nn.Module], checkpoint: Checkpoint) -> set[int]:
         values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
     filled: set[int] = set()
     for stage in stages:
-        for name, tensor in (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)):
+        for name, tensor in (
+            *stage.named_parameters(remove_duplicate=False),
+            *stage.named_buffers(remove_duplicate=False),
+        ):
             if name in values:
                 if values[name].shape != tensor.shape:
                     raise SplitError(
@@ -205,7 +226,7 @@ class Pipeline:
         checkpoint: Checkpoint | None = None,
         init: Init | None = None,
     ) -> None:
-        import torch.distributed.pipelining as pipelining
+        from torch.distributed import pipelining
 
         if name not in ENGINE_SCHEDULES:
             raise InputError(f"schedule {name!r} is unknown; expected one of {', '.join(map(repr, ENGINE_SCHEDULES))}")
@@ -213,6 +234,8 @@ class Pipeline:
             raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1")
         if not dist.is_initialized():
             raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")
+        if _version() < _OLDEST:
+            raise SplitError(f"the engine needs torch {'.'.join(map(str, _OLDEST))} or newer, not {torch.__version__}")
         class_name, is_single, in_v = ENGINE_SCHEDULES[name]
         _check_crossing(stages, name)
         n_ranks = dist.get_world_size(group)
@@ -234,8 +257,17 @@ class Pipeline:
             raise SplitError(f"torch {torch.__version__} has no {class_name}; choose another schedule")
         given: Any = self.stages[0] if is_single else self.stages
         # The engine scales each stage's gradients, and so twice a parameter that two stages of a rank share.
-        scales = "scale_grads" in inspect.signature(kind).parameters
-        self.schedule: Any = kind(given, n_microbatches, loss_fn=loss_fn, **({"scale_grads": False} if scales else {}))
+        self._batch_dims = _batch_dims(stages)
+        args_spec, kwargs_spec = _chunk_specs(stages, self._batch_dims)
+        self.schedule: Any = kind(
+            given,
+            n_microbatches,
+            loss_fn=loss_fn,
+            args_chunk_spec=args_spec,
+            kwargs_chunk_spec=kwargs_spec,
+            scale_grads=False,
+        )
+        self.schedule._merge_outputs = self._merge
         self._trains = loss_fn is not None
         self._owners = _owner_groups(stages, n_ranks, in_v, group)
 
@@ -266,7 +298,10 @@ class Pipeline:
         own_args: tuple[Any, ...] = ()
         own_kwargs: dict[str, Any] = {}
         if is_first:
-            self._check_batch([*args, *kwargs.values()])
+            self._check_batch(self._all.inputs.bind(args, kwargs))
+            args, kwargs = map_template(
+                lambda each: each.contiguous() if isinstance(each, Tensor) else each, (args, kwargs)
+            )
             own_args, own_kwargs = self._all.inputs.as_recorded(args, kwargs)
         if is_last:
             own_kwargs = {**own_kwargs, "target": target, "losses": losses}
@@ -282,9 +317,8 @@ class Pipeline:
                 parameter.grad = grad if parameter.grad is None else grad.add_(parameter.grad)
         return out
 
-    def _check_batch(self, arguments: Sequence[Any]) -> None:
-        sizes = [each.shape[self._all.batch_dim] for each in arguments if isinstance(each, Tensor) and each.dim()]
-        size = sizes[0] if sizes else 0
+    def _check_batch(self, values: Mapping[int, Tensor]) -> None:
+        size = next((values[index].shape[dim] for index, dim in self._batch_dims.items()), 0)
         if size % self.n_microbatches:
             raise SplitError(
                 f"a batch of {size} cannot be dealt into {self.n_microbatches} equal micro-batches; the engine needs "
@@ -296,6 +330,17 @@ class Pipeline:
                 f"pipeline was made for {self.microbatch_size}; pass {self.n_microbatches * self.microbatch_size}, or "
                 f"microbatch_size={size // self.n_microbatches} to schedule()"
             )
+
+    def _merge(self, outputs: list[Any]) -> Any:
+        """The result for the whole batch; the engine's own merge knows dimension 0 of plain containers only.
+
+        Tensors without a batch dimension: the mean over the micro-batches if they are floats, else the last one.
+        """
+        every = zip(*(leaves_of(each) for each in outputs), strict=True)
+        known = iter(self._all.crossing[-1])
+        merged = [_merged(each, next(known, None)) if isinstance(each[0], Tensor) else each[0] for each in every]
+        leaves = iter(merged)
+        return map_template(lambda leaf: next(leaves), outputs[0])
 
     @torch.no_grad()
     def _reduce_shared(self) -> None:
@@ -319,6 +364,40 @@ def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(remove_duplicate=False))
 
 
+def _merged(parts: Sequence[Tensor], crossing: Crossing | None) -> Tensor:
+    dim = next((dim for dim, size in enumerate(crossing.sizes) if isinstance(size, BatchSize)), None) if crossing else 0
+    if dim is not None:
+        return torch.cat(list(parts), dim)
+    return torch.stack(list(parts)).mean(0) if parts[0].dtype.is_floating_point else parts[-1]
+
+
+def _batch_dims(stages: Stages) -> dict[int, int]:
+    """Number of each input that has a batch -> its dimension."""
+    every = [leaf for each in stages.inputs.arguments.values() for leaf in leaves_of(each) if isinstance(leaf, Slot)]
+    slots = dict.fromkeys(every)
+    if stages.batch_size is None:
+        return {slot.index: stages.batch_dim for slot in slots}
+    dims: dict[int, int] = {}
+    for slot, crossing in zip(slots, stages.crossing[0], strict=True):
+        dims.update((slot.index, dim) for dim, size in enumerate(crossing.sizes) if isinstance(size, BatchSize))
+    return dims
+
+
+def _chunk_specs(stages: Stages, dims: Mapping[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How the engine deals the model's arguments to micro-batches: along the batch, or the same to all."""
+    from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+
+    def spec(leaf: Any) -> Any:
+        return TensorChunkSpec(dims[leaf.index]) if isinstance(leaf, Slot) and leaf.index in dims else _Replicate()
+
+    specs = {name: map_template(spec, template) for name, template in stages.inputs.arguments.items()}
+    names = list(specs)
+    n_positional = stages.inputs.n_positional
+    return tuple(specs[name] for name in names[:n_positional]), {
+        str(name): specs[name] for name in names[n_positional:]
+    }
+
+
 def _default_device() -> torch.device:
     """The accelerator of this process, else the CPU."""
     if torch.accelerator.is_available():
@@ -336,9 +415,8 @@ def _check_crossing(stages: Stages, name: str) -> None:
             f"{name!r} carries one tensor between two stages, but {max(map(len, inner))} cross; split with "
             "single_tensor_cuts=True"
         )
-    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
     for number, crossing in enumerate(inner, 1):
-        if old and any(not each.dtype.is_floating_point for each in crossing):
+        if _version() < _CARRIES_INTEGERS and any(not each.dtype.is_floating_point for each in crossing):
             raise SplitError(
                 f"a tensor of integers crosses into stage {number}, which the engine of torch {torch.__version__} cannot "
                 "carry in training; use torch 2.13 or newer, or choose other boundaries"

@@ -102,10 +102,7 @@ def _earliest(chain: Chain, points: list[int], cap: int | None) -> list[int]:
     begin = held_bytes = 0
     held: Counter[Hashable] = Counter()
     for end in range(1, len(points)):
-        if points[end - 1] in chain.required:
-            last_required = end - 1
-        else:
-            last_required = 0
+        last_required = end - 1 if points[end - 1] in chain.required else 0
         if cap is not None:
             for call in range(points[end - 1], points[end]):
                 for key in chain.holds[call]:

@@ -94,7 +94,16 @@ class Plans(Sequence[Plan]):
         return iter(self._plans)
 
     def __str__(self) -> str:
-        headers = ["Pipeline", "Data parallel", "Schedule", "Micro-batches", "Samples/s", "Step (s)", "Bubble", "Memory (GiB)"]
+        headers = [
+            "Pipeline",
+            "Data parallel",
+            "Schedule",
+            "Micro-batches",
+            "Samples/s",
+            "Step (s)",
+            "Bubble",
+            "Memory (GiB)",
+        ]
         rows = [
             [
                 each.pipeline,
@@ -181,4 +190,3 @@ def _plan(
 def _memory(held: Sequence[StageFacts], activations: float, cluster: Cluster) -> int:
     copies_of_params = 2 + cluster.optimizer_states  # with the gradients
     return int(activations + sum(copies_of_params * each.param_bytes + each.buffer_bytes for each in held))
-

@@ -71,17 +71,18 @@ class Simulation:
     actions: list[list[Action]]
 
     def timeline(self, width: int = 100) -> str:
-        """A picture: a line a device, the last digit of the micro-batch where it computes; backward in brackets' stead
-        as letters: a is micro-batch 0. A dot is waiting."""
+        """A picture with a line for each device: time goes to the right, a dot is waiting.
+
+        Forwards are digits, backwards letters: 0 and a are micro-batch 0; the backward of the weights is in capitals.
+        """
         lines = []
         for number, actions in enumerate(self.actions):
             cells = ["."] * width
             for action in actions:
-                first = int(action.begin / self.makespan * width)
-                last = max(first + 1, int(action.end / self.makespan * width))
-                mark = str(action.microbatch % 10) if action.kind == "F" else chr(ord("a") + action.microbatch % 26)
-                cells[first:last] = mark.upper() if action.kind == "W" else mark * (min(last, width) - first)
-                cells = cells[:width]
+                first, last = (int(time / self.makespan * width) for time in (action.begin, action.end))
+                letter = chr(ord("a") + action.microbatch % 26)
+                marks = {"F": str(action.microbatch % 10), "W": letter.upper()}
+                cells[first:last] = marks.get(action.kind, letter) * (last - first)
             lines.append(f"{number:>3} {''.join(cells)}")
         return "\n".join(lines)
 
@@ -92,7 +93,9 @@ class Simulation:
         ]
         headers = ["Device", "Busy", "Waiting", "Peak activations (B)"]
         table = tabulate(rows, headers, tablefmt="plain", colalign=["right"] * 4, disable_numparse=True)
-        summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}, bubble {self.bubble:.1%}"
+        summary = (
+            f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}, bubble {self.bubble:.1%}"
+        )
         return f"{table}\n{summary}"
 
     __repr__ = __str__
@@ -223,9 +226,7 @@ def _duration(kind: str, load: StageLoad) -> float:
     return times[kind] if kind in times else load.backward_input + load.backward_weight
 
 
-def _ready(
-    action: Action, n_stages: int, done: dict[tuple[str, int, int], float], transfer: Transfer
-) -> float | None:
+def _ready(action: Action, n_stages: int, done: dict[tuple[str, int, int], float], transfer: Transfer) -> float | None:
     """When all that an action needs has come; None if that is not known yet."""
     kind, stage, number = action[:3]
     needs: list[tuple[tuple[str, int, int], float]] = []

@@ -104,10 +104,7 @@ class Stages(Sequence[nn.Sequential]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stages one after the other: what the model returns."""
         first = self._stages[0]
-        if isinstance(first, Stage):
-            value = first(*args, **kwargs)
-        else:
-            value = first(*self.inputs.bind(args, kwargs).values())
+        value = first(*args, **kwargs) if isinstance(first, Stage) else first(*self.inputs.bind(args, kwargs).values())
         for stage in self._stages[1:]:
             value = stage(*value) if isinstance(value, tuple) else stage(value)
         return value
