@@ -1,8 +1,17 @@
-"""Print the table of ResNet-152 for one image."""
+"""Print the table of ResNet-152 for one image, and its split into 4 stages."""
 
+import torch
 from torchvision.models import resnet152
 
 import modelsummary
 
-stats = modelsummary.Statistics(resnet152(), input_data=(1, 3, 224, 224))
+model = resnet152().eval()
+stats = modelsummary.Statistics(model, input_data=(1, 3, 224, 224))
 print(stats)
+
+stages = stats.split(4)
+print(stages)
+
+images = torch.randn(2, 3, 224, 224)
+with torch.no_grad():
+    print("Stages equal the model, bit for bit:", torch.equal(stages(images), model(images)))

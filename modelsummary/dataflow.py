@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ __all__ = [
     "structure_of",
     "torch_function",
     "values_in",
+    "with_leaves",
 ]
 
 
@@ -148,6 +149,12 @@ def leaves_of(template: Any) -> list[Any]:
     return leaves
 
 
+def with_leaves(template: Any, leaves: Iterable[Any]) -> Any:
+    """``template`` with these in the place of its leaves, in order."""
+    remaining = iter(leaves)
+    return map_template(lambda _: next(remaining), template)
+
+
 def structure_of(template: Any) -> Any:
     """The containers of ``template``, to be compared."""
     return tree_structure(template, is_leaf=_is_leaf)
@@ -187,6 +194,7 @@ class TorchFunction:
         return self.name.rpartition(".")[2].strip("_")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, or get the property."""
         if self.kind == "get":
             return getattr(args[0], self.name)
         return self.function(*args, **kwargs)

@@ -19,7 +19,7 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["docs/usage.md", "docs/numbers.md"])
+@pytest.mark.parametrize("path", ["docs/usage.md", "docs/numbers.md", "docs/split.md"])
 def test_code_runs_and_comments_are_true(path):
     namespace = {}
     for block in blocks(path, "python"):
@@ -32,12 +32,15 @@ def test_code_runs_and_comments_are_true(path):
 
 def test_readme_example():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    (block,) = blocks("README.md", "python")
+    block, splits = blocks("README.md", "python")
     lines = block.strip().splitlines()
     expression, expected = lines[-1].split("  # ")
     namespace = {"resnet152": models.resnet152}
     exec("\n".join(lines[:-2]), namespace)
     assert eval(expression, namespace) == int(expected)
+    exec(splits.splitlines()[0], namespace)
+    (table,) = (text.strip() for text in blocks("README.md", "text") if "Crossing" in text)
+    assert str(namespace["stages"]) == table
 
 
 def test_the_table_in_the_readme():

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
-from modelsummary.split.engine import materialize, rank_of
+from modelsummary.split.engine import rank_of
+from modelsummary.split.materialize import materialize
 from tests.idioms import Bert, Gpt2, ids, rows
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "pipeline_train.py"
@@ -142,7 +143,7 @@ def test_stages_and_ranks_must_fit(alone):
 @needs_engine
 def test_zero_bubble_carries_one_tensor(alone):
     stages = Statistics(Gpt2().eval(), ids()).split(2, boundaries=["h.1.mlp.0"])
-    with pytest.raises(SplitError, match="carries one tensor between two stages, but 2 cross.*single_tensor_cuts"):
+    with pytest.raises(SplitError, match=r"carries one tensor between two stages, but 2 cross.*single_tensor_cuts"):
         stages.schedule("zb", 2, _loss)
 
 
@@ -196,7 +197,7 @@ def test_nothing_stays_without_values():
     with torch.device("meta"):
         model = Gpt2()
     stages = Statistics(model, ids().to("meta")).split(2)
-    with pytest.raises(SplitError, match="'wte.weight' is on meta and has no values; pass init= or checkpoint="):
+    with pytest.raises(SplitError, match=r"'wte\.weight' is on meta and has no values; pass init= or checkpoint="):
         materialize([stages[0]], torch.device("cpu"))
     values = {"wte.weight": torch.zeros(3, 3)}
     with pytest.raises(SplitError, match=r"shape \[50, 16\], in the checkpoint \[3, 3\]"):

@@ -27,7 +27,7 @@ def test_bubble_of_equal_stages(schedule, p, m):
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (4, 4), (8, 32)])
 def test_bubble_of_the_interleaved_schedule(p, m):
-    # Narayanan et al. 2021: v stages a device make the bubble v times smaller; halves of the same model take half as long
+    # Narayanan et al. 2021: v stages a device make the bubble v times smaller; halves take half the time
     result = simulate(_equal(2 * p, 0.5), m, "interleaved1f1b")
     assert result.bubble == pytest.approx((p - 1) / (2 * m + p - 1))
 

@@ -53,7 +53,7 @@ class OnOwnDevice(TorchFunctionMode):
     """Context in which questions for devices are answered with the model's."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._answers = DeviceAnswers(device)
 
     def __torch_function__(

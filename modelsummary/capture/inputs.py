@@ -101,7 +101,7 @@ class CallArguments:
         return None
 
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
-        """These arguments with ``new_size`` in every input whose dimension ``dim`` is ``size``; its rows are repeated."""
+        """These arguments, with rows repeated to ``new_size`` in every input whose dimension ``dim`` is ``size``."""
         rows = torch.arange(new_size) % size
 
         def convert(leaf: Any) -> Any:

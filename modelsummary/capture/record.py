@@ -28,8 +28,8 @@ from modelsummary.dataflow import (
     Unknown,
     Value,
     leaves_of,
-    map_template,
     structure_of,
+    with_leaves,
 )
 
 __all__ = ["record"]
@@ -101,7 +101,7 @@ def _other_batches(
                 larger = call.with_batch(dim, size, batch)
                 found.append((_Run(trace(larger), batch, is_other_mode=False), larger))
         except Exception as error:
-            reason = f"batch size {batch} failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+            reason = f"batch size {batch} failed with {_in_short(error)}"
             continue
         first.batch = size
         return found, dim, ""
@@ -112,10 +112,12 @@ def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[l
     try:
         return [_Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
     except Exception as error:
-        return (
-            [],
-            f"the other mode failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
-        )
+        return [], f"the other mode failed with {_in_short(error)}"
+
+
+def _in_short(error: Exception) -> str:
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line[:200]}"
 
 
 # ---------------------------------------------------------------------------------------------- merging
@@ -149,7 +151,7 @@ class _Merge:
     def event(self, events: Sequence[Event], parent: Event | None) -> Event:
         first = events[0]
         if parent is None:
-            self._define((first.args, first.kwargs), [(each.args, each.kwargs) for each in events])
+            self._define([(each.args, each.kwargs) for each in events])
         event = Event(first.fqn, first.function, None, None, parent, first.call_index)
         event.training = first.training
         event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
@@ -164,7 +166,7 @@ class _Merge:
             for children in zip(*(each.children for each in events), strict=True):
                 event.children.append(self.event(children, event))
         results = [each.result for each in events]
-        if not self._define(first.result, results):
+        if not self._define(results):
             event.obstacle = event.obstacle or "returns something of another structure in another run"
         event.result = self._template(results, first.training)
         return event
@@ -187,7 +189,7 @@ class _Merge:
 
     # ------------------------------------------------------------------------------------- templates
 
-    def _define(self, template: Any, templates: Sequence[Any]) -> bool:
+    def _define(self, templates: Sequence[Any]) -> bool:
         """Every tensor in there is a value from now on."""
         every = [leaves_of(each) for each in templates]
         if len({len(leaves) for leaves in every}) != 1:
@@ -224,9 +226,8 @@ class _Merge:
         if len({len(leaves) for leaves in every}) != 1 or any(
             structure_of(each) != structure_of(templates[0]) for each in templates[1:]
         ):
-            return map_template(lambda leaf: Unknown("arguments of another structure in another run"), templates[0])
-        merged = iter([self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
-        return map_template(lambda leaf: next(merged), templates[0])
+            return with_leaves(templates[0], [Unknown("arguments of another structure in another run")] * len(every[0]))
+        return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
 
     def _leaf(self, leaves: Sequence[Any], training: bool) -> Any:
         first = leaves[0]

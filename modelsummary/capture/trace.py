@@ -42,7 +42,19 @@ from modelsummary.op_costs import OpCost, OpRule, tensors_in
 
 __all__ = ["Foreign", "Token", "Tracer"]
 
-_CONSTANTS = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.layout, torch.memory_format, type)
+_CONSTANTS: tuple[type, ...] = (
+    int,
+    float,
+    bool,
+    str,
+    bytes,
+    complex,
+    type(None),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    type,
+)
 _CONSTANTS += (range, type(Ellipsis), FunctionType, BuiltinFunctionType, enum.Enum)
 # Their result has the shape of the argument and nothing of its values.
 _TAKES_SHAPE = frozenset(
@@ -50,7 +62,8 @@ _TAKES_SHAPE = frozenset(
 )
 _READS_SIZE = frozenset("shape size __len__ numel nelement stride storage_offset nbytes".split())
 _READS_FACTS = _READS_SIZE | frozenset(
-    "dim ndimension get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg is_inference is_pinned"
+    "dim ndimension get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg"
+    " is_inference is_pinned"
     " is_same_size is_set_to is_shared is_tensor is_storage is_nonzero_static element_size type result_type can_cast"
     " promote_types has_names __hash__ __repr__ __str__ __format__ __dir__ dim_order is_distributed broadcast_shapes"
     " is_coalesced".split()
@@ -111,7 +124,7 @@ class Tracer(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module, execution: Execution, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._model = model
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
         self._attributes: dict[int, Attribute] = {}
@@ -428,7 +441,7 @@ _PROPERTIES = frozenset(
 def _storage(tensor: Tensor) -> int:
     """Id of the memory behind a tensor; of its own where it has none."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
 

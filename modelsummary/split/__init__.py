@@ -91,10 +91,7 @@ class Splitter:
             return None
         bounds = [0, *cuts, len(self.sequence.calls)]
         calls = held_by_calls(self.sequence, self.model)
-        held = [
-            [tensor for call in calls[begin:end] for tensor in call]
-            for begin, end in itertools.pairwise(bounds)
-        ]
+        held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in itertools.pairwise(bounds)]
         return facts_of_parts(self.sequence, costs, cuts, parts_of(self.sequence, cuts), held)
 
 

@@ -133,9 +133,9 @@ class _Openings:
                 if value not in given and self._made_by.get(value, -1) not in inside:
                     problem = problem or "uses a tensor that it is not given"
             for value in values_in(each.result):
-                if value not in returned and self._made_by.get(value, -1) in inside:
-                    if any(use not in inside for use in self._uses[value]):
-                        problem = problem or "makes a tensor that is used outside, and does not return it"
+                is_made_here = value not in returned and self._made_by.get(value, -1) in inside
+                if is_made_here and any(use not in inside for use in self._uses[value]):
+                    problem = problem or "makes a tensor that is used outside, and does not return it"
         if not problem:
             self.units.add(event)
         obstacle = event.obstacle or self._obstacle_inside(event)

@@ -105,7 +105,7 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
     """How the model was called."""
     record = sequence.record
     names: list[str] = []
-    defaults: dict[str, Any] = {}
+    defaults: dict[str | int, Any] = {}
     for parameter in inspect.signature(model.forward).parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -76,12 +76,12 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
     fewest = fewest_parts(chain, max(wishes.caps))
     if fewest is None:
         raise SplitError(
-            f"max_memory={wishes.max_memory!r}: a single call, with its parameters, buffers and results, needs more than "
-            f"{max(wishes.caps):,} bytes; raise max_memory",
+            f"max_memory={wishes.max_memory!r}: a single call, with its parameters, buffers and results, needs more "
+            f"than {max(wishes.caps):,} bytes; raise max_memory",
         )
     raise SplitError(
-        f"max_memory={wishes.max_memory!r} allows no {wishes.n_stages} stages; with {max(wishes.caps):,} bytes a stage it "
-        f"takes at least {fewest}",
+        f"max_memory={wishes.max_memory!r} allows no {wishes.n_stages} stages; with {max(wishes.caps):,} bytes a stage "
+        f"it takes at least {fewest}",
         fewest,
     )
 
@@ -128,7 +128,7 @@ def _chain(
     if caps is None:
         return Chain(costs.costs, crossing, frozenset(required))
     holds: list[list[int]] = []
-    sizes: dict[int, int] = {}
+    sizes: dict[Hashable, int] = {}
     for number, tensors in enumerate(held_by_calls(sequence, model)):
         sizes.update((id(tensor), tensor.nbytes) for tensor in tensors)
         sizes[-1 - number] = sequence.activation_bytes(number)

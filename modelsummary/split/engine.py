@@ -7,16 +7,16 @@ meta), and steps a schedule. Shapes of what crosses are known, so nothing is inf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modelsummary.dataflow import BatchSize, leaves_of, map_template
+from modelsummary.dataflow import BatchSize, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.facts import Crossing
+from modelsummary.split.materialize import Checkpoint, Init, materialize
 from modelsummary.split.stage import Slot
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
     from modelsummary.split.stages import Stages
 
-__all__ = ["ENGINE_SCHEDULES", "Pipeline", "materialize", "pipeline_stages"]
-
-Checkpoint = Mapping[str, Tensor] | str | PathLike[str]
-Init = Callable[[nn.Module], object]
+__all__ = ["ENGINE_SCHEDULES", "Pipeline", "pipeline_stages"]
 
 # name -> class in torch.distributed.pipelining, whether it takes one stage a rank, whether its ranks hold a V
 ENGINE_SCHEDULES = {
@@ -94,7 +91,7 @@ def pipeline_stages(
     ]
 
 
-def _contiguous(module: nn.Module, args: Any, out: Any) -> Any:
+def _contiguous(_module: nn.Module, _args: Any, out: Any) -> Any:
     """Only contiguous tensors can be sent."""
     return tuple(each.contiguous() for each in out) if isinstance(out, tuple) else out.contiguous()
 
@@ -116,90 +113,6 @@ def _checked_size(stages: Stages, microbatch_size: int | None) -> int | None:
             f"microbatch_size={microbatch_size}, but these stages take the recorded sizes only; record a micro-batch"
         )
     return microbatch_size
-
-
-# --------------------------------------------------------------------------------------- to the device
-
-
-def materialize(
-    stages: Sequence[nn.Module], device: torch.device, checkpoint: Checkpoint | None = None, init: Init | None = None
-) -> None:
-    """Move stages to a device; make there what is on meta, and fill it.
-
-    Args:
-        checkpoint: state dict of the model, or path of one saved with ``torch.save`` (it is mapped, not read whole):
-            each stage takes its own keys.
-        init: called with each module that has a parameter or buffer on meta, to fill it; where both are given, the
-            checkpoint comes last.
-
-    Raises:
-        SplitError: something on meta would be left without values.
-    """
-    made: dict[int, Tensor] = {}
-    empty: dict[str, nn.Module] = {}
-    for stage in stages:
-        for fqn, module in stage.named_modules():
-            if _make(module, device, made):
-                empty[fqn] = module
-    for module in empty.values() if init is not None else ():
-        assert init is not None
-        init(module)
-    filled: set[int] = set()
-    if checkpoint is not None:
-        filled = _load(stages, checkpoint)
-    if init is None:
-        for stage in stages:
-            for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
-                if any(tensor is each for each in made.values()) and id(tensor) not in filled:
-                    raise SplitError(
-                        f"{name!r} is on meta and has no values"
-                        f"{' in the checkpoint' if checkpoint is not None else ''}; pass init= or checkpoint="
-                    )
-    for stage in stages:
-        stage.to(device)
-
-
-def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> bool:
-    """Empty tensors on the device for those on meta; a tensor met twice is made once, so tied ones stay tied."""
-    places: list[Any] = [module._parameters, module._buffers]
-    found = False
-    for tensors in places:
-        for name, tensor in tensors.items():
-            if tensor is None or not tensor.is_meta:
-                continue
-            if id(tensor) not in made:
-                new: Tensor = torch.empty_like(tensor, device=device)
-                if isinstance(tensor, nn.Parameter):
-                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-                made[id(tensor)] = new
-                made[-id(tensor)] = tensor  # kept alive: its id must not be used again
-            tensors[name] = made[id(tensor)]
-            found = True
-    if found and isinstance(module, nn.RNNBase):
-        module._init_flat_weights()
-    return found
-
-
-@torch.no_grad()
-def _load(stages: Sequence[nn.Module], checkpoint: Checkpoint) -> set[int]:
-    """Copy values by name; returns the ids of the tensors that got some."""
-    values: Any = checkpoint
-    if not isinstance(checkpoint, Mapping):
-        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
-    filled: set[int] = set()
-    for stage in stages:
-        for name, tensor in (
-            *stage.named_parameters(remove_duplicate=False),
-            *stage.named_buffers(remove_duplicate=False),
-        ):
-            if name in values:
-                if values[name].shape != tensor.shape:
-                    raise SplitError(
-                        f"{name!r} has the shape {list(tensor.shape)}, in the checkpoint {list(values[name].shape)}"
-                    )
-                tensor.copy_(values[name])
-                filled.add(id(tensor))
-    return filled
 
 
 # ------------------------------------------------------------------------------------------- schedules
@@ -319,16 +232,17 @@ class Pipeline:
 
     def _check_batch(self, values: Mapping[int, Tensor]) -> None:
         size = next((values[index].shape[dim] for index, dim in self._batch_dims.items()), 0)
-        if size % self.n_microbatches:
+        fitting = size - size % self.n_microbatches
+        if size != fitting:
             raise SplitError(
                 f"a batch of {size} cannot be dealt into {self.n_microbatches} equal micro-batches; the engine needs "
-                f"equal ones: pass {size - size % self.n_microbatches} or {size + self.n_microbatches - size % self.n_microbatches}"
+                f"equal ones: pass {fitting} or {fitting + self.n_microbatches}"
             )
         if self.microbatch_size is not None and size != self.n_microbatches * self.microbatch_size:
             raise SplitError(
-                f"a batch of {size} makes {self.n_microbatches} micro-batches of {size // self.n_microbatches}, but the "
-                f"pipeline was made for {self.microbatch_size}; pass {self.n_microbatches * self.microbatch_size}, or "
-                f"microbatch_size={size // self.n_microbatches} to schedule()"
+                f"a batch of {size} makes {self.n_microbatches} micro-batches of {size // self.n_microbatches}, but "
+                f"the pipeline was made for {self.microbatch_size}; pass {self.n_microbatches * self.microbatch_size}, "
+                f"or microbatch_size={size // self.n_microbatches} to schedule()"
             )
 
     def _merge(self, outputs: list[Any]) -> Any:
@@ -339,8 +253,7 @@ class Pipeline:
         every = zip(*(leaves_of(each) for each in outputs), strict=True)
         known = iter(self._all.crossing[-1])
         merged = [_merged(each, next(known, None)) if isinstance(each[0], Tensor) else each[0] for each in every]
-        leaves = iter(merged)
-        return map_template(lambda leaf: next(leaves), outputs[0])
+        return with_leaves(outputs[0], merged)
 
     @torch.no_grad()
     def _reduce_shared(self) -> None:
@@ -418,8 +331,8 @@ def _check_crossing(stages: Stages, name: str) -> None:
     for number, crossing in enumerate(inner, 1):
         if _version() < _CARRIES_INTEGERS and any(not each.dtype.is_floating_point for each in crossing):
             raise SplitError(
-                f"a tensor of integers crosses into stage {number}, which the engine of torch {torch.__version__} cannot "
-                "carry in training; use torch 2.13 or newer, or choose other boundaries"
+                f"a tensor of integers crosses into stage {number}, which the engine of torch {torch.__version__} "
+                "cannot carry in training; use torch 2.13 or newer, or choose other boundaries"
             )
 
 
@@ -433,5 +346,6 @@ def _owner_groups(
         ranks = sorted({rank_of(stage, n_ranks, in_v=in_v) for stage in shared.stages})
         if rank in ranks and len(ranks) > 1:
             everywhere = [dist.get_global_rank(group or dist.group.WORLD, each) for each in ranks]  # type: ignore[arg-type]
-            found.append((set(shared.names), dist.new_group(everywhere, use_local_synchronization=True)))
+            owners: Any = dist.new_group(everywhere, use_local_synchronization=True)
+            found.append((set(shared.names), owners))
     return found

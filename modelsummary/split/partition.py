@@ -124,7 +124,8 @@ class _Reach:
 
     Args:
         sums: cost up to each point.
-        earliest: for each part, by its end, the earliest begin; not descending, so a part of an allowed part is allowed.
+        earliest: for each part, by its end, the earliest begin; it does not descend, so a part of an allowed
+            part is allowed.
     """
 
     def __init__(self, sums: list[int], earliest: list[list[int]]) -> None:

@@ -159,8 +159,8 @@ def make_plans(
     if not fitting:
         leanest = min(plans, key=lambda plan: plan.memory_bytes)
         raise SplitError(
-            f"nothing fits into {cluster.memory_bytes:,} bytes a device: the leanest plan, {leanest.pipeline} stages by "
-            f"{leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller batch, or take more devices"
+            f"nothing fits into {cluster.memory_bytes:,} bytes a device: the leanest plan, {leanest.pipeline} stages "
+            f"by {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller batch, or take more devices"
         )
     return Plans(sorted(fitting, key=lambda plan: (-plan.samples_per_second, plan.memory_bytes)))
 

@@ -158,8 +158,8 @@ def _checked(
     n_devices = len(loads) // per_device
     if per_device > 1 and n_microbatches % max(1, n_microbatches // n_devices):
         raise InputError(
-            f"interleaved1f1b on {n_devices} devices deals micro-batches in equal rounds; n_microbatches={n_microbatches} "
-            f"is no multiple of {n_devices}"
+            f"interleaved1f1b on {n_devices} devices deals micro-batches in equal rounds; n_microbatches="
+            f"{n_microbatches} is no multiple of {n_devices}"
         )
     return per_device
 

@@ -57,6 +57,9 @@ class Step(NamedTuple):
     frees: tuple[int, ...]
 
 
+Arguments = dict[str | int, Any]
+
+
 class Inputs(NamedTuple):
     """How a forward was called, to take the same calls again.
 
@@ -69,16 +72,17 @@ class Inputs(NamedTuple):
     """
 
     parameters: tuple[str, ...]
-    defaults: dict[str, Any]
-    arguments: dict[str | int, Any]
+    defaults: Arguments
+    arguments: Arguments
     sizes: dict[int, tuple[int | None, ...]]
     n_positional: int = 0
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
         """Number of each value -> tensor. Raises ``SplitError`` if the call is not one like the recorded one."""
-        given = {**self.defaults, **self.named(args, kwargs)}
+        given: Arguments = {**self.defaults, **self.named(args, kwargs)}
         values: dict[int, Tensor] = {}
-        for name, template in {**self.defaults, **self.arguments}.items():
+        recorded: Arguments = {**self.defaults, **self.arguments}
+        for name, template in recorded.items():
             if name not in given:
                 raise SplitError(
                     f"argument {name!r} is missing: the model was recorded with it; pass it, or split again"
@@ -100,18 +104,19 @@ class Inputs(NamedTuple):
     def as_recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments, those by position that were recorded by position."""
         self.bind(args, kwargs)
-        given = {**self.defaults, **self.named(args, kwargs)}
+        given: Arguments = {**self.defaults, **self.named(args, kwargs)}
         names = list(self.arguments)
         positional = tuple(given[name] for name in names[: self.n_positional])
         return positional, {str(name): given[name] for name in names[self.n_positional :]}
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str | int, Any]:
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Arguments by name where they have one, by position else."""
-        by_name: dict[str | int, Any] = {
+        by_name: Arguments = {
             self.parameters[position] if position < len(self.parameters) else position: value
             for position, value in enumerate(args)
         }
-        return {**by_name, **kwargs}
+        by_name.update(kwargs)
+        return by_name
 
 
 def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]) -> None:
@@ -136,7 +141,7 @@ def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]
 class Scope(nn.Module):
     """A part of an opened module: what of it belongs to this stage. It is not called itself."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Raises ``SplitError``: the stage calls what is inside."""
         raise SplitError("this module was cut by the split and cannot be called by itself; call the stage")
 
@@ -169,6 +174,7 @@ class Function(nn.Module):
         return self.function.name
 
     def extra_repr(self) -> str:
+        """The arguments."""
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return ", ".join(given).replace(repr(Slot(0)), "input")
 
@@ -263,6 +269,7 @@ class Stage(nn.Sequential):
         return map_template(fill, template)
 
     def extra_repr(self) -> str:
+        """What the plan calls besides the modules shown."""
         functions = [step.function.short_name for step in self.steps if step.function is not None]
         return f"{len(self.steps)} calls, of these functions: {', '.join(functions) or 'none'}"
 

@@ -13,8 +13,9 @@ from torch import nn
 
 from modelsummary.dataflow import Record, leaves_of
 from modelsummary.errors import LayerNotFoundError, SplitError
-from modelsummary.split.engine import Checkpoint, Init, Pipeline, pipeline_stages
+from modelsummary.split.engine import Pipeline, pipeline_stages
 from modelsummary.split.facts import Crossing, StageFacts, loads_of
+from modelsummary.split.materialize import Checkpoint, Init
 from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.verify import Verification, verify
@@ -203,8 +204,9 @@ class Stages(Sequence[nn.Sequential]):
         """A schedule over this rank's stages on ``torch.distributed.pipelining``; ``step`` trains a batch.
 
         Args:
-            name: ``"gpipe"``, ``"1f1b"`` (one stage a rank), ``"interleaved1f1b"``, ``"loopedbfs"``, ``"zb"`` (any number
-                a rank) or ``"zbv"`` (two). The last two take cuts that one tensor crosses: ``single_tensor_cuts=True``.
+            name: ``"gpipe"``, ``"1f1b"`` (one stage a rank), ``"interleaved1f1b"``, ``"loopedbfs"``, ``"zb"`` (any
+                number a rank) or ``"zbv"`` (two). The last two take cuts that one tensor crosses:
+                ``single_tensor_cuts=True``.
             n_microbatches: micro-batches in a step.
             loss_fn: of the model's result and the target; None: forward only.
             device: of this rank; default: its accelerator, else the CPU.
@@ -302,8 +304,8 @@ class Stages(Sequence[nn.Sequential]):
         table = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
         line = "=" * max(map(len, table))
         summary = [f"{self._class_name} in {len(self)} stage(s) by {self.by}: {self._balance_line()}"]
-        for each in self.shared_parameters:
-            summary.append(f"Shared: {each.fqn} by the stages {', '.join(map(str, each.stages))}")
+        for shared in self.shared_parameters:
+            summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
         return "\n".join([line, table[0], line, *table[1:], line, *summary, line])
 
     def _balance_line(self) -> str:

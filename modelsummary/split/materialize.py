@@ -1,0 +1,98 @@
+"""Bring stages to their device: move what has values, make and fill there what is on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.errors import SplitError
+
+__all__ = ["Checkpoint", "Init", "materialize"]
+
+Checkpoint = Mapping[str, Tensor] | str | PathLike[str]
+Init = Callable[[nn.Module], object]
+
+
+def materialize(
+    stages: Sequence[nn.Module], device: torch.device, checkpoint: Checkpoint | None = None, init: Init | None = None
+) -> None:
+    """Move stages to a device; make there what is on meta, and fill it.
+
+    Args:
+        checkpoint: state dict of the model, or path of one saved with ``torch.save`` (it is mapped, not read whole):
+            each stage takes its own keys.
+        init: called with each module that has a parameter or buffer on meta, to fill it; where both are given, the
+            checkpoint comes last.
+
+    Raises:
+        SplitError: something on meta would be left without values.
+    """
+    made: dict[int, Tensor] = {}
+    empty: dict[str, nn.Module] = {}
+    for stage in stages:
+        for fqn, module in stage.named_modules():
+            if _make(module, device, made):
+                empty[fqn] = module
+    for module in empty.values() if init is not None else ():
+        assert init is not None
+        init(module)
+    filled: set[int] = set()
+    if checkpoint is not None:
+        filled = _load(stages, checkpoint)
+    if init is None:
+        for stage in stages:
+            for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
+                if any(tensor is each for each in made.values()) and id(tensor) not in filled:
+                    raise SplitError(
+                        f"{name!r} is on meta and has no values"
+                        f"{' in the checkpoint' if checkpoint is not None else ''}; pass init= or checkpoint="
+                    )
+    for stage in stages:
+        stage.to(device)
+
+
+def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> bool:
+    """Empty tensors on the device for those on meta; a tensor met twice is made once, so tied ones stay tied."""
+    places: list[Any] = [module._parameters, module._buffers]
+    found = False
+    for tensors in places:
+        for name, tensor in tensors.items():
+            if tensor is None or not tensor.is_meta:
+                continue
+            if id(tensor) not in made:
+                new: Tensor = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+                made[id(tensor)] = new
+                made[-id(tensor)] = tensor  # kept alive: its id must not be used again
+            tensors[name] = made[id(tensor)]
+            found = True
+    if found and isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
+    return found
+
+
+@torch.no_grad()
+def _load(stages: Sequence[nn.Module], checkpoint: Checkpoint) -> set[int]:
+    """Copy values by name; returns the ids of the tensors that got some."""
+    values: Any = checkpoint
+    if not isinstance(checkpoint, Mapping):
+        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    filled: set[int] = set()
+    for stage in stages:
+        for name, tensor in (
+            *stage.named_parameters(remove_duplicate=False),
+            *stage.named_buffers(remove_duplicate=False),
+        ):
+            if name in values:
+                if values[name].shape != tensor.shape:
+                    raise SplitError(
+                        f"{name!r} has the shape {list(tensor.shape)}, in the checkpoint {list(values[name].shape)}"
+                    )
+                tensor.copy_(values[name])
+                filled.add(id(tensor))
+    return filled
