@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def local_search(costs: Sequence[int], count: int) -> list[int]:
 
     def sums(cuts: list[int]) -> list[int]:
         bounds = [0, *cuts, len(costs)]
-        return [sum(costs[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+        return [sum(costs[begin:end]) for begin, end in pairwise(bounds)]
 
     while True:
         now = sums(cuts)
@@ -97,11 +98,11 @@ def compare(name: str, model: nn.Module, inputs: Any) -> list[list[Any]]:
     ends = [cut.position for cut in sequence.cuts if not cut.obstacle and len(cut.values) == 1]
     bounds = [0, *ends, len(macs)]
     blocks, weights = (
-        [sum(costs[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)] for costs in (macs, params)
+        [sum(costs[begin:end]) for begin, end in pairwise(bounds)] for costs in (macs, params)
     )
     table = []
     for count in (2, 4, 8, 16):
-        ideal = max(sum(macs) / count, max(macs))
+        ideal = max(sum(macs) / count, *macs)
         found = {
             "ours": max(each.macs for each in stats.split(count).facts),
             "torchgpipe": bottleneck_of(blocks, local_search(blocks, count)),
