@@ -97,9 +97,7 @@ def compare(name: str, model: nn.Module, inputs: Any) -> list[list[Any]]:
     macs, params = (call_costs(by, sequence, model, rows).costs for by in ("macs", "params"))
     ends = [cut.position for cut in sequence.cuts if not cut.obstacle and len(cut.values) == 1]
     bounds = [0, *ends, len(macs)]
-    blocks, weights = (
-        [sum(costs[begin:end]) for begin, end in pairwise(bounds)] for costs in (macs, params)
-    )
+    blocks, weights = ([sum(costs[begin:end]) for begin, end in pairwise(bounds)] for costs in (macs, params))
     table = []
     for count in (2, 4, 8, 16):
         ideal = max(sum(macs) / count, *macs)

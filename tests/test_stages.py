@@ -1,0 +1,237 @@
+"""Stages in the tools that people use on modules; what they print; what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from modelsummary import SplitError, Statistics
+from modelsummary.split.stage import Scope, Stage
+from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def run(stages, *args, **kwargs):
+    """The stages one after the other, as anyone would call them."""
+    value = stages[0](*args, **kwargs)
+    for stage in stages[1:]:
+        value = stage(value)
+    return value
+
+
+def tensors(value):
+    value = vars(value) if isinstance(value, BertOutput) else value
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def gpt2():
+    torch.manual_seed(0)
+    model = Gpt2().eval()
+    return model, Statistics(model, ids()).split(3)
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_pickled_saved_and_copied_stages_run(name):
+    torch.manual_seed(0)
+    kind, inputs = IDIOMS[name]
+    model = kind().eval()
+    stages = Statistics(model, inputs(2, 0)).split(2)
+    args = inputs(3, 1)
+    expected = tensors(model(**args))
+    buffer = io.BytesIO()
+    torch.save(stages[:], buffer)
+    buffer.seek(0)
+    twins = pickle.loads(pickle.dumps(stages))
+    assert all(map(torch.equal, tensors(twins(**args)), expected))
+    assert not {id(each) for each in twins[0].parameters()} & {id(each) for each in model.parameters()}
+    if not isinstance(stages[0], Stage):
+        args = {"input": args.popitem()[1]}
+    for parts in (
+        pickle.loads(pickle.dumps(stages[:])),
+        copy.deepcopy(stages[:]),
+        torch.load(buffer, weights_only=False),
+    ):
+        assert all(map(torch.equal, tensors(run(parts, **args)), expected))
+
+
+def test_stages_without_their_model_cannot_be_verified():
+    _, stages = gpt2()
+    with pytest.raises(SplitError, match="pickled without the model"):
+        pickle.loads(pickle.dumps(stages)).verify(ids())
+
+
+def test_paths_are_those_of_the_model():
+    model, stages = gpt2()
+    assert stages[0].get_submodule("h.0.c_attn") is model.h[0].c_attn
+    cut = next(number for number in range(4) if isinstance(_module(stages, f"h.{number}"), Scope))
+    assert _module(stages, f"h.{cut}.mlp") is model.h[cut].mlp
+    with pytest.raises(SplitError, match="was cut by the split"):
+        _module(stages, f"h.{cut}")(rows(1, 2, 16))
+
+
+def _module(stages, fqn):
+    return stages[stages.stage_of(fqn)].get_submodule(fqn)
+
+
+def test_sequence_protocol():
+    _, stages = gpt2()
+    assert len(stages) == 3
+    assert stages[-1] is list(stages)[2]
+    assert stages[1:] == [stages[1], stages[2]]
+    assert "3 stage(s)" in repr(stages)
+
+
+def test_compiled_stages():
+    model, stages = gpt2()
+    expected = model(ids())
+    torch.compiler.reset()
+    compiled = [torch.compile(stage, backend="aot_eager", fullgraph=True) for stage in stages]
+    with torch.no_grad():
+        value = run(compiled, ids())
+    torch.testing.assert_close(value, expected)
+    torch.compiler.reset()
+
+
+def test_distributed_data_parallel(alone):
+    model, stages = gpt2()
+    expected = model(ids())
+    wrapped = [nn.parallel.DistributedDataParallel(stage) for stage in stages]
+    out = run(wrapped, ids())
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    assert model.h[0].c_attn.weight.grad is not None
+
+
+def test_fully_shard(alone):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    model, _ = gpt2()
+    expected = model(ids())
+    stages = Statistics(copy.deepcopy(model), ids()).split(3)
+    mesh = dist.init_device_mesh("cpu", (1,))
+    for stage in stages:
+        fsdp.fully_shard(stage, mesh=mesh)
+    out = run(stages, ids())
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+
+
+def test_distributed_checkpoint(alone, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    model, stages = gpt2()
+    for number, stage in enumerate(stages):
+        dcp.save(stage.state_dict(), checkpoint_id=tmp_path / str(number))
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    for number, stage in enumerate(stages):
+        state = stage.state_dict()
+        dcp.load(state, checkpoint_id=tmp_path / str(number))
+        stage.load_state_dict(state)
+    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+
+
+def test_replaced_submodules_are_used():
+    model = UNet().train()
+    stages = Statistics(model, rows(2, 3, 16, 16)).split(3)
+    converted = [nn.SyncBatchNorm.convert_sync_batchnorm(stage) for stage in stages]
+    assert any(isinstance(module, nn.SyncBatchNorm) for stage in converted for module in stage.modules())
+    assert not any(type(module) is nn.BatchNorm2d for stage in converted for module in stage.modules())
+
+
+def test_functional_call_with_other_weights():
+    model, stages = gpt2()
+    zeros = {name: torch.zeros_like(each) for name, each in stages[0].named_parameters()}
+    out = torch.func.functional_call(stages[0], zeros, (ids(),))
+    assert not (out[0] if isinstance(out, tuple) else out).any()
+
+
+def test_stages_follow_a_move_of_dtype():
+    model = Dense().eval()
+    stages = Statistics(model, rows(2, 3, 8, 8)).split(3)
+    for stage in stages:
+        stage.double()
+    assert stages(rows(2, 3, 8, 8).double()).dtype is torch.float64
+
+
+def test_the_table_and_the_records():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))  # 64, 128, 32 MACs for 2 rows
+    stages = Statistics(model, rows(2, 4)).split(2)
+    line = "=" * 95
+    assert str(stages).splitlines() == [
+        line,
+        "  Stage  First    Last      Calls    Params    MACs    Share    Crossing (B)    Activations (B)",
+        line,
+        "      0  0        0             1        40      64    28.6%              64                 64",
+        "      1  1        2             2        90     160    71.4%              --                 80",
+        line,
+        "Sequential in 2 stage(s) by macs: dearest stage 160, 1.250 of the ideal",
+        line,
+    ]
+    assert stages.to_records()[0] == {
+        "stage": 0, "first": "0", "last": "0", "calls": 1, "params": 40, "param_bytes": 160, "buffer_bytes": 0,
+        "macs": 64, "cost": 64, "share": 64 / 224, "crossing_bytes": 64, "crossing_tensors": 1, "activation_bytes": 64,
+    }  # fmt: skip
+    assert stages.balance == 160 / 128  # the dearest call has 128
+
+
+def test_the_cost_column():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    text = str(Statistics(model, rows(2, 4)).split(2, by={"0": 0.25, "1": 0.5}))
+    assert "Cost" in text
+    assert "0.25" in text
+    assert "dearest stage 0.5, 1.000 of the ideal" in text
+
+
+def test_verify_finds_what_is_wrong():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
+    x = rows(3, 4)
+    stages = Statistics(model, x).split(2)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert stages.verify(x).compared > 4
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    wrong = stages[-1]
+    wrong._modules["3"] = copy.deepcopy(model[3])
+    with torch.no_grad():
+        wrong._modules["3"].bias += 1
+    with pytest.raises(SplitError, match="the stages are not the model: outputs '0' differ"):
+        stages.verify(x)
+    wrong._modules["3"].bias = model[3].bias
+    wrong._modules["3"].weight = model[3].weight
+    assert stages.verify(x).gradients == 0.0
+    wrong._modules["3"].weight = nn.Parameter(model[3].weight.detach())
+    with pytest.raises(SplitError, match="gradients .*exist on one side only"):
+        stages.verify(x)
+
+
+def test_a_stage_says_what_it_takes():
+    model = Bert().eval()
+    stages = Statistics(model, {"input_ids": ids()}).split(2)
+    with pytest.raises(SplitError, match=r"the stage takes \d tensor\(s\), got 5"):
+        stages[1](*[rows(1)] * 5)
+
+
+def test_predict():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    stages = Statistics(model, rows(2, 4)).split(4, by=lambda row: 1.0)
+    assert stages.predict(8, "gpipe").bubble == pytest.approx(3 / 11)
+    assert stages.predict(8, "1f1b", backward=1.0).makespan == pytest.approx(22)
+    assert stages.predict(8).peak_activation_bytes == [4 * 32, 3 * 32, 2 * 32, 32]
