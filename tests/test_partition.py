@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelsummary.split.partition import Chain, bottleneck_of, fewest_parts, partition
+from modelsummary.split.partition import Chain, bottleneck_of, fewest_parts, partition, partitions
 
 
 def _best(chain: Chain, n_parts: int, caps: list[int] | None) -> tuple[int, int] | None:
@@ -56,6 +56,17 @@ def test_is_as_good_as_trying_all(chain, n_parts, data):
 def test_fewest_parts(chain, cap):
     possible = [n for n in range(1, len(chain.costs) + 1) if _best(chain, n, [cap] * n) is not None]
     assert fewest_parts(chain, cap) == (possible[0] if possible else None)
+
+
+@settings(max_examples=200)
+@given(_chains(), st.integers(1, 6))
+def test_the_other_partition_has_the_same_bottleneck_and_more_up_front(chain, n_parts):
+    found = list(partitions(chain, n_parts))
+    if found:
+        fewest, front = found
+        assert bottleneck_of(chain.costs, fewest) == bottleneck_of(chain.costs, front)
+        before = [sum(sum(chain.costs[:cut]) for cut in cuts) for cuts in (fewest, front)]
+        assert before[0] <= before[1]
 
 
 def test_by_hand():

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import modelsummary
 from modelsummary import InputError, SplitError, Statistics
+from modelsummary.split.schedule import StageLoad, simulate
 from tests.idioms import IDIOMS, Dense, Gpt2, InPlace, ids, rows
 from tests.models import Call
 from tests.untouched import untouched
@@ -328,7 +329,7 @@ def test_by_and_boundaries():
         5,
     ]
     assert [each.calls for each in stats.split(2, by=lambda row: 5 if row.fqn == "5" else 1).facts] == [5, 1]
-    assert [each.first for each in stats.split(3, boundaries=["1"]).facts] == ["0", "1", "3"]
+    assert [each.first for each in stats.split(3, boundaries=["1"]).facts] == ["0", "1", "4"]
     for by in ("flops", "params", "param_bytes", "activation_bytes"):
         assert [each.calls for each in stats.split(3, by).facts] == [2, 2, 2]
 
@@ -362,6 +363,14 @@ def test_bytes_that_may_cross():
     assert [each.last for each in stages.facts] == ["1", "2", "3"]
     with pytest.raises(SplitError, match="because more than 10 bytes cross"):
         stats.split(2, max_crossing_bytes=10)
+
+
+def test_of_equal_bottlenecks_the_quicker_wins():
+    # five equal layers in three stages: 2 2 1, 2 1 2 and 1 2 2 have the same bottleneck; the first drains soonest
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    assert [each.calls for each in Statistics(model, rows(2, 4)).split(3).facts] == [2, 2, 1]
+    times = [simulate([StageLoad(c, c, c) for c in costs], 6).makespan for costs in ([2, 2, 1], [2, 1, 2], [1, 2, 2])]
+    assert times[0] < min(times[1:])
 
 
 def test_single_tensor_cuts():

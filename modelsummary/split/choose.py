@@ -11,7 +11,8 @@ from torch import nn
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.costs import CallCosts, held_by_calls
-from modelsummary.split.partition import Chain, fewest_parts, partition
+from modelsummary.split.partition import Chain, fewest_parts, partitions
+from modelsummary.split.schedule import StageLoad, simulate
 
 __all__ = ["Wishes", "choose_cuts"]
 
@@ -66,9 +67,9 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
     legal = [cut for cut in sequence.cuts if not _obstacle(cut, wishes)]
     required = [_boundary(sequence, fqn, wishes) for fqn in wishes.boundaries or ()]
     chain = _chain(sequence, costs, legal, required, wishes.caps, model)
-    cuts = partition(chain, wishes.n_stages, wishes.caps)
-    if cuts is not None:
-        return cuts
+    found = list(partitions(chain, wishes.n_stages, wishes.caps))
+    if found:
+        return _quickest(chain, found)
     possible = len(legal) + 1
     if possible < wishes.n_stages:
         raise SplitError(_too_few(sequence, wishes, possible), possible)
@@ -84,6 +85,21 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
         f"it takes at least {fewest}",
         fewest,
     )
+
+
+def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
+    """Of partitions with equal bottlenecks that with the shorter simulated step; fewer bytes if they take the same.
+
+    A pipeline drains sooner if what is dear comes first, up to 12 % for a few stages. Within 1 % the bytes, which the
+    simulation leaves out, matter more.
+    """
+    times = []
+    for cuts in found:
+        bounds = [0, *cuts, len(chain.costs)]
+        costs = [sum(chain.costs[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+        times.append(simulate([StageLoad(cost, cost, cost) for cost in costs], 2 * len(costs)).makespan)
+    quick = [cuts for cuts, time in zip(found, times, strict=True) if time <= 1.01 * min(times)]
+    return list(min(quick, key=lambda cuts: sum(chain.crossing[cut] for cut in cuts)))
 
 
 def _obstacle(cut: Cut, wishes: Wishes) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-__all__ = ["Chain", "bottleneck_of", "fewest_parts", "partition"]
+__all__ = ["Chain", "bottleneck_of", "fewest_parts", "partition", "partitions"]
 
 _INFINITE = float("inf")
 
@@ -55,16 +55,24 @@ def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> 
     Returns:
         The cuts in ascending order; None if no partition keeps to the legal and required cuts and the caps.
     """
+    return next(partitions(chain, n_parts, caps), None)
+
+
+def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> Iterator[list[int]]:
+    """Partitions whose dearest part is as cheap as possible: that of ``partition``, then that with the most up front.
+
+    Raises nothing; there are none if no partition keeps to the cuts and the caps.
+    """
     points = chain.points
     n_segments = len(points) - 1
     if not 1 <= n_parts <= n_segments or not set(chain.required) <= chain.crossing.keys():
-        return None
+        return
     sums = [0, *accumulate(chain.costs)]
     reach = _Reach([sums[point] for point in points], _limits(chain, points, n_parts, caps))
     low = max(after - before for before, after in zip(reach.sums, reach.sums[1:], strict=False))
     low, high = max(low, -(-sums[-1] // n_parts)), sums[-1]
     if not reach.fits(high):
-        return None
+        return
     while low < high:
         middle = (low + high) // 2
         if reach.fits(middle):
@@ -72,7 +80,9 @@ def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> 
         else:
             low = middle + 1
     crossing = [0, *(chain.crossing[point] for point in points[1:-1]), 0]
-    return [points[index] for index in reach.cheapest(high, crossing)]
+    yield [points[index] for index in reach.cheapest(high, crossing)]
+    behind = [reach.sums[-1] - before for before in reach.sums]
+    yield [points[index] for index in reach.cheapest(high, behind)]
 
 
 def fewest_parts(chain: Chain, cap: int | None = None) -> int | None:
