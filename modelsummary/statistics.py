@@ -155,7 +155,7 @@ class ModelStatistics:
 
         Each stage is an ``nn.Sequential`` that holds the model's own modules, parameters and buffers under their own
         names; the model is not changed. The cuts make the dearest stage as cheap as possible; among such cuts those
-        that the fewest bytes cross.
+        with a shorter simulated step, then those that fewer bytes cross.
 
         Args:
             n_stages: number of stages.

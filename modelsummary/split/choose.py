@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
     times = []
     for cuts in found:
         bounds = [0, *cuts, len(chain.costs)]
-        costs = [sum(chain.costs[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+        costs = [sum(chain.costs[begin:end]) for begin, end in itertools.pairwise(bounds)]
         times.append(simulate([StageLoad(cost, cost, cost) for cost in costs], 2 * len(costs)).makespan)
     quick = [cuts for cuts, time in zip(found, times, strict=True) if time <= 1.01 * min(times)]
     return list(min(quick, key=lambda cuts: sum(chain.crossing[cut] for cut in cuts)))
