@@ -15,7 +15,6 @@ from modelsummary.capture.facts import unwrap
 from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.record import record
-from modelsummary.dataflow import Record
 from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.split import By, Cluster, Plans, Splitter, Stages, Wishes, check_initialized, make_plans
@@ -54,7 +53,7 @@ class ModelStatistics:
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
         self._call: CallArguments | None = None
-        self._records: list[Record] | None = None
+        self._cut: Splitter | None = None
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)
@@ -221,32 +220,39 @@ class ModelStatistics:
                 "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
             )
         check_initialized(model)
-        if self._records is None:
-            self._records = record(model, self._call, self.execution, self.batch_dim)
-        return Splitter.of(model, self._records, [self.root, *self.summary_list])
+        if self._cut is None:
+            records = record(model, self._call, self.execution, self.batch_dim)
+            self._cut = Splitter.of(model, records, [self.root, *self.summary_list])
+        return self._cut
 
     def _check(self, stages: Stages, model: nn.Module, call: CallArguments) -> None:
         """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""
         record = stages.record
         assert record is not None
-        calls = [(call, False)]
-        if record.batch_size is not None:
-            call = call.with_batch(record.batch_dim, record.batch_size, 3 * record.batch_size + 2)
-            calls.append((call, False))
-        if not record.no_other_mode:
-            calls.append((call, True))
         modules = list({id(each): each for part in (model, *stages) for each in part.modules()}.values())
-        for arguments, other_mode in calls:
+
+        def difference(call: CallArguments, *, grad: bool, other_mode: bool = False) -> str:
             of_model, of_stages = (
-                fingerprint(forward, modules, arguments, self.execution, other_mode=other_mode)
+                fingerprint(forward, modules, call, self.execution, grad=grad, other_mode=other_mode)
                 for forward in (model, stages)
             )
-            difference = of_stages.differs_from(of_model)
-            if difference:
-                raise SplitError(f"the stages are not the model: they run {difference}; please report this")
+            return of_stages.differs_from(of_model)
+
+        found = difference(call, grad=True)
+        if not found and difference(call, grad=False):
+            raise SplitError(
+                "the model does other things without gradients; it can only be run as one stage", possible=1
+            )
+        if record.batch_size is not None:
+            call = call.with_batch(record.batch_dim, record.batch_size, 3 * record.batch_size + 2)
+            found = found or difference(call, grad=False)
+        if not record.no_other_mode:
+            found = found or difference(call, grad=False, other_mode=True)
+        if found:
+            raise SplitError(f"the stages are not the model: they run {found}; please report this")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_call": None, "_records": None}
+        return {**self.__dict__, "_call": None, "_cut": None}
 
     # -------------------------------------------------------------------------------------------- views
 

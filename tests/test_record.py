@@ -20,7 +20,7 @@ from tests.untouched import untouched
 
 def recorded(model, *inputs, execution="shape", batch_dim=None):
     call = call_arguments(model, inputs, (), {}, batch_dim=batch_dim, device=None, dtypes=None)
-    return record(model, call, execution, batch_dim)
+    return list(record(model, call, execution, batch_dim))
 
 
 def calls(event):

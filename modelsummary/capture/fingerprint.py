@@ -54,16 +54,18 @@ def fingerprint(
     call: CallArguments,
     execution: str,
     *,
+    grad: bool = False,
     other_mode: bool = False,
 ) -> Fingerprint:
     """Run ``forward`` on shapes (or really) and note what it does; nothing is changed by it.
 
     Args:
         modules: all that it calls.
+        grad: with gradients enabled.
         other_mode: with every module in the other mode, train or eval.
     """
     device = device_of(tensors_of_modules(modules))
-    with running(modules, call, on_shapes=execution == "shape", grad=False) as (executes, args, kwargs):
+    with running(modules, call, on_shapes=execution == "shape", grad=grad) as (executes, args, kwargs):
         for module in modules if other_mode else ():
             module.training = not module.training
         if isinstance(executes, ShapeOnly):

@@ -8,7 +8,7 @@ they are the same object in every run (in evaluation ``dropout(x)`` is ``x``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from modelsummary.dataflow import (
 __all__ = ["record"]
 
 
-def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int | None = None) -> list[Record]:
+def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int | None = None) -> Iterator[Record]:
     """Record a forward of ``model``; model, arguments and global state are afterwards as before.
 
     Args:
@@ -43,7 +43,7 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
         batch_dim: dimension of the inputs that is the batch; None: the first, if the forward runs with another size
             there, else the second.
 
-    Returns:
+    Yields:
         The record over all runs; then, for a model that does other things at another batch size or in the other mode,
         records that hold for the mode, the batch size, or both of this run only.
     """
@@ -59,16 +59,20 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
     first = _Run(trace(call), None, is_other_mode=False)
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
-    same_mode = [first, *(run for run, _ in batches)]
-    merged = [_merged([*same_mode, *modes], dim, no_batch, no_mode)]
-    if modes:
-        merged.append(_merged(same_mode, dim, no_batch, "it calls other things in the other mode"))
     if batches:
-        reason = "it does other things at another batch size"
-        if modes and (own := _other_mode(call, trace, None)[0]):
-            merged.append(_merged([first, *own], dim, reason, no_mode))
-        merged.append(_merged([first], dim, reason, "it calls other things in the other mode"))
-    return merged
+        same_mode = [first, *(run for run, _ in batches)]
+        yield _merged([*same_mode, *modes], dim, no_batch, no_mode)
+        if modes:
+            yield _merged(same_mode, dim, no_batch, _NO_MODE)
+        no_batch = "it does other things at another batch size"
+        modes, no_mode = _other_mode(call, trace, None)
+    again = [first, _Run(trace(call), None, is_other_mode=False)]  # what is made anew in each run is no constant
+    if modes:
+        yield _merged([*again, *modes], dim, no_batch, no_mode)
+    yield _merged(again, dim, no_batch, no_mode or _NO_MODE)
+
+
+_NO_MODE = "it calls other things in the other mode"
 
 
 @dataclass

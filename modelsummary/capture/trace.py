@@ -12,11 +12,11 @@ import random
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import get_ident
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -197,6 +197,8 @@ class Tracer(TorchFunctionMode):
             for tensor in tensors_of((args, kwargs)):
                 self._new_token(tensor, tainted=True)
         event.args, event.kwargs = self._template(args), self._template(kwargs)
+        if not self._has_own_tensors(module):  # torch.func.functional_call: calling the module again is not the same
+            event.args = (*event.args, Unknown("weights that are not its own"))
         event.grad = torch.is_grad_enabled()
         event.obstacle = _obstacle(module, kwargs)
         if event.parent is not None:
@@ -222,6 +224,13 @@ class Tracer(TorchFunctionMode):
         self._is_open = not begins
         return out
 
+    def _has_own_tensors(self, module: nn.Module) -> bool:
+        """Parameters and buffers of a module are those that it had before the run."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return True
+        own = (*module._parameters.values(), *module._buffers.values())
+        return all(tensor is None or id(tensor) in self._attributes for tensor in own)
+
     def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
         inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
         is_dynamic = any(token.is_dynamic for token in inputs)
@@ -238,12 +247,11 @@ class Tracer(TorchFunctionMode):
         return map_template(known, out)
 
     def _note_state(self, event: Event, before: dict[str, Any], after: dict[str, Any]) -> None:
-        changed = [
-            name for name in {**before, **after} if not _same(before.get(name, _MISSING), after.get(name, _MISSING))
-        ]
-        if changed:
-            event.is_stateful = True
-            event.obstacle = event.obstacle or f"assigns its attribute {changed[0]!r}"
+        if before == after:
+            return
+        changed = [name for name in {**before, **after} if before.get(name, before) != after.get(name, after)]
+        event.is_stateful = True
+        event.obstacle = event.obstacle or f"assigns its attribute {changed[0]!r}"
 
     def _at_boundary(self) -> None:
         """Between two calls: what was drawn from generators that torch does not know, the running module drew."""
@@ -354,7 +362,7 @@ class Tracer(TorchFunctionMode):
             token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)
             self._by_storage[token.storage].append(token)
             self._kept_alive.append(tensor)
-            if tensor.layout is torch.strided and not tensor.is_nested:
+            with suppress(RuntimeError, NotImplementedError):  # inside of torch.vmap there is none
                 self._kept_alive.append(tensor.untyped_storage())
         return token
 
@@ -432,7 +440,6 @@ class _Noted:
 
 # ----------------------------------------------------------------------------------------------- helpers
 
-_MISSING = object()
 _PROPERTIES = frozenset(
     name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
 )
@@ -494,30 +501,56 @@ def _obstacle(module: nn.Module, kwargs: dict[str, Any]) -> str:
     return ""
 
 
-class _Contents(NamedTuple):
-    """A container and its length."""
+_PLAIN = (int, float, bool, str, bytes, complex, type(None))
+_SNAPSHOT_DEPTH = 3
+_SNAPSHOT_LENGTH = 1000
 
-    container: Any
-    length: int
+
+class _Identity:
+    """Equal to itself alone, and keeps it alive."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """What a forward may assign: attributes, parameters and buffers, and the lengths of containers."""
+    """What a forward may change besides values of tensors: attributes, also of objects, and contents of containers."""
     if isinstance(module, torch.jit.ScriptModule):
         return {}
     state: dict[str, Any] = {}
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
-            state.update(value)
+            state.update((own, _Identity(tensor)) for own, tensor in value.items())
         elif name not in ("training", "_modules"):
-            state[name] = _Contents(value, len(value)) if isinstance(value, (list, dict, set, deque)) else value
+            state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
     return state
 
 
-def _same(before: Any, after: Any) -> bool:
-    if isinstance(before, _Contents) and isinstance(after, _Contents):
-        return before.container is after.container and before.length == after.length
-    return before is after or (isinstance(before, (int, float, bool, str)) and before == after)
+def _snapshot(value: Any, depth: int) -> Any:
+    """Something that differs as soon as ``value`` was changed, down to some depth."""
+    if isinstance(value, _PLAIN):
+        return value
+    if depth == 0 or isinstance(value, (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)):
+        return _Identity(value)
+    if isinstance(value, dict):
+        if len(value) > _SNAPSHOT_LENGTH:
+            return _Identity(value), len(value)
+        return _Identity(value), {key: _snapshot(inner, depth - 1) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        if len(value) > _SNAPSHOT_LENGTH:
+            return _Identity(value), len(value)
+        return _Identity(value), [_snapshot(inner, depth - 1) for inner in value]
+    if isinstance(value, set):
+        return _Identity(value), len(value)
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        return _Identity(value), {name: _snapshot(inner, depth - 1) for name, inner in attributes.items()}
+    return _Identity(value)
 
 
 def _surroundings() -> tuple[Any, ...]:

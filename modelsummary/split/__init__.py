@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -51,7 +51,7 @@ class Splitter:
     rows: Sequence[LayerInfo]
 
     @classmethod
-    def of(cls, model: nn.Module, records: Sequence[Record], rows: Sequence[LayerInfo]) -> Splitter:
+    def of(cls, model: nn.Module, records: Iterable[Record], rows: Sequence[LayerInfo]) -> Splitter:
         """Raises ``SplitError`` if none of the records can be opened: with the reason of the first, which says most."""
         first_error: SplitError | None = None
         for record in records:

@@ -91,7 +91,7 @@ def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
     """A stage for each part: a plain ``nn.Sequential`` where the part is a chain of layers, else a ``Stage``."""
-    homes = _Homes(model, parts)
+    homes = _Homes(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
     for number, part in enumerate(parts):
         is_first, is_last = number == 0, number == len(parts) - 1
@@ -152,7 +152,7 @@ class _Homes:
     together have the keys of the model. A module under several paths is held under all of them.
     """
 
-    def __init__(self, model: nn.Module, parts: Sequence[Part]) -> None:
+    def __init__(self, model: nn.Module, parts: Sequence[Part], result: Any) -> None:
         self._aliases: dict[int, list[str]] = {}
         for fqn, module in model.named_modules(remove_duplicate=False):
             self._aliases.setdefault(id(module), []).append(fqn)
@@ -166,8 +166,11 @@ class _Homes:
         for number, part in enumerate(parts):
             modules = list(dict.fromkeys(event.fqn for event in part.events if event.is_module))
             paths = [alias for fqn in modules for alias in self._aliases[id(model.get_submodule(fqn))]]
-            for event in part.events:
-                for attribute in attributes_in((event.args, event.kwargs)):
+            used = [(event.args, event.kwargs) for event in part.events]
+            if number == len(parts) - 1:
+                used.append(result)  # the model may return a tensor of its own
+            for templates in used:
+                for attribute in attributes_in(templates):
                     paths.append(attribute.fqn)
                     owner, _, name = attribute.fqn.rpartition(".")
                     tensor = getattr(model.get_submodule(owner), name)

@@ -1,0 +1,225 @@
+"""Forwards with traps: the stages are exactly the model, or there are none."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from modelsummary import SplitError, Statistics
+from tests.idioms import rows
+from tests.models import Call
+from tests.untouched import untouched
+
+
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+def counts(self, x):
+    self.counter.n += 1
+    return self.b(self.a(x) * self.counter.n)
+
+
+def caches(self, x):
+    x = self.a(x)
+    if "k" not in self.cache:
+        self.cache["k"] = x.detach()
+    return self.b(x + self.cache["k"])
+
+
+def reassigns_a_buffer(self, x):
+    self.mean = self.mean * 0.9 + self.a(x).mean(0).detach() * 0.1
+    return self.b(self.a(x) + self.mean)
+
+
+def updates_a_buffer(self, x):
+    self.mean.mul_(0.9).add_(self.a(x).mean(0).detach() * 0.1)
+    return self.b(self.c(self.a(x)) + self.mean)
+
+
+def writes_through_a_view(self, x):
+    y = self.a(x) * 1
+    view = y[:, :2]
+    z = self.c(y * 1)
+    view += 1
+    return self.b(z + y)
+
+
+def unpacks(self, x):
+    one, two, three, four = self.a(x).unbind(1)
+    return self.b(torch.stack([four, three, two, one], 1))
+
+
+def writes_to_out(self, x):
+    y = self.a(x).detach()
+    out = torch.empty_like(y)
+    torch.add(y, 1, out=out)
+    return self.b(out)
+
+
+def sets_data(self, x):
+    y = self.a(x)
+    y.data.mul_(2)
+    return self.b(y)
+
+
+def fills(self, x):
+    y = torch.zeros(x.shape[0], 4)
+    y[:, 0] = self.a(x)[:, 0]
+    y[1:, 1] = 1.0
+    return self.b(y)
+
+
+def masks(self, x):
+    y = self.a(x).clone()
+    y[y < 0] = 0
+    return self.b(y)
+
+
+def chunks(self, x):
+    one, two = self.a(x).chunk(2)
+    return self.b(torch.cat([two, one]))
+
+
+EXACT = {
+    "updates a buffer": updates_a_buffer,
+    "writes through a view": writes_through_a_view,
+    "unpacks": unpacks,
+    "iterates": lambda self, x: self.b(torch.stack([row * 2 for row in self.a(x).t()]).t()),
+    "writes to out=": writes_to_out,
+    "sets .data": sets_data,
+    "the same tensor twice": lambda self, x: [self.b(self.a(x))] * 2,
+    "its input and None": lambda self, x: (self.b(self.a(x)), x, None),
+    "a parameter": lambda self, x: (self.b(self.a(x)), self.weight),
+    "nested outputs": lambda self, x: {"a": [self.b(self.a(x)), {"k": (x * 2, None, 3)}]},
+    "noise": lambda self, x: self.b(self.a(x) + torch.randn_like(x) + F.dropout(x, 0.5, True)),
+    "shuffles": lambda self, x: self.b(self.a(x)[torch.randperm(x.shape[0])]),
+    "an autograd function": lambda self, x: self.b(Square.apply(self.a(x))),
+    "checkpoint": lambda self, x: self.b(checkpoint(self.a, x, use_reentrant=False)),
+    "one layer twice": lambda self, x: self.b(self.a(self.a(x))),
+    "a tied function": lambda self, x: F.linear(self.b(self.a(x)), self.a.weight),
+    "numpy scalars": lambda self, x: self.b(self.a(x) * float(np.sqrt(4))),
+    "a tensor in a list": lambda self, x: self.b(self.a(x) + self.constants[0]),
+    "sizes": lambda self, x: self.b(self.a(x)).view(*list(x.shape)[:-1], 2, 2),
+    "half of a size": lambda self, x: self.b(self.a(x))[:, : int(x.shape[1] / 2)],
+    "where": lambda self, x: self.b(torch.where(self.a(x) > 0, x, 0.0)),
+    "masks": masks,
+    "chunks": chunks,
+    "fills": fills,
+    "selects by values": lambda self, x: self.b(x)[torch.nonzero(self.a(x)[:, 0] > 0).squeeze(1)],
+    "einsum": lambda self, x: self.b(torch.einsum("bi,ij->bj", self.a(x), self.weight)),
+    "complex": lambda self, x: self.b(torch.view_as_real(torch.fft.fft(self.a(x)))[..., 0]),
+    "arange of the batch": lambda self, x: self.b(self.a(x) + torch.arange(x.size(0))[:, None]),
+    "eye of the batch": lambda self, x: self.b(torch.eye(x.size(0)) @ self.a(x)),
+    "expands to the batch": lambda self, x: self.b(self.a(x) + self.weight[0].expand(x.shape[0], -1)),
+    "a tensor of the batch size": lambda self, x: self.b(self.a(x) * torch.tensor(x.shape[0])),
+    "a literal": lambda self, x: self.b(self.a(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    "a dtype": lambda self, x: self.b(self.a(x).masked_fill(x > 0, torch.finfo(x.dtype).min).clamp(-1)),
+    "in place on its input": lambda self, x: self.b(self.a(x.add_(1))),
+    "detaches": lambda self, x: self.b(self.a(x)) + self.a(x).detach(),
+    "strides": lambda self, x: self.b(torch.as_strided(self.a(x), (x.shape[0], 4), (4, 1))),
+}
+
+# exact for the recorded batch size; another is refused
+OF_ONE_SIZE = {
+    "half of the batch": lambda self, x: self.b(self.a(x)).reshape(x.shape[0] // 2, -1),
+    "the batch as a float": lambda self, x: self.b(self.a(x)) / float(x.shape[0]),
+    "a list as long as the batch": lambda self, x: self.b(self.a(x) * torch.tensor([1.0] * x.shape[0])[:, None]),
+    "a loop over the batch": lambda self, x: sum(self.a(x)[i].sum() for i in range(x.shape[0])) + self.b(x),
+    "a branch on the batch": lambda self, x: self.b(self.a(x)) if x.shape[0] > 3 else self.b(self.a(x)) * 2,
+}
+
+REFUSED = {
+    "counts": (counts, "assigns its attribute 'counter'"),
+    "caches": (caches, "assigns its attribute 'cache'"),
+    "reassigns a buffer": (reassigns_a_buffer, "assigns its attribute 'mean'"),
+    "the largest value": (lambda self, x: self.b(self.a(x)) * x.max().item(), "decides by values"),
+    "a legacy constructor": (lambda self, x: self.b(self.a(x) * torch.Tensor([1, 2, 3, 4])), "no torch function"),
+    "an unregistered layer": (lambda self, x: self.b(self.hidden[0](self.a(x))), "no torch function"),
+    "vmap": (lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x))), "no torch function"),
+    "other weights": (
+        lambda self, x: self.b(
+            torch.func.functional_call(self.a, {name: each * 2 for name, each in self.a.named_parameters()}, (x,))
+        ),
+        "weights that are not its own",
+    ),
+    "asks for gradients": (
+        lambda self, x: self.b(self.a(x)) * (1 if torch.is_grad_enabled() else 2),
+        "other things without gradients",
+    ),
+}
+
+
+def make(forward):
+    torch.manual_seed(0)
+    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 4))
+    model.counter, model.cache, model.constants, model.hidden = Counter(), {}, [torch.ones(4) * 3], [nn.Linear(4, 4)]
+    model.weight = nn.Parameter(torch.eye(4) * 2)
+    model.register_buffer("mean", torch.ones(4))
+    return model
+
+
+def check(model, stages, batch, seed=0):
+    """Twice, in both modes, with and without gradients, against a copy of the model."""
+    twin = copy.deepcopy(model)
+    for mode in (True, False):
+        for each in (stages, twin, model):
+            each.train(mode)
+        for grad in (True, False):
+            x = rows(batch, 4, seed=seed + mode)
+            with torch.set_grad_enabled(grad):
+                torch.manual_seed(5)
+                expected = tree_leaves(twin(x.clone()))
+                torch.manual_seed(5)
+                found = tree_leaves(stages(x.clone()))
+            assert len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    assert all(map(torch.equal, model.state_dict().values(), twin.state_dict().values()))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name):
+    model = make(EXACT[name])
+    with untouched(model):
+        stages = Statistics(model, rows(2, 4)).split(2)
+    for batch in (2, 6):
+        check(model, stages, batch)
+
+
+@pytest.mark.parametrize("name", OF_ONE_SIZE)
+def test_of_one_size(name):
+    model = make(OF_ONE_SIZE[name])
+    stages = Statistics(model, rows(2, 4)).split(2)
+    check(model, stages, 2)
+    with pytest.raises(SplitError, match=r"shape \[6, 4\], but the stages were made for \[2, 4\]"):
+        stages(rows(6, 4))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    forward, reason = REFUSED[name]
+    model = make(forward)
+    call = nn.Module.__call__
+    with untouched(model), pytest.raises(SplitError, match=reason):
+        Statistics(model, rows(2, 4)).split(2)
+    assert nn.Module.__call__ is call
