@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import resolve_name
-from torch.utils._pytree import tree_map, tree_structure
+from torch.utils._pytree import SUPPORTED_NODES, tree_map, tree_structure
 
 __all__ = [
     "Attribute",
@@ -108,25 +108,33 @@ class Unknown(NamedTuple):
     reason: str
 
 
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype})
 _MARKERS = (Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
 
 
 def map_template(function: Callable[[Any], Any], template: Any) -> Any:
     """``template`` with ``function`` applied to everything in it that is no container."""
-
-    def visit(leaf: Any) -> Any:
-        if isinstance(leaf, _MARKERS):
-            return function(leaf)
-        if isinstance(leaf, torch.Size):
-            return tuple(map(visit, leaf))
-        if isinstance(leaf, slice):
-            return slice(visit(leaf.start), visit(leaf.stop), visit(leaf.step))
-        if _is_dataclass(leaf):
-            changes = {each.name: tree_map(visit, getattr(leaf, each.name), is_leaf=_is_leaf) for each in _fields(leaf)}
-            return dataclasses.replace(leaf, **changes)
-        return function(leaf)
-
-    return tree_map(visit, template, is_leaf=_is_leaf)
+    kind = type(template)
+    if kind is tuple or kind is torch.Size:
+        return tuple([map_template(function, inner) for inner in template])
+    if kind is list:
+        return [map_template(function, inner) for inner in template]
+    if kind is dict:
+        return {name: map_template(function, inner) for name, inner in template.items()}
+    if kind in _ATOMS or isinstance(template, (torch.Tensor, *_MARKERS)):
+        return function(template)
+    if kind is slice:
+        return slice(*(map_template(function, each) for each in (template.start, template.stop, template.step)))
+    if kind in SUPPORTED_NODES or (
+        isinstance(template, tuple) and hasattr(kind, "_fields")
+    ):  # one level of what torch's tree walk knows
+        return tree_map(
+            lambda inner: map_template(function, inner), template, is_leaf=lambda inner: inner is not template
+        )
+    if _is_dataclass(template):
+        changes = {each.name: map_template(function, getattr(template, each.name)) for each in _fields(template)}
+        return dataclasses.replace(template, **changes)
+    return function(template)
 
 
 def _is_leaf(value: Any) -> bool:
@@ -197,7 +205,8 @@ class TorchFunction:
         """Call the function, or get the property."""
         if self.kind == "get":
             return getattr(args[0], self.name)
-        return self.function(*args, **kwargs)
+        function = self.function  # torch.compile (2.11) takes self.function(...) for a method
+        return function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return self.name

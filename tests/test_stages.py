@@ -17,6 +17,12 @@ from modelsummary.split.stage import Scope, Stage
 from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
 
 
+recent = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
+    reason="torch 2.6 fails at this with modules of any kind",
+)
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group of this process only."""
@@ -95,6 +101,7 @@ def test_sequence_protocol():
     assert "3 stage(s)" in repr(stages)
 
 
+@recent
 def test_compiled_stages():
     model, stages = gpt2()
     expected = model(ids())
@@ -116,6 +123,7 @@ def test_distributed_data_parallel(alone):
     assert model.h[0].c_attn.weight.grad is not None
 
 
+@recent
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch 2.13 warns of views that a stage returns
 def test_fully_shard(alone):
     fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -130,6 +138,7 @@ def test_fully_shard(alone):
     out.sum().backward()
 
 
+@recent
 def test_distributed_checkpoint(alone, tmp_path):
     import torch.distributed.checkpoint as dcp
 
