@@ -181,7 +181,7 @@ def attributes_in(template: Any) -> list[Attribute]:
 # ------------------------------------------------------------------------------------------- functions
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # torch.compile (2.11) cannot call what a frozen one holds
 class TorchFunction:
     """A function of torch; it pickles by its public name.
 
@@ -205,8 +205,7 @@ class TorchFunction:
         """Call the function, or get the property."""
         if self.kind == "get":
             return getattr(args[0], self.name)
-        function = self.function  # torch.compile (2.11) takes self.function(...) for a method
-        return function(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return self.name
