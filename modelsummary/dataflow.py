@@ -181,12 +181,12 @@ def attributes_in(template: Any) -> list[Attribute]:
 # ------------------------------------------------------------------------------------------- functions
 
 
-@dataclass(unsafe_hash=True)  # torch.compile (2.11) cannot call what a frozen one holds
+@dataclass(frozen=True)
 class TorchFunction:
     """A function of torch; it pickles by its public name.
 
     Attributes:
-        kind: ``"function"``; ``"get"`` for the getter of a property of tensors; ``"list"`` for a function that gives an
+        kind: ``"function"``; ``"method"`` of tensors; ``"get"`` for the getter of a property of tensors; ``"list"`` for a function that gives an
             iterator.
         name: ``"torch.nn.functional.relu"``, or the name of the property.
         function: what to call.
@@ -205,14 +205,16 @@ class TorchFunction:
         """Call the function, or get the property."""
         if self.kind == "get":
             return getattr(args[0], self.name)
+        if self.kind == "method":  # torch.compile (2.11) cannot call a method that an object holds
+            return getattr(args[0], self.name.rpartition(".")[2])(*args[1:], **kwargs)
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        is_public = self.kind == "function" and _by_name(self.name) is self.function
-        return (_named, (self.name,)) if is_public else (TorchFunction, (self.kind, self.name, self.function))
+        is_public = self.kind in ("function", "method") and _by_name(self.name) is self.function
+        return (_named, (self.kind, self.name)) if is_public else (TorchFunction, (self.kind, self.name, self.function))
 
 
 def torch_function(function: Any) -> TorchFunction:
@@ -220,11 +222,13 @@ def torch_function(function: Any) -> TorchFunction:
     name = getattr(function, "__name__", "")
     if name == "__get__":
         return TorchFunction("get", function.__self__.__name__)
-    return TorchFunction("function", resolve_name(function) or name or "function", function)
+    public = resolve_name(function) or name or "function"
+    is_method = public.startswith("torch.Tensor.") and _by_name(public) is function
+    return TorchFunction("method" if is_method else "function", public, function)
 
 
-def _named(name: str) -> TorchFunction:
-    return TorchFunction("function", name, _by_name(name))
+def _named(kind: str, name: str) -> TorchFunction:
+    return TorchFunction(kind, name, _by_name(name))
 
 
 @cache
