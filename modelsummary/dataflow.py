@@ -186,8 +186,8 @@ class TorchFunction:
     """A function of torch; it pickles by its public name.
 
     Attributes:
-        kind: ``"function"``; ``"method"`` of tensors; ``"get"`` for the getter of a property of tensors; ``"list"`` for a function that gives an
-            iterator.
+        kind: ``"function"``; ``"method"`` of tensors; ``"get"`` for the getter of a property of theirs; ``"list"``
+            for a function that gives an iterator.
         name: ``"torch.nn.functional.relu"``, or the name of the property.
         function: what to call.
     """

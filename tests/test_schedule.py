@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -76,7 +76,7 @@ def test_no_schedule_breaks_the_rules(times, m, schedule):
     done = {(each.kind, each.stage, each.microbatch): each for actions in result.actions for each in actions}
     backward = "I" if schedule == "zb" else "B"
     for actions in result.actions:
-        assert all(one.end <= other.begin for one, other in itertools.pairwise(actions))
+        assert all(one.end <= other.begin for one, other in pairwise(actions))
     for stage in range(len(loads)):
         for number in range(m):
             forward, back = done["F", stage, number], done[backward, stage, number]

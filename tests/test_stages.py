@@ -16,7 +16,6 @@ from modelsummary import SplitError, Statistics
 from modelsummary.split.stage import Scope, Stage
 from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
 
-
 recent = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
     reason="torch 2.6 fails at this with modules of any kind",

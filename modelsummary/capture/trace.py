@@ -8,8 +8,6 @@ as an obstacle of that module.
 from __future__ import annotations
 
 import enum
-import random
-import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,10 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from modelsummary.capture.changes import Generators, state_of, surroundings
 from modelsummary.capture.devices import DeviceAnswers
+from modelsummary.capture.effects import Effects, Noted, storage_of
 from modelsummary.capture.facts import named_modules
-from modelsummary.capture.shape_only import ShapeOnly, selects_by_mask
+from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.structure import is_array, nbytes_of, tensors_of
+from modelsummary.capture.torch_functions import READS_FACTS, READS_SIZE, TAKES_APART, TAKES_SHAPE, keeps_first
 from modelsummary.capture.watch import Execution, Operators
 from modelsummary.dataflow import (
     Attribute,
@@ -38,7 +39,6 @@ from modelsummary.dataflow import (
     map_template,
     torch_function,
 )
-from modelsummary.op_costs import OpCost, OpRule, tensors_in
 
 __all__ = ["Foreign", "Token", "Tracer"]
 
@@ -56,25 +56,7 @@ _CONSTANTS: tuple[type, ...] = (
     type,
 )
 _CONSTANTS += (range, type(Ellipsis), FunctionType, BuiltinFunctionType, enum.Enum)
-# Their result has the shape of the argument and nothing of its values.
-_TAKES_SHAPE = frozenset(
-    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full".split()
-)
-_READS_SIZE = frozenset("shape size __len__ numel nelement stride storage_offset nbytes".split())
-_READS_FACTS = _READS_SIZE | frozenset(
-    "dim ndimension get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg"
-    " is_inference is_pinned"
-    " is_same_size is_set_to is_shared is_tensor is_storage is_nonzero_static element_size type result_type can_cast"
-    " promote_types has_names __hash__ __repr__ __str__ __format__ __dir__ dim_order is_distributed broadcast_shapes"
-    " is_coalesced".split()
-)
-_SHAPED_BY_FIRST = frozenset(
-    "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_fill masked_scatter".split()
-)
-_TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_sizes".split())
-_OWN_OF_MODULES = frozenset({"training", "_modules", "_is_full_backward_hook", "_is_hf_initialized"})
-# One kernel in evaluation without gradients, where their forward is not what their calls say.
-_WHOLE = (nn.TransformerEncoderLayer,)
+# Opened where a cut falls inside. (nn.TransformerEncoderLayer is not: in evaluation it is one kernel of its own.)
 _CONTAINERS = (
     nn.Sequential,
     nn.ModuleList,
@@ -135,13 +117,13 @@ class Tracer(TorchFunctionMode):
         self._calls: Counter[str] = Counter()
         self._own_device = device
         self._devices = DeviceAnswers(device) if isinstance(execution, ShapeOnly) else None
-        self._operators = Operators(self, _Noted(execution, self))
+        self._operators = Operators(self, Noted(execution, self))
         self.root: Event | None = None
         self._stack: list[Event] = []
-        self.running = _Counters()
+        self.running = Effects()
         self._is_open = False  # what runs now is the code of a module that could be replaced by what it calls
-        self._surroundings = _surroundings()
-        self._generators = _Generators()
+        self._surroundings = surroundings()
+        self._generators = Generators()
         self._thread = get_ident()
         self._name_tensors()
 
@@ -154,7 +136,7 @@ class Tracer(TorchFunctionMode):
                 for name, tensor in tensors.items():
                     if isinstance(tensor, Tensor) and id(tensor) not in self._attributes:
                         self._attributes[id(tensor)] = Attribute(prefix + name)
-                        self.storages_of[prefix + name] = _storage(tensor)
+                        self.storages_of[prefix + name] = storage_of(tensor)
                         self._kept_alive.append(tensor)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
@@ -204,8 +186,8 @@ class Tracer(TorchFunctionMode):
         if event.parent is not None:
             event.parent.children.append(event)
             self._note_surroundings(event.parent)
-        before = _state(module)
-        around, self.running = self.running, _Counters()
+        before = state_of(module)
+        around, self.running = self.running, Effects()
         self._stack.append(event)
         try:
             self._is_open = not _is_whole(module)
@@ -217,7 +199,7 @@ class Tracer(TorchFunctionMode):
             own, self.running = self.running, around
             self._is_open = not begins
         self._is_open = False
-        self._note_state(event, before, _state(module))
+        self._note_state(event, before, state_of(module))
         event.macs = own.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
         event.result = self._result_of_module(event, module, out)
@@ -276,7 +258,7 @@ class Tracer(TorchFunctionMode):
         parent = self._stack[-1]
         templates = self._template(args), self._template(kwargs)
         inputs = leaves_of(templates)
-        around, self.running = self.running, _Counters()
+        around, self.running = self.running, Effects()
         self._is_open = False
         if self._devices is not None:
             args, kwargs = self._devices.on_meta(args), self._devices.on_meta(kwargs)
@@ -298,8 +280,8 @@ class Tracer(TorchFunctionMode):
         event.writes = (frozenset(own.writes),)
         parent.children.append(event)
         self._note_function(event, inputs, parent)
-        tainted = own.is_random or (function.short_name not in _TAKES_SHAPE and any(map(_is_tainted, inputs)))
-        shaping = inputs[:1] if _keeps_first(name) else inputs
+        tainted = own.is_random or (function.short_name not in TAKES_SHAPE and any(map(_is_tainted, inputs)))
+        shaping = inputs[:1] if keeps_first(name) else inputs
         dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
         self._taint(own.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
@@ -309,8 +291,8 @@ class Tracer(TorchFunctionMode):
         """A function that returned no tensor: a size, a fact, or values."""
         if name == "__set__":
             parent.obstacle = parent.obstacle or "assigns an attribute of a tensor"
-        elif name in _READS_FACTS or name in _PROPERTIES:
-            if name in _READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
+        elif name in READS_FACTS:
+            if name in READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
                 parent.reads_sizes = True
                 if any(isinstance(each, Token) and each.is_dynamic for each in inputs):
                     parent.obstacle = parent.obstacle or "reads a size that depends on values"
@@ -323,14 +305,14 @@ class Tracer(TorchFunctionMode):
         unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
         if unknown is not None:
             parent.obstacle = parent.obstacle or f"passes {unknown} to {name}()"
-        if name in _TAKES_APART and any(isinstance(each, Token) and each.is_dynamic for each in inputs):
+        if name in TAKES_APART and any(isinstance(each, Token) and each.is_dynamic for each in inputs):
             parent.obstacle = parent.obstacle or "takes apart a tensor whose size depends on values"
         if event.function.kind == "list":
             parent.obstacle = parent.obstacle or f"iterates over {name}()"
         self._note_surroundings(parent)
 
     def _note_surroundings(self, parent: Event) -> None:
-        if _surroundings() != self._surroundings:
+        if surroundings() != self._surroundings:
             parent.obstacle = parent.obstacle or "switches autocast, inference mode or the attention backend"
 
     def _taint(self, written: set[int], tainted: bool) -> None:
@@ -358,7 +340,7 @@ class Tracer(TorchFunctionMode):
         token = self._tokens.get(id(tensor))
         if token is None:
             shape = () if tensor.is_nested else tuple(tensor.shape)
-            facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, _storage(tensor))
+            facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, storage_of(tensor))
             token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)
             self._by_storage[token.storage].append(token)
             self._kept_alive.append(tensor)
@@ -386,76 +368,7 @@ class Tracer(TorchFunctionMode):
         return Unknown(f"a {type(leaf).__name__} that holds tensors")
 
 
-class _Generators:
-    """The random number generators of Python and numpy."""
-
-    def __init__(self) -> None:
-        self._states = self._now()
-
-    @staticmethod
-    def _now() -> tuple[Any, ...]:
-        numpy = sys.modules.get("numpy")
-        state = numpy.random.get_state() if numpy is not None else None
-        return random.getstate(), None if state is None else (state[1].tobytes(), *state[2:])
-
-    def moved(self) -> bool:
-        """Something was drawn since the last call."""
-        before, self._states = self._states, self._now()
-        return before != self._states
-
-
-class _Counters:
-    """What the operators of one call did, without those of calls within."""
-
-    def __init__(self) -> None:
-        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
-        self.uncounted: dict[str, int] = {}
-        self.writes: set[int] = set()
-        self.is_random = self.is_dynamic = False
-
-
-class _Noted:
-    """An execution that tells what each operator writes, and whether it draws or makes a size from values."""
-
-    def __init__(self, execution: Execution, tracer: Tracer) -> None:
-        self._execution = execution
-        self._tracer = tracer
-
-    def input(self, tensor: Tensor) -> Tensor:
-        return self._execution.input(tensor)
-
-    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        out, cost = self._execution.run(func, rule, args, kwargs)
-        counters = self._tracer.running
-        for place in rule.writes:
-            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
-                counters.writes.add(_storage(tensor))
-        if rule.name == "aten.native_batch_norm" and args[5]:  # training: its schema hides what it writes
-            counters.writes.update(_storage(statistic) for statistic in args[3:5] if statistic is not None)
-        counters.is_random = counters.is_random or rule.is_random
-        if rule.needs_values or selects_by_mask(rule, args):
-            counters.is_dynamic = True
-        return out, cost
-
-
 # ----------------------------------------------------------------------------------------------- helpers
-
-_PROPERTIES = frozenset(
-    name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
-)
-
-
-def _storage(tensor: Tensor) -> int:
-    """Id of the memory behind a tensor; of its own where it has none."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return -id(tensor)
-
-
-def _keeps_first(name: str) -> bool:
-    """A function whose result has the shape of its first argument, whatever the others are."""
-    return name in _SHAPED_BY_FIRST or (name.endswith("_") and not name.startswith("__"))
 
 
 def _is_tainted(leaf: Any) -> bool:
@@ -499,67 +412,3 @@ def _obstacle(module: nn.Module, kwargs: dict[str, Any]) -> str:
     if isinstance(module, nn.TransformerEncoder) and kwargs.get("src_key_padding_mask") is not None:
         return "may run on nested tensors in evaluation"
     return ""
-
-
-_PLAIN = (int, float, bool, str, bytes, complex, type(None))
-_SNAPSHOT_DEPTH = 3
-_SNAPSHOT_LENGTH = 1000
-
-
-class _Identity:
-    """Equal to itself alone, and keeps it alive."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """What a forward may change besides values of tensors: attributes, also of objects, and contents of containers."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return {}
-    state: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if name in ("_parameters", "_buffers"):
-            state.update((own, _Identity(tensor)) for own, tensor in value.items())
-        elif name not in ("training", "_modules"):
-            state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
-    return state
-
-
-def _snapshot(value: Any, depth: int) -> Any:
-    """Something that differs as soon as ``value`` was changed, down to some depth."""
-    if isinstance(value, _PLAIN):
-        return value
-    if depth == 0 or isinstance(value, (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)):
-        return _Identity(value)
-    if isinstance(value, dict):
-        if len(value) > _SNAPSHOT_LENGTH:
-            return _Identity(value), len(value)
-        return _Identity(value), {key: _snapshot(inner, depth - 1) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, deque)):
-        if len(value) > _SNAPSHOT_LENGTH:
-            return _Identity(value), len(value)
-        return _Identity(value), [_snapshot(inner, depth - 1) for inner in value]
-    if isinstance(value, set):
-        return _Identity(value), len(value)
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        return _Identity(value), {name: _snapshot(inner, depth - 1) for name, inner in attributes.items()}
-    return _Identity(value)
-
-
-def _surroundings() -> tuple[Any, ...]:
-    """Modes that change what functions compute."""
-    autocast = torch._C._is_any_autocast_enabled()
-    cuda = torch.backends.cuda
-    return (
-        torch.is_inference_mode_enabled(),
-        [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")] * autocast,
-        (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
-        torch.get_default_dtype(),
-    )

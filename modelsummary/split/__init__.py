@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -13,10 +13,11 @@ from modelsummary.dataflow import Record
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence, analyse
-from modelsummary.split.build import build, inputs_of, parts_of
+from modelsummary.split.build import build, inputs_of
 from modelsummary.split.choose import Wishes, choose_cuts
 from modelsummary.split.costs import By, call_costs, held_by_calls
 from modelsummary.split.facts import Crossing, StageFacts, facts_of_parts
+from modelsummary.split.parts import parts_of
 from modelsummary.split.plan import Cluster, Plan, Plans, make_plans
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stages import Stages
@@ -91,7 +92,7 @@ class Splitter:
             return None
         bounds = [0, *cuts, len(self.sequence.calls)]
         calls = held_by_calls(self.sequence, self.model)
-        held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in itertools.pairwise(bounds)]
+        held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in pairwise(bounds)]
         return facts_of_parts(self.sequence, costs, cuts, parts_of(self.sequence, cuts), held)
 
 

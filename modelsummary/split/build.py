@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,74 +14,16 @@ from modelsummary.dataflow import (
     Event,
     ModeChoice,
     Value,
-    attributes_in,
     leaves_of,
     map_template,
     values_in,
 )
 from modelsummary.split.analyse import CallSequence
+from modelsummary.split.homes import Homes
+from modelsummary.split.parts import Part
 from modelsummary.split.stage import Function, Inputs, Scope, Slot, Stage, Step
 
-__all__ = ["Part", "build", "inputs_of", "parts_of"]
-
-
-@dataclass(eq=False)
-class Part:
-    """What a stage is made of.
-
-    Attributes:
-        events: calls of the stage, modules as whole as possible.
-        takes: values that cross into it; for the first part the inputs.
-        gives: values that cross out of it; for the last part the values in the model's result.
-    """
-
-    events: list[Event]
-    takes: list[Value]
-    gives: list[Value]
-
-
-def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
-    """The calls and the crossing values of each part."""
-    root = sequence.record.root
-    bounds = [0, *cuts, len(sequence.calls)]
-    every = [list(_events(sequence, begin, end)) for begin, end in itertools.pairwise(bounds)]
-    made_in = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
-    last_use = dict.fromkeys(made_in, -1)
-    for number, events in enumerate(every):
-        for event in events:
-            last_use.update(dict.fromkeys(values_in((event.args, event.kwargs)), number))
-            for value in values_in(event.result):
-                made_in.setdefault(value, number)
-    last_use.update(dict.fromkeys(values_in(root.result), len(every)))
-    in_order = sorted(made_in, key=lambda value: value.index)
-
-    def crossing(number: int) -> list[Value]:
-        return [value for value in in_order if made_in[value] < number <= last_use.get(value, -1)]
-
-    takes = [values_in((root.args, root.kwargs)), *map(crossing, range(1, len(every)))]
-    return [Part(*each) for each in zip(every, takes, [*takes[1:], values_in(root.result)], strict=True)]
-
-
-def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:
-    """The calls from ``begin`` to ``end``, with modules that lie inside as a whole called as such."""
-
-    def visit(event: Event) -> Iterator[Event]:
-        if event not in sequence.span:
-            return
-        first, last = sequence.span[event]
-        if last <= begin or first >= end:
-            return
-        is_inside = begin <= first and last <= end
-        if is_inside and (event in sequence.units or not event.is_module) and event.parent is not None:
-            yield event
-            return
-        if (first, last) == (first, first + 1) and sequence.calls[first] is event:
-            yield event
-            return
-        for child in event.children:
-            yield from visit(child)
-
-    yield from visit(sequence.record.root)
+__all__ = ["build", "inputs_of"]
 
 
 # ----------------------------------------------------------------------------------------------- building
@@ -91,7 +31,7 @@ def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
     """A stage for each part: a plain ``nn.Sequential`` where the part is a chain of layers, else a ``Stage``."""
-    homes = _Homes(model, parts, sequence.record.root.result)
+    homes = Homes(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
     for number, part in enumerate(parts):
         is_first, is_last = number == 0, number == len(parts) - 1
@@ -143,71 +83,6 @@ def _above(event: Event, called: set[Event]) -> bool:
 
 def _slots(template: Any) -> Any:
     return map_template(lambda leaf: Slot(leaf.index) if isinstance(leaf, Value) else leaf, template)
-
-
-class _Homes:
-    """Which tensors and modules of the model, besides those its calls need, a stage holds.
-
-    A module that the forward does not call still has parameters: it goes where the one before it goes, so the stages
-    together have the keys of the model. A module under several paths is held under all of them.
-    """
-
-    def __init__(self, model: nn.Module, parts: Sequence[Part], result: Any) -> None:
-        self._aliases: dict[int, list[str]] = {}
-        for fqn, module in model.named_modules(remove_duplicate=False):
-            self._aliases.setdefault(id(module), []).append(fqn)
-        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        of_tensor: dict[int, list[str]] = {}
-        for fqn, tensor in tensors:
-            of_tensor.setdefault(id(tensor), []).append(fqn)
-        stage_of: dict[str, set[int]] = {}
-        self._extra: list[list[str]] = [[] for _ in parts]
-        self._placed: list[list[str]] = []
-        for number, part in enumerate(parts):
-            modules = list(dict.fromkeys(event.fqn for event in part.events if event.is_module))
-            paths = [alias for fqn in modules for alias in self._aliases[id(model.get_submodule(fqn))]]
-            used = [(event.args, event.kwargs) for event in part.events]
-            if number == len(parts) - 1:
-                used.append(result)  # the model may return a tensor of its own
-            for templates in used:
-                for attribute in attributes_in(templates):
-                    paths.append(attribute.fqn)
-                    owner, _, name = attribute.fqn.rpartition(".")
-                    tensor = getattr(model.get_submodule(owner), name)
-                    paths.extend(of_tensor.get(id(tensor), ()))
-            self._placed.append(paths)
-            for fqn, _ in tensors:
-                if any(fqn == path or fqn.startswith(f"{path}.") for path in _prefixes(fqn, set(paths))):
-                    stage_of.setdefault(fqn, set()).add(number)
-        self._attach_unused([fqn for fqn, _ in _in_order(model)], stage_of)
-
-    def _attach_unused(self, names: list[str], stage_of: Mapping[str, set[int]]) -> None:
-        last = 0
-        for fqn in names:
-            if fqn in stage_of:
-                last = max(stage_of[fqn])
-            else:
-                self._extra[last].append(fqn)
-
-    def of(self, number: int) -> list[str]:
-        """Paths that the stage holds; ones of tensors that no call needs last."""
-        return [*dict.fromkeys([*self._placed[number], *self._extra[number]])]
-
-
-def _prefixes(fqn: str, paths: set[str]) -> Iterator[str]:
-    while fqn:
-        if fqn in paths:
-            yield fqn
-        fqn = fqn.rpartition(".")[0]
-
-
-def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers in the order of the modules."""
-    for fqn, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{fqn}." if fqn else ""
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                yield prefix + name, tensor
 
 
 class _Builder:

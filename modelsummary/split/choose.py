@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import nn
 
@@ -97,7 +97,7 @@ def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
     times = []
     for cuts in found:
         bounds = [0, *cuts, len(chain.costs)]
-        costs = [sum(chain.costs[begin:end]) for begin, end in itertools.pairwise(bounds)]
+        costs = [sum(chain.costs[begin:end]) for begin, end in pairwise(bounds)]
         times.append(simulate([StageLoad(cost, cost, cost) for cost in costs], 2 * len(costs)).makespan)
     quick = [cuts for cuts, time in zip(found, times, strict=True) if time <= 1.01 * min(times)]
     return list(min(quick, key=lambda cuts: sum(chain.crossing[cut] for cut in cuts)))

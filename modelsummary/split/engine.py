@@ -159,7 +159,6 @@ class Pipeline:
             )
         place = torch.device(device) if device is not None else _default_device()
         self._all = stages
-        self._group = group
         self.n_microbatches = n_microbatches
         self.microbatch_size = microbatch_size or stages.batch_size
         self.stages = pipeline_stages(

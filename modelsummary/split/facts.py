@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from modelsummary.dataflow import BatchSize, Value
 from modelsummary.errors import SplitError
 from modelsummary.split.analyse import CallSequence
-from modelsummary.split.build import Part
 from modelsummary.split.costs import CallCosts
+from modelsummary.split.parts import Part
 from modelsummary.split.schedule import StageLoad
 
 __all__ = ["Crossing", "StageFacts", "facts_of_parts", "loads_of"]

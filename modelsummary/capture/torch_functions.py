@@ -1,0 +1,33 @@
+"""What is known of torch's functions by their names."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "keeps_first"]
+
+_PROPERTIES = frozenset(
+    name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
+)
+# Their result has the shape of the argument and nothing of its values.
+TAKES_SHAPE = frozenset(
+    "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full".split()
+)
+READS_SIZE = frozenset("shape size __len__ numel nelement stride storage_offset nbytes".split())
+_FACTS = (
+    "dim ndimension get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg is_inference"
+    " is_pinned is_same_size is_set_to is_shared is_tensor is_storage element_size type result_type can_cast"
+    " promote_types has_names dim_order is_distributed broadcast_shapes is_coalesced"
+    " __hash__ __repr__ __str__ __format__ __dir__"  # who prints a tensor does not decide by it
+)
+# They tell something of a tensor that is none of its values.
+READS_FACTS = READS_SIZE | _PROPERTIES | frozenset(_FACTS.split())
+_SHAPED_BY_FIRST = frozenset(
+    "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_fill masked_scatter".split()
+)
+TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_sizes".split())
+
+
+def keeps_first(name: str) -> bool:
+    """A function whose result has the shape of its first argument, whatever the others are."""
+    return name in _SHAPED_BY_FIRST or (name.endswith("_") and not name.startswith("__"))
