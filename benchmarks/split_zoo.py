@@ -51,7 +51,7 @@ def make(name: str) -> tuple[nn.Module, Callable[[int], tuple[Any, ...]]]:
         model = models.get_model(name, **options)
     size = SIZES.get(name, 64)
     if name in models.list_models(module=models.video):
-        shape: tuple[int, ...] = (3, 16, 224, 224) if name.startswith(("mvit", "swin3d")) else (3, 16, 64, 64)
+        shape: tuple[int, ...] = (3, 16, 224, 224) if name.startswith(("mvit", "swin3d", "s3d")) else (3, 16, 64, 64)
         return model, lambda batch: (torch.randn(batch, *shape),)
     if name in models.list_models(module=models.optical_flow):
         return model, lambda batch: (torch.randn(batch, 3, 128, 128), torch.randn(batch, 3, 128, 128))
