@@ -8,8 +8,8 @@ as an obstacle of that module.
 from __future__ import annotations
 
 import enum
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import get_ident
@@ -25,7 +25,7 @@ from modelsummary.capture.devices import DeviceAnswers
 from modelsummary.capture.effects import Effects, Noted, storage_of
 from modelsummary.capture.facts import named_modules
 from modelsummary.capture.shape_only import ShapeOnly
-from modelsummary.capture.structure import is_array, nbytes_of, tensors_of
+from modelsummary.capture.structure import nbytes_of, sizes_of, tensors_of
 from modelsummary.capture.torch_functions import READS_FACTS, READS_SIZE, TAKES_APART, TAKES_SHAPE, keeps_first
 from modelsummary.capture.watch import Execution, Operators
 from modelsummary.dataflow import (
@@ -377,24 +377,9 @@ def _is_tainted(leaf: Any) -> bool:
 
 def _holds_tensors(value: Any) -> bool:
     """A tensor can be reached from an object; then the object is no constant."""
-    seen: set[int] = set()
-    pending = [(value, 0)]
-    while pending:
-        inner, depth = pending.pop()
-        if isinstance(inner, Tensor) or is_array(inner):
-            return True
-        if depth > 3 or id(inner) in seen or isinstance(inner, (*_CONSTANTS, nn.Module)):
-            continue
-        seen.add(id(inner))
-        if isinstance(inner, dict):
-            parts: Sequence[Any] = list(inner.values())
-        elif isinstance(inner, (list, tuple, set, frozenset, deque)):
-            parts = list(inner)
-        else:
-            slots = [name for kind in type(inner).__mro__ for name in getattr(kind, "__slots__", ())]
-            parts = [*getattr(inner, "__dict__", {}).values(), *(getattr(inner, name, None) for name in slots)]
-        pending.extend((part, depth + 1) for part in parts)
-    return False
+    found: dict[int, Any] = {}
+    sizes_of(value, found)
+    return bool(found)
 
 
 def _is_whole(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ meta), and steps a schedule. Shapes of what crosses are known, so nothing is inf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,14 +17,41 @@ from modelsummary.dataflow import BatchSize, leaves_of, map_template, with_leave
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.facts import Crossing
 from modelsummary.split.materialize import Checkpoint, Init, materialize
-from modelsummary.split.stage import Slot
+from modelsummary.split.stage import Inputs, Slot
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
-    from modelsummary.split.stages import Stages
-
 __all__ = ["ENGINE_SCHEDULES", "Pipeline", "pipeline_stages"]
+
+
+class Stages(Protocol):
+    """What the engine needs of ``modelsummary.Stages``."""
+
+    inputs: Inputs
+    crossing: list[tuple[Crossing, ...]]
+    batch_size: int | None
+    batch_dim: int
+    n_positional_inputs: int
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> nn.Sequential: ...
+    @property
+    def shared_parameters(self) -> Sequence[Shared]:
+        """Parameters that several stages hold."""
+
+
+class Shared(Protocol):
+    """A parameter that several stages hold."""
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Which."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name in each."""
+
 
 # name -> class in torch.distributed.pipelining, whether it takes one stage a rank, whether its ranks hold a V
 ENGINE_SCHEDULES = {
