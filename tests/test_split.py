@@ -320,6 +320,31 @@ def test_what_is_never_called_still_has_a_home():
     assert stages.verify(rows(2, 4)).outputs == 0.0
 
 
+def test_children_may_have_any_name():
+    names = ["steps", "inputs", "batch", "add", "flatten", "insert", "append", "takes"]
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in names:
+                setattr(self, name, nn.Linear(4, 4))
+            self.gives = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            for name in names:
+                x = getattr(self, name)(x) + x * self.gives
+            return torch.flatten(input=x.view(x.shape[0], 2, 2), start_dim=1)
+
+    stages = Statistics(Named(), rows(2, 4)).split(3)
+    assert stages.verify(rows(5, 4)).outputs == 0.0
+    chain = nn.Sequential()
+    for name in ("flatten", "relu", "forward_"):
+        chain.add_module(name, nn.Linear(4, 4))
+    model = Call(lambda self, x: torch.flatten(input=self.chain(torch.relu(x)), start_dim=1), chain=chain)
+    stages = Statistics(model, rows(2, 4)).split(2)
+    assert stages.verify(rows(5, 4)).outputs == 0.0
+
+
 def test_by_and_boundaries():
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
     stats = Statistics(model, rows(2, 4))

@@ -21,12 +21,9 @@ from modelsummary.dataflow import (
 from modelsummary.split.analyse import CallSequence
 from modelsummary.split.homes import Homes
 from modelsummary.split.parts import Part
-from modelsummary.split.stage import Function, Inputs, Scope, Slot, Stage, Step
+from modelsummary.split.stage import Function, Inputs, Plan, Scope, Slot, Stage, Step
 
 __all__ = ["build", "inputs_of"]
-
-
-# ----------------------------------------------------------------------------------------------- building
 
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
@@ -157,7 +154,9 @@ class _Builder:
             lambda leaf: Slot(0) if isinstance(leaf, Value) else leaf, (tuple(event.args), dict(event.kwargs))
         )
         needs_batch = any(isinstance(leaf, BatchSize) for leaf in leaves_of((args, kwargs)))
-        function = Function(event.function, args, kwargs, values_in(event.args)[0].batch if needs_batch else None)
+        function = Function(
+            event.function, args, kwargs, values_in((event.args, event.kwargs))[0].batch if needs_batch else None
+        )
         function.training = self._model.get_submodule(event.fqn).training
         return function
 
@@ -166,19 +165,21 @@ class _Builder:
     def stage(self, is_first: bool, is_last: bool, inputs: Inputs) -> Stage:
         """A stage with a plan."""
         part, record = self._part, self._record
-        stage = Stage()
+        showing = next((value for value in part.takes if value.batch is not None), None)
+        plan = Plan(
+            steps=tuple(self._steps()),
+            inputs=inputs if is_first else None,
+            takes=tuple(value.index for value in part.takes),
+            gives=_slots(record.root.result) if is_last else _one_or_all([Slot(each.index) for each in part.gives]),
+            batch=(showing.index, *showing.batch) if showing is not None and showing.batch is not None else None,
+            recorded_mode=self._model.training if record.no_other_mode else None,
+        )
+        stage = Stage(plan)
         stage.training = self._model.training
         for path in self._paths:
             self._place(stage, path)
         for event in part.events:
             self._place_scope(stage, event.fqn if event.function is not None else _scope_of(event))
-        stage.inputs = inputs if is_first else None
-        stage.takes = tuple(value.index for value in part.takes)
-        stage.gives = _slots(record.root.result) if is_last else _one_or_all([Slot(each.index) for each in part.gives])
-        stage.recorded_mode = self._model.training if record.no_other_mode else None
-        showing = next((value for value in part.takes if value.batch is not None), None)
-        stage.batch = (showing.index, *showing.batch) if showing is not None and showing.batch is not None else None
-        stage.steps = self._steps()
         return stage
 
     def _steps(self) -> list[Step]:

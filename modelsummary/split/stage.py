@@ -25,7 +25,7 @@ from modelsummary.dataflow import (
 )
 from modelsummary.errors import SplitError
 
-__all__ = ["Function", "Inputs", "Scope", "Slot", "Stage", "Step"]
+__all__ = ["Function", "Inputs", "Plan", "Scope", "Slot", "Stage", "Step"]
 
 
 @dataclass(frozen=True)
@@ -179,25 +179,41 @@ class Function(nn.Module):
         return ", ".join(given).replace(repr(Slot(0)), "input")
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a stage does.
+
+    Attributes:
+        steps: its calls, in order.
+        inputs: of the first stage: how the model is called.
+        takes: numbers of the values that it is given.
+        gives: template of what it returns.
+        batch: ``(value, dim, factor)``: the batch size is ``value.shape[dim] // factor``.
+        recorded_mode: the mode it is bound to; None if it is bound to none.
+    """
+
+    steps: tuple[Step, ...]
+    inputs: Inputs | None
+    takes: tuple[int, ...]
+    gives: Any
+    batch: tuple[int, int, int] | None
+    recorded_mode: bool | None
+
+
 class Stage(nn.Sequential):
     """Part of a model that is no chain of layers: it takes the values that cross into it and returns those that leave.
 
     Called with one tuple, or with its values one by one. The last stage returns what the model returns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.steps: list[Step] = []
-        self.inputs: Inputs | None = None
-        self.takes: tuple[int, ...] = ()
-        self.gives: Any = ()
-        self.batch: tuple[int, int, int] | None = None
-        self.recorded_mode: bool | None = None
+        self._plan = plan  # the only attribute of its own: the children have the names of the model's
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Follow the plan. Raises ``SplitError`` if the call does not fit to what was recorded."""
-        if self.recorded_mode is not None and self.training is not self.recorded_mode:
-            modes = ("train" if self.recorded_mode else "eval", "train" if self.training else "eval")
+        if self._plan.recorded_mode is not None and self.training is not self._plan.recorded_mode:
+            modes = ("train" if self._plan.recorded_mode else "eval", "train" if self.training else "eval")
             raise SplitError(
                 f"split in {modes[0]} mode, and the model does other things in {modes[1]} mode; split again"
             )
@@ -206,23 +222,23 @@ class Stage(nn.Sequential):
         for tensor in values.values():
             device = tensor.device
             break
-        if self.batch is not None:
-            index, dim, factor = self.batch
+        if self._plan.batch is not None:
+            index, dim, factor = self._plan.batch
             size = values[index].shape[dim] // factor
-        for step in self.steps:
+        for step in self._plan.steps:
             self._run(step, values, size, device)
-        return self._fill(self.gives, values, size, device, self.training)
+        return self._fill(self._plan.gives, values, size, device, self.training)
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
-        if self.inputs is not None:
-            return self.inputs.bind(args, kwargs)
+        if self._plan.inputs is not None:
+            return self._plan.inputs.bind(args, kwargs)
         if len(args) == 1 and isinstance(args[0], (tuple, list)):
             args = tuple(args[0])
-        if len(args) != len(self.takes) or kwargs:
+        if len(args) != len(self._plan.takes) or kwargs:
             raise SplitError(
-                f"the stage takes {len(self.takes)} tensor(s), got {len(args)}{' and keywords' * bool(kwargs)}"
+                f"the stage takes {len(self._plan.takes)} tensor(s), got {len(args)}{' and keywords' * bool(kwargs)}"
             )
-        return dict(zip(self.takes, args, strict=True))
+        return dict(zip(self._plan.takes, args, strict=True))
 
     def _run(self, step: Step, values: dict[int, Tensor], size: int | None, device: torch.device | None) -> None:
         training = find(self, step.scope).training if step.scope else self.training
@@ -270,8 +286,8 @@ class Stage(nn.Sequential):
 
     def extra_repr(self) -> str:
         """What the plan calls besides the modules shown."""
-        functions = [step.function.short_name for step in self.steps if step.function is not None]
-        return f"{len(self.steps)} calls, of these functions: {', '.join(functions) or 'none'}"
+        functions = [step.function.short_name for step in self._plan.steps if step.function is not None]
+        return f"{len(self._plan.steps)} calls, of these functions: {', '.join(functions) or 'none'}"
 
 
 def constant(leaf: Any, size: int | None, device: torch.device | None, training: bool) -> Any:
@@ -292,5 +308,11 @@ def find(module: nn.Module, path: str) -> Any:
     """What is at a path: a module, a parameter, a buffer, an attribute."""
     found: Any = module
     for name in path.split("."):
-        found = getattr(found, name)
+        # An attribute or method of the stage may have the name of a child.
+        for table in (found._modules, found._parameters, found._buffers):
+            if name in table:
+                found = table[name]
+                break
+        else:
+            found = getattr(found, name)
     return found
