@@ -209,8 +209,9 @@ class ModelStatistics:
         """
         cluster = Cluster(devices, memory_bytes, flops_per_second, bandwidth, optimizer_states)
         splitter = self._splitter()
-        record = splitter.sequence.record
-        return make_plans(splitter.facts, record.batch_size or 1, cluster, n_microbatches, schedules)
+        assert self._call is not None
+        samples = self._call.size_along(self.batch_dim or 0) or 1
+        return make_plans(splitter.facts, samples, cluster, n_microbatches, schedules)
 
     def _splitter(self) -> Splitter:
         """The model's calls, recorded at the first use."""
@@ -222,7 +223,7 @@ class ModelStatistics:
         check_initialized(model)
         if self._cut is None:
             records = record(model, self._call, self.execution, self.batch_dim)
-            self._cut = Splitter.of(model, records, [self.root, *self.summary_list])
+            self._cut = Splitter(model, records, [self.root, *self.summary_list])
         return self._cut
 
     def _check(self, stages: Stages, model: nn.Module, call: CallArguments) -> None:

@@ -233,6 +233,20 @@ class _Holder:
         self.tensor = tensor
 
 
+def test_a_layer_that_depends_on_the_batch_size_is_opened_if_it_must_be():
+    def inner(self, x):
+        return self.d(self.c(x)) * (2 if x.shape[0] == 1 else 3)
+
+    model = nn.Sequential(nn.Linear(4, 4), Call(inner, c=nn.Linear(4, 4), d=nn.Linear(4, 4)), nn.Linear(4, 4))
+    stats = Statistics(model, rows(1, 4))
+    assert stats.split(3).verify(rows(5, 4)).outputs == 0.0
+    stages = stats.split(4)  # for this batch size only
+    assert stages.verify(rows(1, 4)).outputs == 0.0
+    with pytest.raises(SplitError, match=r"shape \[5, 4\], but the stages were made for \[1, 4\]"):
+        stages(rows(5, 4))
+    assert stats.split(3).verify(rows(5, 4)).outputs == 0.0
+
+
 def test_a_forward_that_does_other_things_in_the_other_mode_is_bound_to_its_mode():
     def forward(self, x):
         x = self.a(x)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from modelsummary.dataflow import Record
-from modelsummary.errors import SplitError
+from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
@@ -21,6 +21,8 @@ from modelsummary.split.parts import parts_of
 from modelsummary.split.plan import Cluster, Plan, Plans, make_plans
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stages import Stages
+
+Result = TypeVar("Result")
 
 __all__ = [
     "By",
@@ -38,62 +40,80 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class Splitter:
     """Cuts one model.
 
-    Attributes:
-        sequence: its calls, from the first record that can be opened.
+    Args:
+        records: of its forward, from the one that holds for most; the next is used where one cannot be cut as asked.
         rows: of its tree.
     """
 
-    model: nn.Module
-    sequence: CallSequence
-    rows: Sequence[LayerInfo]
+    def __init__(self, model: nn.Module, records: Iterable[Record], rows: Sequence[LayerInfo]) -> None:
+        self.model = model
+        self._rows = rows
+        self._records = iter(records)
+        self._tried: list[CallSequence | SplitError] = []
 
-    @classmethod
-    def of(cls, model: nn.Module, records: Iterable[Record], rows: Sequence[LayerInfo]) -> Splitter:
-        """Raises ``SplitError`` if none of the records can be opened: with the reason of the first, which says most."""
-        first_error: SplitError | None = None
-        for record in records:
+    def split(self, by: By, wishes: Wishes) -> Stages:
+        """Stages as ``ModelStatistics.split`` says."""
+        return self._first(lambda sequence: self._split(sequence, by, wishes))
+
+    def facts(self, n_stages: int) -> list[StageFacts] | None:
+        """What the stages would be, by MACs, without making them; None if there are no so many."""
+        try:
+            return self._first(lambda sequence: self._facts(sequence, n_stages))
+        except SplitError:
+            return None
+
+    def _first(self, attempt: Callable[[CallSequence], Result]) -> Result:
+        """What the first record gives that allows it; else raises the error of the first, which says most."""
+        first_error: Exception | None = None
+        for sequence in self._sequences():
             try:
-                return cls(model, analyse(record), rows)
-            except SplitError as error:
+                if isinstance(sequence, SplitError):
+                    raise sequence
+                return attempt(sequence)
+            except (SplitError, InputError) as error:
                 first_error = first_error or error
         assert first_error is not None
         raise first_error
 
-    def split(self, by: By, wishes: Wishes) -> Stages:
-        """Stages as ``ModelStatistics.split`` says."""
-        costs = call_costs(by, self.sequence, self.model, self.rows)
-        cuts = choose_cuts(self.sequence, costs, wishes, self.model)
-        parts = parts_of(self.sequence, cuts)
-        inputs = inputs_of(self.model, self.sequence, parts)
-        stages = build(self.model, self.sequence, parts, inputs)
+    def _sequences(self) -> Iterator[CallSequence | SplitError]:
+        """The calls of each record, or why it cannot be opened; records are made when they are needed."""
+        yield from self._tried
+        for record in self._records:
+            try:
+                self._tried.append(analyse(record))
+            except SplitError as error:
+                self._tried.append(error)
+            yield self._tried[-1]
+
+    def _split(self, sequence: CallSequence, by: By, wishes: Wishes) -> Stages:
+        costs = call_costs(by, sequence, self.model, self._rows)
+        cuts = choose_cuts(sequence, costs, wishes, self.model)
+        parts = parts_of(sequence, cuts)
+        inputs = inputs_of(self.model, sequence, parts)
+        stages = build(self.model, sequence, parts, inputs)
         held = [[*stage.parameters(), *stage.buffers()] for stage in stages]
         crossing = [*(part.takes for part in parts), parts[-1].gives]
         return Stages(
             self.model,
             stages,
-            facts_of_parts(self.sequence, costs, cuts, parts, held),
+            facts_of_parts(sequence, costs, cuts, parts, held),
             inputs,
             by=costs.name,
             ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
             crossing=[[Crossing.of(value) for value in values] for values in crossing],
-            record=self.sequence.record,
+            record=sequence.record,
         )
 
-    def facts(self, n_stages: int) -> list[StageFacts] | None:
-        """What the stages would be, by MACs, without making them; None if there are no so many."""
-        costs = call_costs("macs", self.sequence, self.model, self.rows)
-        try:
-            cuts = choose_cuts(self.sequence, costs, Wishes(n_stages), self.model)
-        except SplitError:
-            return None
-        bounds = [0, *cuts, len(self.sequence.calls)]
-        calls = held_by_calls(self.sequence, self.model)
+    def _facts(self, sequence: CallSequence, n_stages: int) -> list[StageFacts]:
+        costs = call_costs("macs", sequence, self.model, self._rows)
+        cuts = choose_cuts(sequence, costs, Wishes(n_stages), self.model)
+        bounds = [0, *cuts, len(sequence.calls)]
+        calls = held_by_calls(sequence, self.model)
         held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in pairwise(bounds)]
-        return facts_of_parts(self.sequence, costs, cuts, parts_of(self.sequence, cuts), held)
+        return facts_of_parts(sequence, costs, cuts, parts_of(sequence, cuts), held)
 
 
 def check_initialized(model: nn.Module) -> None:

@@ -155,6 +155,8 @@ def make_plans(
                     continue
                 assert facts is not None
                 plans.append(_plan(facts, batch_size, cluster, depth, schedule, count))
+    if not plans:
+        raise SplitError("the model cannot be split into as many stages as any schedule needs", possible=1)
     fitting = [plan for plan in plans if plan.memory_bytes <= cluster.memory_bytes]
     if not fitting:
         leanest = min(plans, key=lambda plan: plan.memory_bytes)
