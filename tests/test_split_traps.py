@@ -113,7 +113,6 @@ EXACT = {
     "nested outputs": lambda self, x: {"a": [self.b(self.a(x)), {"k": (x * 2, None, 3)}]},
     "noise": lambda self, x: self.b(self.a(x) + torch.randn_like(x) + F.dropout(x, 0.5, True)),
     "shuffles": lambda self, x: self.b(self.a(x)[torch.randperm(x.shape[0])]),
-    "an autograd function": lambda self, x: self.b(Square.apply(self.a(x))),
     "checkpoint": lambda self, x: self.b(checkpoint(self.a, x, use_reentrant=False)),
     "one layer twice": lambda self, x: self.b(self.a(self.a(x))),
     "a tied function": lambda self, x: F.linear(self.b(self.a(x)), self.a.weight),
@@ -145,6 +144,8 @@ OF_ONE_SIZE = {
     "the batch as a float": lambda self, x: self.b(self.a(x)) / float(x.shape[0]),
     "a list as long as the batch": lambda self, x: self.b(self.a(x) * torch.tensor([1.0] * x.shape[0])[:, None]),
     "a loop over the batch": lambda self, x: sum(self.a(x)[i].sum() for i in range(x.shape[0])) + self.b(x),
+    "at least two": lambda self, x: self.b(self.a(x)) * max(x.shape[0], 2),
+    "at most a hundred": lambda self, x: self.b(self.a(x)) * min(x.shape[0], 100),
     "a branch on the batch": lambda self, x: self.b(self.a(x)) if x.shape[0] > 3 else self.b(self.a(x)) * 2,
 }
 
@@ -155,6 +156,7 @@ REFUSED = {
     "the largest value": (lambda self, x: self.b(self.a(x)) * x.max().item(), "decides by values"),
     "a legacy constructor": (lambda self, x: self.b(self.a(x) * torch.Tensor([1, 2, 3, 4])), "no torch function"),
     "an unregistered layer": (lambda self, x: self.b(self.hidden[0](self.a(x))), "no torch function"),
+    "an autograd function": (lambda self, x: self.b(Square.apply(self.a(x))), "autograd function Square"),
     "vmap": (lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x))), "no torch function"),
     "other weights": (
         lambda self, x: self.b(
@@ -219,7 +221,35 @@ def test_of_one_size(name):
 def test_refused(name):
     forward, reason = REFUSED[name]
     model = make(forward)
-    call = nn.Module.__call__
+    call, apply = nn.Module.__call__, vars(torch.autograd.Function)["apply"]
     with untouched(model), pytest.raises(SplitError, match=reason):
         Statistics(model, rows(2, 4)).split(2)
     assert nn.Module.__call__ is call
+    assert vars(torch.autograd.Function)["apply"] is apply
+
+
+def test_a_function_that_gives_more_results_than_recorded():
+    model = make(lambda self, x: self.b(torch.cat([self.a(each) for each in x.split(400)])))
+    stages = Statistics(model, rows(2, 4)).split(2)
+    check(model, stages, 6)
+    with pytest.raises(SplitError, match="gave 2 results, but 1 when it was recorded"):
+        stages(rows(500, 4))
+
+
+def test_inputs_of_different_batch_sizes():
+    model = make(lambda self, x, y: self.b(self.a(x)).repeat(y.shape[0], 1))
+    stages = Statistics(model, (rows(2, 4), rows(2, 4))).split(2)
+    with pytest.raises(SplitError, match="different batch sizes"):
+        stages(rows(3, 4), rows(2, 4))
+
+
+def test_a_forward_that_takes_gradients():
+    def forward(self, x):
+        x = x.detach().requires_grad_(True)
+        energy = self.b(torch.tanh(self.a(x))).sum()
+        return energy, torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    model = make(forward)
+    stages = Statistics(model, rows(2, 4)).split(2)
+    expected, found = model(rows(3, 4)), stages(rows(3, 4))
+    assert all(map(torch.equal, expected, found))

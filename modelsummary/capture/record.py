@@ -9,6 +9,7 @@ they are the same object in every run (in evaluation ``dropout(x)`` is ``x``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
         return tracer
 
     first = _Run(trace(call), None, is_other_mode=False)
-    batches, dim, no_batch = _other_batches(first, call, trace, batch_dim)
+    batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
     if batches:
         same_mode = [first, *(run for run, _ in batches)]
@@ -91,7 +92,7 @@ Trace = Callable[..., Tracer]
 
 
 def _other_batches(
-    first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None
+    first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str
 ) -> tuple[list[tuple[_Run, CallArguments]], int, str]:
     """Runs at two other batch sizes, and along which dimension; or none, and why."""
     reason = "no input has a batch dimension"
@@ -108,8 +109,23 @@ def _other_batches(
             reason = f"batch size {batch} failed with {_in_short(error)}"
             continue
         first.batch = size
-        return found, dim, ""
+        return found + _far_batches(size, dim, call, trace, execution), dim, ""
     return [], 0, reason
+
+
+def _far_batches(
+    size: int, dim: int, call: CallArguments, trace: Trace, execution: str
+) -> list[tuple[_Run, CallArguments]]:
+    """On shapes, where they cost nothing: a batch of one and a large one, at which rules like max(B, 2) show.
+
+    A batch of one may be impossible (batch normalisation in training): then there is nothing to compare.
+    """
+    found = []
+    for batch in (1, size + 257) if execution == "shape" else ():
+        with suppress(Exception):
+            far = call.with_batch(dim, size, batch)
+            found.append((_Run(trace(far), batch, is_other_mode=False), far))
+    return found
 
 
 def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[_Run], str]:

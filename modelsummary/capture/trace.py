@@ -150,15 +150,24 @@ class Tracer(TorchFunctionMode):
     def _every_call(self) -> Iterator[None]:
         """Hooks come after a module's own; only around ``__call__`` a call is seen as it was made."""
         original = nn.Module.__call__
+        apply = vars(torch.autograd.Function)["apply"]
+
+        def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_open and get_ident() == self._thread:
+                parent = self._stack[-1]  # what runs inside is not what its backward does
+                parent.obstacle = parent.obstacle or f"applies the autograd function {cls.__name__}"
+            return apply.__get__(None, cls)(*args, **kwargs)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._module_call(original, module, args, kwargs)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
+        torch.autograd.Function.apply = classmethod(apply_function)
         try:
             yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
+            torch.autograd.Function.apply = apply
 
     # ----------------------------------------------------------------------------------------- modules
 

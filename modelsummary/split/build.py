@@ -48,7 +48,9 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
             names.append(parameter.name)
         if parameter.default is not parameter.empty:
             defaults[parameter.name] = parameter.default
-    inputs = Inputs(tuple(names), defaults, {}, _fixed_sizes(sequence, parts))
+    given = values_in((record.root.args, record.root.kwargs))
+    batches = tuple((value.index, *value.batch) for value in given if value.batch is not None)
+    inputs = Inputs(tuple(names), defaults, {}, _fixed_sizes(sequence, parts), batches=batches)
     arguments = inputs.named(_slots(record.root.args), _slots(record.root.kwargs))
     return inputs._replace(arguments=arguments, n_positional=len(record.root.args))
 
@@ -205,6 +207,7 @@ class _Builder:
                 scope=_scope_of(event) if _depends_on_mode(event) else "",
                 grad=event.grad,
                 frees=tuple(frees[number]),
+                n_leaves=len(leaves_of(event.result)),
             )
             for number, event in enumerate(self._part.events)
         ]

@@ -36,7 +36,7 @@ class Wishes:
             raise InputError(
                 f"max_memory={self.max_memory!r} is no number of bytes; expected an integer or one a stage"
             )
-        if len(caps) not in (0, self.n_stages):
+        if self.max_memory is not None and len(caps) != self.n_stages:
             raise InputError(
                 f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one number, or one a stage"
             )

@@ -45,6 +45,7 @@ class Step(NamedTuple):
         scope: path of the module whose code made the call; its mode decides what depends on the mode.
         grad: gradients were enabled.
         frees: numbers of the values that nobody needs afterwards.
+        n_leaves: how many values the result holds; more or fewer is another result than the recorded one.
     """
 
     path: str
@@ -55,6 +56,7 @@ class Step(NamedTuple):
     scope: str
     grad: bool
     frees: tuple[int, ...]
+    n_leaves: int
 
 
 Arguments = dict[str | int, Any]
@@ -68,6 +70,7 @@ class Inputs(NamedTuple):
         defaults: default values by name.
         arguments: name (or position, beyond the named ones) -> template.
         sizes: number of a value -> its size where it must be as it was recorded; None where it may differ.
+        batches: ``(number, dim, factor)`` of the values that show the batch size.
         n_positional: how many of the arguments, the first ones, were given by position.
     """
 
@@ -76,6 +79,7 @@ class Inputs(NamedTuple):
     arguments: Arguments
     sizes: dict[int, tuple[int | None, ...]]
     n_positional: int = 0
+    batches: tuple[tuple[int, int, int], ...] = ()
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
         """Number of each value -> tensor. Raises ``SplitError`` if the call is not one like the recorded one."""
@@ -99,6 +103,10 @@ class Inputs(NamedTuple):
                     f"an input has the shape {list(shape)}, but the stages were made for {expected}: the model's "
                     "forward computes with sizes; split again with an input of this shape"
                 )
+        sizes = {index: values[index].shape[dim] / factor for index, dim, factor in self.batches}
+        if len(set(sizes.values())) > 1:
+            shapes = [list(values[index].shape) for index in sizes]
+            raise SplitError(f"inputs of the shapes {shapes} have different batch sizes; they were recorded with one")
         return values
 
     def as_recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -254,6 +262,11 @@ class Stage(nn.Sequential):
             values[step.binds[0][1]] = out
         else:
             leaves = leaves_of(out)
+            if len(leaves) != step.n_leaves:
+                raise SplitError(
+                    f"{step.path or step.function!r} gave {len(leaves)} results, but {step.n_leaves} when it was "
+                    "recorded; split again with an input of this size"
+                )
             for position, index in step.binds:
                 values[index] = leaves[position]
         for index in step.frees:
