@@ -253,3 +253,15 @@ def test_a_forward_that_takes_gradients():
     stages = Statistics(model, rows(2, 4)).split(2)
     expected, found = model(rows(3, 4)), stages(rows(3, 4))
     assert all(map(torch.equal, expected, found))
+
+
+def test_a_number_that_a_layer_counts_and_the_model_reads():
+    def count(self, x):
+        self.n += 1
+        return self.b(x)
+
+    model = make(lambda self, x: self.b(self.a(self.layer(x)) * self.layer.n))
+    model.layer = Call(count, b=nn.Linear(4, 4))
+    model.layer.n = 0
+    with untouched(model), pytest.raises(SplitError, match="calls 'layer', which assigns its attribute 'n'"):
+        Statistics(model, rows(2, 4)).split(2)

@@ -242,6 +242,9 @@ class Tracer(TorchFunctionMode):
             return
         changed = [name for name in {**before, **after} if before.get(name, before) != after.get(name, after)]
         event.is_stateful = True
+        if any(isinstance(after.get(name), (int, float, str)) for name in changed):
+            for around in self._stack:  # a number that another module may have read, and made a constant of
+                around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {changed[0]!r}"
         event.obstacle = event.obstacle or f"assigns its attribute {changed[0]!r}"
 
     def _at_boundary(self) -> None:
