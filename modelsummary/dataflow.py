@@ -312,6 +312,7 @@ class Record:
         batch_size: of the first run; None if the record holds for its sizes only, ``no_batch`` then says why.
         batch_dim: dimension of the inputs that is the batch.
         no_other_mode: why the record holds for its mode (train or eval) only; empty if it holds for both.
+        smallest_batch: the smallest batch size that the record holds for; many forwards do other things with one.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory, for each run.
     """
 
@@ -320,4 +321,5 @@ class Record:
     batch_dim: int
     no_batch: str
     no_other_mode: str
+    smallest_batch: int
     storages_of: dict[str, tuple[int, ...]]

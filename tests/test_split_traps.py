@@ -144,7 +144,6 @@ OF_ONE_SIZE = {
     "the batch as a float": lambda self, x: self.b(self.a(x)) / float(x.shape[0]),
     "a list as long as the batch": lambda self, x: self.b(self.a(x) * torch.tensor([1.0] * x.shape[0])[:, None]),
     "a loop over the batch": lambda self, x: sum(self.a(x)[i].sum() for i in range(x.shape[0])) + self.b(x),
-    "at least two": lambda self, x: self.b(self.a(x)) * max(x.shape[0], 2),
     "at most a hundred": lambda self, x: self.b(self.a(x)) * min(x.shape[0], 100),
     "a branch on the batch": lambda self, x: self.b(self.a(x)) if x.shape[0] > 3 else self.b(self.a(x)) * 2,
 }
@@ -265,3 +264,12 @@ def test_a_number_that_a_layer_counts_and_the_model_reads():
     model.layer.n = 0
     with untouched(model), pytest.raises(SplitError, match="calls 'layer', which assigns its attribute 'n'"):
         Statistics(model, rows(2, 4)).split(2)
+
+
+def test_a_batch_of_one_may_be_another_case():
+    model = make(lambda self, x: self.b(self.a(x)) * max(x.shape[0], 2))
+    stages = Statistics(model, rows(2, 4)).split(2)
+    for batch in (2, 5, 300):
+        check(model, stages, batch)
+    with pytest.raises(SplitError, match="a batch of 1: the model does other things with it"):
+        stages(rows(1, 4))

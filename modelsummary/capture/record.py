@@ -62,9 +62,11 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
     if batches:
         same_mode = [first, *(run for run, _ in batches)]
-        yield _merged([*same_mode, *modes], dim, no_batch, no_mode)
-        if modes:
-            yield _merged(same_mode, dim, no_batch, _NO_MODE)
+        without_one = [run for run in same_mode if run is first or run.batch != 1]
+        variants = [(same_mode, 1)] if len(without_one) == len(same_mode) else [(same_mode, 1), (without_one, 2)]
+        for others, why in [(modes, no_mode), ([], _NO_MODE)] if modes else [(modes, no_mode)]:
+            for runs, smallest in variants:
+                yield _merged([*runs, *others], dim, no_batch, why, smallest)
         no_batch = "it does other things at another batch size"
         modes, no_mode = _other_mode(call, trace, None)
     again = [first, _Run(trace(call), None, is_other_mode=False)]  # what is made anew in each run is no constant
@@ -143,7 +145,7 @@ def _in_short(error: Exception) -> str:
 # ---------------------------------------------------------------------------------------------- merging
 
 
-def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str) -> Record:
+def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str, smallest_batch: int = 1) -> Record:
     root = _Merge(runs).event([run.root for run in runs], None)
     storages = [run.tracer.storages_of for run in runs]
     return Record(
@@ -152,6 +154,7 @@ def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str)
         batch_dim=batch_dim,
         no_batch=no_batch,
         no_other_mode=no_other_mode,
+        smallest_batch=smallest_batch,
         storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},
     )
 

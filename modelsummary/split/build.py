@@ -51,6 +51,7 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
     given = values_in((record.root.args, record.root.kwargs))
     batches = tuple((value.index, *value.batch) for value in given if value.batch is not None)
     inputs = Inputs(tuple(names), defaults, {}, _fixed_sizes(sequence, parts), batches=batches)
+    inputs = inputs._replace(smallest_batch=record.smallest_batch if record.batch_size != 1 else 1)
     arguments = inputs.named(_slots(record.root.args), _slots(record.root.kwargs))
     return inputs._replace(arguments=arguments, n_positional=len(record.root.args))
 
@@ -100,7 +101,9 @@ class _Builder:
         part, root = self._part, self._record.root
         if len(part.takes) != 1 or len(part.gives) != 1 or self._record.no_other_mode:
             return None
-        if is_first and (inputs.sizes or not _is_sole(root.args, root.kwargs, part.takes[0])):
+        if is_first and (
+            inputs.sizes or inputs.smallest_batch > 1 or not _is_sole(root.args, root.kwargs, part.takes[0])
+        ):
             return None
         if is_last and root.result is not part.gives[0]:
             return None

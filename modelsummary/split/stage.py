@@ -71,6 +71,7 @@ class Inputs(NamedTuple):
         arguments: name (or position, beyond the named ones) -> template.
         sizes: number of a value -> its size where it must be as it was recorded; None where it may differ.
         batches: ``(number, dim, factor)`` of the values that show the batch size.
+        smallest_batch: the smallest batch size there may be.
         n_positional: how many of the arguments, the first ones, were given by position.
     """
 
@@ -80,6 +81,7 @@ class Inputs(NamedTuple):
     sizes: dict[int, tuple[int | None, ...]]
     n_positional: int = 0
     batches: tuple[tuple[int, int, int], ...] = ()
+    smallest_batch: int = 1
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
         """Number of each value -> tensor. Raises ``SplitError`` if the call is not one like the recorded one."""
@@ -107,6 +109,11 @@ class Inputs(NamedTuple):
         if len(set(sizes.values())) > 1:
             shapes = [list(values[index].shape) for index in sizes]
             raise SplitError(f"inputs of the shapes {shapes} have different batch sizes; they were recorded with one")
+        if sizes and min(sizes.values()) < self.smallest_batch:
+            raise SplitError(
+                f"a batch of {int(min(sizes.values()))}: the model does other things with it than with at least "
+                f"{self.smallest_batch}, for which it was split; split again with a batch of this size"
+            )
         return values
 
     def as_recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
