@@ -329,6 +329,7 @@ def test_inside_torchscript_calls_are_unknown_but_work_is_counted():
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # once a process, whichever test comes first
 def test_quantized_weights_count_as_buffers():
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 5)), {nn.Linear})
     stats = Statistics(model, torch.rand(2, 4))
