@@ -263,8 +263,10 @@ class Event:
         macs: multiply-adds, with those of the children; ``output_bytes`` of all that it made itself.
         writes: memory that was written in place, for each run, with what the children wrote.
         obstacle: why the call of this module cannot be replaced by its children; empty if it can.
-        is_stateful: the module assigned attributes of its own during the call.
+        checkpointed: the caller has it run under ``torch.utils.checkpoint``; a bool, or ``ModeChoice``.
+        assigned: FQNs of the attributes that the module assigned or changed during the call.
         reads_sizes: the module's own forward read the size of a tensor.
+        dtype_bound: an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
     """
 
@@ -280,8 +282,10 @@ class Event:
     macs: int = 0
     writes: tuple[frozenset[int], ...] = ()
     obstacle: str = ""
-    is_stateful: bool = False
+    checkpointed: Any = False
+    assigned: frozenset[str] = frozenset()
     reads_sizes: bool = False
+    dtype_bound: bool = False
     training: bool = False
 
     @property

@@ -57,6 +57,8 @@ _PER_INPUT = re.compile(
 _PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
 # Tagged as of dynamic shape, but only some arguments (a boolean mask, a LAPACK driver) make them so.
 _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
+# Not tagged, but how much they keep is in the values.
+_UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
 
@@ -120,8 +122,11 @@ def op_rule(func: Any) -> OpRule:
         writes=writes,
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        needs_values=base not in _SOMETIMES_DYNAMIC
-        and (torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags),
+        needs_values=base in _UNTAGGED_DYNAMIC
+        or (
+            base not in _SOMETIMES_DYNAMIC
+            and (torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags)
+        ),
         makes_tensor=any(argument.name == "device" for argument in arguments),
         per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
         gathers=base in _GATHERS,

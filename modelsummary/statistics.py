@@ -12,12 +12,11 @@ from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.facts import unwrap
-from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments, call_arguments
-from modelsummary.capture.record import record
-from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError, SplitError
+from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
-from modelsummary.split import By, Cluster, Plans, Splitter, Stages, Wishes, check_initialized, make_plans
+from modelsummary.split import By, Cluster, Plans, Stages, Wishes, make_plans
+from modelsummary.splitting import ModelSplitter
 from modelsummary.views.text import TableOptions, render
 
 __all__ = ["ModelStatistics", "Statistics"]
@@ -53,7 +52,7 @@ class ModelStatistics:
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
         self._call: CallArguments | None = None
-        self._cut: Splitter | None = None
+        self._cut: ModelSplitter | None = None
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)
@@ -172,11 +171,7 @@ class ModelStatistics:
             SplitError: the model cannot be split like that; says why, and how many stages are possible.
         """
         wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
-        splitter = self._splitter()
-        stages = splitter.split(by, wishes)
-        assert self._call is not None
-        self._check(stages, splitter.model, self._call)
-        return stages
+        return self._splitter().split(by, wishes)
 
     def plan(
         self,
@@ -209,52 +204,14 @@ class ModelStatistics:
         """
         cluster = Cluster(devices, memory_bytes, flops_per_second, bandwidth, optimizer_states)
         splitter = self._splitter()
-        assert self._call is not None
-        samples = self._call.size_along(self.batch_dim or 0) or 1
-        return make_plans(splitter.facts, samples, cluster, n_microbatches, schedules)
+        return make_plans(splitter.facts, splitter.n_samples, cluster, n_microbatches, schedules)
 
-    def _splitter(self) -> Splitter:
-        """The model's calls, recorded at the first use."""
-        model = self.root.module
-        if model is None or self._call is None:
-            raise SplitError(
-                "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
-            )
-        check_initialized(model)
-        if self._cut is None:
-            records = record(model, self._call, self.execution, self.batch_dim)
-            self._cut = Splitter(model, records, [self.root, *self.summary_list])
+    def _splitter(self) -> ModelSplitter:
+        """Made at the first use, and where autocast was switched since."""
+        if self._cut is None or not self._cut.is_current():
+            rows = [self.root, *self.summary_list]
+            self._cut = ModelSplitter(self.root.module, self._call, self.execution, self.batch_dim, rows)
         return self._cut
-
-    def _check(self, stages: Stages, model: nn.Module, call: CallArguments) -> None:
-        """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""
-        record = stages.record
-        assert record is not None
-        modules = list({id(each): each for part in (model, *stages) for each in part.modules()}.values())
-
-        def difference(call: CallArguments, *, grad: bool, other_mode: bool = False) -> str:
-            options: dict[str, Any] = {"grad": grad, "other_mode": other_mode}
-            try:
-                of_model = fingerprint(model, modules, call, self.execution, **options)
-            except RuntimeError:
-                if grad:
-                    raise
-                return ""  # a forward that takes gradients does not run without them
-            of_stages = fingerprint(stages, modules, call, self.execution, **options)
-            return of_stages.differs_from(of_model)
-
-        found = difference(call, grad=True)
-        if not found and difference(call, grad=False):
-            raise SplitError(
-                "the model does other things without gradients; it can only be run as one stage", possible=1
-            )
-        if record.batch_size is not None:
-            call = call.with_batch(record.batch_dim, record.batch_size, 3 * record.batch_size + 2)
-            found = found or difference(call, grad=False)
-        if not record.no_other_mode:
-            found = found or difference(call, grad=False, other_mode=True)
-        if found:
-            raise SplitError(f"the stages are not the model: they run {found}; please report this")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_call": None, "_cut": None}

@@ -20,7 +20,7 @@ LAYERS = {
 }
 
 
-FAMILIES = {"op_formulas": "op_costs"}
+FAMILIES = {"op_formulas": "op_costs", "splitting": "statistics"}
 
 
 def _family(module: str) -> str:

@@ -520,6 +520,33 @@ def test_functions_classes_and_globals_are_put_back(execution):
     CACHE.clear()
 
 
+TABLES = {}
+
+
+def table_of(n):
+    if n not in TABLES:
+        TABLES[n] = torch.arange(float(n))
+    return TABLES[n]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_tables_that_functions_fill_are_put_back(execution):
+    """In the closure of a forward, and in the globals of a function that it calls, also from a lambda."""
+    held = {}
+
+    class Tabled(nn.Module):
+        def forward(self, x):
+            held.setdefault(4, torch.ones(4))
+            scale = lambda n: x * table_of(n) * held[n]  # noqa: E731
+            return scale(4)
+
+    model = Tabled()
+    Statistics(model, torch.ones(2, 4), execution=execution)
+    assert (held, TABLES) == ({}, {})
+    assert model(torch.ones(1, 4)).tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    TABLES.clear()
+
+
 def test_tensors_written_where_no_operator_is_seen():
     def forward(self, x):
         self.count.numpy()[0] = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import numpy as np
 import pytest
@@ -100,6 +101,53 @@ def chunks(self, x):
     return self.b(torch.cat([two, one]))
 
 
+class Tricky(Call):
+    n = 0
+
+
+def ties(self, x):
+    self.b.weight = self.a.weight
+    return self.b(self.a(x))
+
+
+def sets_momentum(self, x):
+    self.norm.momentum = 0.7
+    return self.b(self.norm(self.a(x)))
+
+
+def seeds(self, x):
+    torch.manual_seed(3)
+    return self.b(F.dropout(self.a(x), 0.5, True))
+
+
+def forks(self, x):
+    with torch.random.fork_rng():
+        y = F.dropout(self.a(x), 0.5, True)
+    return self.b(F.dropout(y, 0.5, True))
+
+
+def counts_in_an_array(self, x):
+    self.array[0] += 1
+    return self.b(self.a(x) * float(self.array[0]))
+
+
+def counts_in_its_class(self, x):
+    Tricky.n += 1
+    return self.b(self.a(x) * Tricky.n)
+
+
+def without_autocast(self, x):
+    with torch.autocast("cpu", enabled=False):
+        x = self.a(x.float())
+    return self.b(x)
+
+
+def hooks_a_tensor(self, x):
+    y = self.a(x)
+    y.register_hook(lambda grad: grad * 2)
+    return self.b(y)
+
+
 EXACT = {
     "updates a buffer": updates_a_buffer,
     "writes through a view": writes_through_a_view,
@@ -161,7 +209,26 @@ REFUSED = {
         lambda self, x: self.b(
             torch.func.functional_call(self.a, {name: each * 2 for name, each in self.a.named_parameters()}, (x,))
         ),
-        "weights that are not its own",
+        "another weight by the code that calls it",
+    ),
+    "another weight": (ties, "layer 'b' .*another weight by the code that calls it"),
+    "another momentum": (sets_momentum, "layer 'norm' .*another momentum by the code that calls it"),
+    "a layer in train mode": (lambda self, x: self.b(self.norm.train()(self.a(x))), "layer 'norm' calls nothing"),
+    "its own seed": (seeds, "seeds the random numbers"),
+    "draws aside": (forks, "sets the state of the random numbers"),
+    "its own generator": (lambda self, x: self.b(self.a(x) * self.random.random()), "assigns its attribute 'random'"),
+    "numpy's generator": (lambda self, x: self.b(self.a(x) * self.draws.random()), "assigns its attribute 'draws'"),
+    "counts in an array": (counts_in_an_array, "assigns its attribute 'array'"),
+    "counts in its class": (counts_in_its_class, "assigns its attribute 'Tricky.n'"),
+    "without autocast": (without_autocast, "switches autocast"),
+    "the number of nonzeros": (
+        lambda self, x: self.b(self.a(x)) * len(x.to_sparse().indices()[0]),
+        "reads a size that depends on values",
+    ),
+    "a hook on a tensor": (hooks_a_tensor, r"calls register_hook\(\) of a tensor"),
+    "checkpointed functions": (
+        lambda self, x: self.b(checkpoint(lambda y: self.a(y).relu() * 2, x, use_reentrant=False)),
+        "calls functions under activation checkpointing",
     ),
     "asks for gradients": (
         lambda self, x: self.b(self.a(x)) * (1 if torch.is_grad_enabled() else 2),
@@ -172,7 +239,8 @@ REFUSED = {
 
 def make(forward):
     torch.manual_seed(0)
-    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 4))
+    model = Tricky(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 4), norm=nn.BatchNorm1d(4).eval())
+    model.random, model.draws, model.array = random.Random(0), np.random.default_rng(0), np.zeros(2)
     model.counter, model.cache, model.constants, model.hidden = Counter(), {}, [torch.ones(4) * 3], [nn.Linear(4, 4)]
     model.weight = nn.Parameter(torch.eye(4) * 2)
     model.register_buffer("mean", torch.ones(4))
@@ -273,3 +341,87 @@ def test_a_batch_of_one_may_be_another_case():
         check(model, stages, batch)
     with pytest.raises(SplitError, match="a batch of 1: the model does other things with it"):
         stages(rows(1, 4))
+
+
+@pytest.mark.parametrize("read", ["buf", "plain"])
+def test_a_buffer_that_is_read_before_its_layer_assigns_it(read):
+    class Assigns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("buf", torch.ones(4))
+            self.plain = torch.ones(4)
+
+        def forward(self, x):
+            self.buf, self.plain = self.buf * 2, self.plain + 1
+            return x * self.buf * self.plain
+
+    model = make(lambda self, x: self.layer(self.b(self.a(x + getattr(self.layer, read)))))
+    model.layer = Assigns()
+    with untouched(model), pytest.raises(SplitError, match=f"'layer.{read}' is written in place and used on both"):
+        Statistics(model, rows(2, 4)).split(3)
+
+
+def test_an_object_that_two_layers_share():
+    def count(self, x):
+        self.counter.n += 1
+        return self.b(x)
+
+    layers = [Call(count, b=nn.Linear(4, 4)), Call(lambda self, x: self.b(x * self.counter.n), b=nn.Linear(4, 4))]
+    layers[0].counter = layers[1].counter = Counter()
+    model = nn.Sequential(*layers, nn.Linear(4, 4))
+    with untouched(model), pytest.raises(SplitError, match="'0', which assigns its attribute 'counter'"):
+        Statistics(model, rows(2, 4)).split(2)
+
+
+def makes_alike(self, x):
+    y = self.a(x)
+    return self.b(y) + torch.zeros(4, dtype=y.dtype).fill_(1 / 3)
+
+
+def fills_with_the_least(self, x):
+    y = self.a(x)
+    return self.b(y.masked_fill(x > 0, torch.finfo(y.dtype).min).clamp(-1))
+
+
+@pytest.mark.parametrize("forward", [makes_alike, fills_with_the_least])
+def test_a_dtype_that_the_model_reads_binds_the_stages(forward):
+    model = make(forward)
+    stats = Statistics(model, rows(2, 4))
+    with torch.autocast("cpu", torch.bfloat16):
+        stages = stats.split(2)
+        assert torch.equal(stages(rows(2, 4)), model(rows(2, 4)))
+    stages = stats.split(2)
+    for stage in stages:
+        stage.double()
+    with pytest.raises(SplitError, match=r"made for torch\.float32.*is given torch\.float64"):
+        stages(rows(2, 4).double())
+
+
+def test_a_layer_that_reads_a_dtype_stays_whole():
+    model = nn.Sequential(nn.Linear(4, 4), Call(lambda self, x: (x.double() * 2).to(x.dtype).exp()), nn.Linear(4, 4))
+    stages = Statistics(model, rows(2, 4)).split(3, by="activation_bytes")
+    for stage in stages:
+        stage.bfloat16()
+    x = rows(3, 4).bfloat16()
+    assert torch.equal(stages(x), model.bfloat16()(x))
+
+
+def test_checkpointed_layers_stay_checkpointed():
+    runs = []
+
+    def layer(self, x):
+        runs.append(self)
+        return x + self.c(F.dropout(F.gelu(self.b(x)), 0.3, self.training))
+
+    def forward(self, x):
+        for each in (self.one, self.two):
+            x = checkpoint(each, x, use_reentrant=False) if self.training else each(x)
+        return x
+
+    model = Call(forward, one=make(layer), two=make(layer))
+    stages = Statistics(model, rows(2, 4)).split(2)
+    assert stages.verify(rows(3, 4)).gradients == 0.0
+    for mode, expected in ((True, 4), (False, 2)):
+        runs.clear()
+        stages.train(mode)(rows(2, 4)).sum().backward()
+        assert len(runs) == expected

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from modelsummary import SplitError, Statistics
+from modelsummary import InputError, SplitError, Statistics
 from modelsummary.split.stage import Scope, Stage
 from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
 
@@ -236,6 +236,25 @@ def test_a_stage_says_what_it_takes():
     stages = Statistics(model, {"input_ids": ids()}).split(2)
     with pytest.raises(SplitError, match=r"the stage takes \d tensor\(s\), got 5"):
         stages[1](*[rows(1)] * 5)
+
+
+def test_bad_calls():
+    stages = Statistics(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)).split(2)
+    with pytest.raises(InputError, match="backward=-1"):
+        stages.predict(8, backward=-1)
+    with pytest.raises(SplitError, match="argument 'input' is given by position and by name"):
+        stages(torch.ones(2, 4), input=torch.ones(2, 4))
+    with pytest.raises(InputError, match="expected a state dict, got NoneType"):
+        stages.load_state_dict(None)
+    with pytest.raises(SplitError, match="no process group"):
+        stages.pipeline_stage(0, "cpu")
+
+
+def test_a_stage_with_a_plan_is_sliced_into_its_children():
+    make, inputs = IDIOMS["unet"]
+    stage = Statistics(make(), inputs(2, 0)).split(2)[0]
+    assert stage[0] is next(stage.children())
+    assert stage[:2] == list(stage.children())[:2]
 
 
 def test_predict():

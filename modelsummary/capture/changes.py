@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Generators", "state_of", "surroundings"]
+from modelsummary.capture.structure import is_array
+
+__all__ = ["Generators", "noticed", "numbers_in", "saved_tensor_hooks", "state_of", "surroundings"]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _SNAPSHOT_DEPTH = 3
 _SNAPSHOT_LENGTH = 1000
+_SNAPSHOT_BYTES = 2**16
 
 
 class Generators:
@@ -56,9 +61,29 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             state.update((own, _Identity(tensor)) for own, tensor in value.items())
-        elif name not in ("training", "_modules"):
+        elif name != "_modules":
             state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
+    for name, value in _of_classes(type(module)):
+        state[f"{type(module).__name__}.{name}"] = _snapshot(value, _SNAPSHOT_DEPTH)
     return state
+
+
+def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
+    """Plain attributes of the model's own classes, which a forward may count with."""
+    for owner in kind.__mro__:
+        if not owner.__module__.startswith(("torch.", "builtins")):
+            for name, value in vars(owner).items():
+                if not name.startswith("__") and isinstance(value, (int, float, list, dict, set, deque)):
+                    yield name, value
+
+
+def numbers_in(snapshot: Any) -> list[Any]:
+    """The plain values in a snapshot: what code that reads them may decide by."""
+    if isinstance(snapshot, dict):
+        return [each for inner in snapshot.values() for each in numbers_in(inner)]
+    if isinstance(snapshot, (list, tuple)):
+        return [each for inner in snapshot for each in numbers_in(inner)]
+    return [] if isinstance(snapshot, _Identity) or snapshot is None else [snapshot]
 
 
 def _snapshot(value: Any, depth: int) -> Any:
@@ -77,10 +102,22 @@ def _snapshot(value: Any, depth: int) -> Any:
         return _Identity(value), [_snapshot(inner, depth - 1) for inner in value]
     if isinstance(value, set):
         return _Identity(value), len(value)
+    if isinstance(value, random.Random):
+        return _Identity(value), value.getstate()
+    if is_array(value):
+        return _Identity(value), value.tobytes() if value.nbytes <= _SNAPSHOT_BYTES else value.shape
+    if type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        return _Identity(value), str(value.bit_generator.state)
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         return _Identity(value), {name: _snapshot(inner, depth - 1) for name, inner in attributes.items()}
     return _Identity(value)
+
+
+def saved_tensor_hooks() -> Any:
+    """The hooks through which tensors are kept for the backward now, innermost; None without, and before torch 2.7."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return None if top is None else top(True)
 
 
 def surroundings() -> tuple[Any, ...]:
@@ -93,3 +130,36 @@ def surroundings() -> tuple[Any, ...]:
         (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
         torch.get_default_dtype(),
     )
+
+
+# Who calls one of these asks or changes what the record does not hold; these parts of torch do it for their own ends.
+_QUESTIONS = (
+    (torch, "is_autocast_enabled", "switches autocast, or asks whether it is on"),
+    (torch, "manual_seed", "seeds the random numbers"),
+    (torch.random, "manual_seed", "seeds the random numbers"),
+    (torch, "set_rng_state", "sets the state of the random numbers"),
+    (torch.random, "set_rng_state", "sets the state of the random numbers"),
+)
+_OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", __name__)
+
+
+@contextmanager
+def noticed(note: Callable[[str], None]) -> Iterator[None]:
+    """Context in which ``note`` hears why, when somebody calls one of these functions."""
+    originals = [getattr(owner, name) for owner, name, _ in _QUESTIONS]
+
+    def noticing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_OWN_ENDS):
+                note(reason)
+            return original(*args, **kwargs)
+
+        return ask
+
+    for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
+        setattr(owner, name, noticing(original, reason))
+    try:
+        yield
+    finally:
+        for (owner, name, _), original in zip(_QUESTIONS, originals, strict=True):
+            setattr(owner, name, original)

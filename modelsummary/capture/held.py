@@ -11,7 +11,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ _PLAIN |= {BuiltinFunctionType, ModuleType}
 # a worker thread may change it meanwhile, and putting it back would undo that.
 _OBJECT_STEPS = 3
 _MACHINERY = frozenset("threading queue multiprocessing concurrent asyncio logging lightning pytorch_lightning".split())
+_LIBRARIES = frozenset("builtins torch abc typing collections contextlib functools dataclasses enum".split())
 _MAX_ARRAY_BYTES = 2**20
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 
@@ -54,7 +55,7 @@ class Held:
 
     def save(self, values: Sequence[Any]) -> None:
         """Save what is reachable from ``values``."""
-        classes: dict[type, None] = {}
+        classes: set[type] = set()
         pending = [(value, _OBJECT_STEPS) for value in values]
         while pending:
             value, steps = pending.pop()
@@ -83,11 +84,11 @@ class Held:
             elif isinstance(value, (FunctionType, MethodType, functools.partial)):
                 pending.extend((each, steps - 1) for each in self._save_function(value) if steps)
             elif isinstance(value, nn.Module) or (steps and self._is_followed(value)):
-                classes[kind] = None
+                if kind not in classes:
+                    classes.add(kind)
+                    pending.extend((each, _OBJECT_STEPS) for each in self._save_class(kind))
                 left = _OBJECT_STEPS if isinstance(value, nn.Module) else steps - 1
                 pending.extend((each, left) for each in self._save_object(value))
-        for kind in classes:
-            self._save_class(kind)
 
     def _save_container(self, value: Any) -> None:
         base = next(base for base in _BASES if isinstance(value, base))
@@ -104,10 +105,12 @@ class Held:
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # an empty cell
                 carried.append(cell.cell_contents)
-        for name in value.__code__.co_names:
+        for name in _names_in(value.__code__):
             known = value.__globals__.get(name)
             if type(known) in _BASES:
                 self._save_container(known)
+            elif isinstance(known, FunctionType) and not _is_library(known):
+                carried.append(known)
             self._save_memory(known)
         return carried
 
@@ -163,13 +166,11 @@ class Held:
             return False
         return True
 
-    def _save_class(self, kind: type) -> None:
-        """Attributes of the class, and what its methods reach in the globals of their module."""
+    def _save_class(self, kind: type) -> list[Any]:
+        """Attributes of the class; returns what its methods reach in closures and in the globals of their module."""
+        reached: list[Any] = []
         for owner in kind.__mro__:
-            if (
-                owner.__module__.partition(".")[0] in ("builtins", "torch", "abc", "typing")
-                or id(owner) in self._visited
-            ):
+            if _is_library(owner) or id(owner) in self._visited:
                 continue
             self._visited.add(id(owner))
             attributes = dict(vars(owner))
@@ -179,8 +180,9 @@ class Held:
                     self._save_container(value)
                 function = getattr(value, "__func__", value)  # of a static or class method
                 if isinstance(function, FunctionType):
-                    self._save_function(function)
+                    reached += self._save_function(function)
                 self._save_memory(function)
+        return reached
 
     def _save_memory(self, function: Any) -> None:
         """A memoised function must not remember the tensors of this run."""
@@ -213,6 +215,18 @@ class Held:
             if type(owner) is not owner_class:  # a lazy module becomes its eager class
                 owner.__class__ = owner_class
             _put_back_attributes(owner.__dict__, attributes)
+
+
+def _is_library(value: Any) -> bool:
+    """A class or function of torch or of the standard library's foundations: nothing in there is the model's."""
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Global names and attributes that a function uses, with those of the functions written inside it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names_in(each))]))
 
 
 def _slots_of(kind: type) -> Iterator[str]:

@@ -19,7 +19,8 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.run import running
-from modelsummary.capture.trace import Foreign, Token, Tracer
+from modelsummary.capture.tensors_of_run import Foreign, Token
+from modelsummary.capture.trace import Tracer
 from modelsummary.dataflow import (
     Attribute,
     BatchSize,
@@ -147,7 +148,7 @@ def _in_short(error: Exception) -> str:
 
 def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str, smallest_batch: int = 1) -> Record:
     root = _Merge(runs).event([run.root for run in runs], None)
-    storages = [run.tracer.storages_of for run in runs]
+    storages = [run.tracer.tensors.storages_of for run in runs]
     return Record(
         root=root,
         batch_size=None if no_batch else runs[0].batch,
@@ -178,9 +179,13 @@ class _Merge:
         event = Event(first.fqn, first.function, None, None, parent, first.call_index)
         event.training = first.training
         event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
+        event.checkpointed = self._constant([each.checkpointed for each in events], first.training)
+        if isinstance(event.checkpointed, Unknown):
+            event.args = (*event.args, event.checkpointed)
         event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(each.reads_sizes for each in events)
+        event.dtype_bound = any(each.dtype_bound for each in events)
         event.writes = tuple(each.writes[0] for each in events)
-        event.is_stateful = any(each.is_stateful for each in events)
+        event.assigned = frozenset().union(*(each.assigned for each in events))
         event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
         difference = self._difference(events)
         if difference:

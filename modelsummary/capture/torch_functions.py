@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "keeps_first"]
+__all__ = ["HOOKS_TENSORS", "READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "keeps_first"]
 
 _PROPERTIES = frozenset(
     name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
@@ -22,6 +22,7 @@ _FACTS = (
 )
 # They tell something of a tensor that is none of its values.
 READS_FACTS = READS_SIZE | _PROPERTIES | frozenset(_FACTS.split())
+HOOKS_TENSORS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
 _SHAPED_BY_FIRST = frozenset(
     "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_fill masked_scatter".split()
 )

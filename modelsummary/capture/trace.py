@@ -7,32 +7,34 @@ as an obstacle of that module.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from threading import get_ident
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.capture.changes import Generators, state_of, surroundings
+from modelsummary.capture.changes import Generators, noticed, numbers_in, saved_tensor_hooks, state_of, surroundings
 from modelsummary.capture.devices import DeviceAnswers
-from modelsummary.capture.effects import Effects, Noted, storage_of
+from modelsummary.capture.effects import Effects, Noted
 from modelsummary.capture.facts import named_modules
 from modelsummary.capture.shape_only import ShapeOnly
-from modelsummary.capture.structure import nbytes_of, sizes_of, tensors_of
-from modelsummary.capture.torch_functions import READS_FACTS, READS_SIZE, TAKES_APART, TAKES_SHAPE, keeps_first
+from modelsummary.capture.structure import tensors_of
+from modelsummary.capture.tensors_of_run import TensorsOfRun, Token, is_tainted
+from modelsummary.capture.torch_functions import (
+    HOOKS_TENSORS,
+    READS_FACTS,
+    READS_SIZE,
+    TAKES_APART,
+    TAKES_SHAPE,
+    keeps_first,
+)
 from modelsummary.capture.watch import Execution, Operators
 from modelsummary.dataflow import (
-    Attribute,
     Event,
-    Marker,
-    OwnDevice,
     TorchFunction,
     Unknown,
     leaves_of,
@@ -40,22 +42,8 @@ from modelsummary.dataflow import (
     torch_function,
 )
 
-__all__ = ["Foreign", "Token", "Tracer"]
+__all__ = ["Tracer"]
 
-_CONSTANTS: tuple[type, ...] = (
-    int,
-    float,
-    bool,
-    str,
-    bytes,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-    type,
-)
-_CONSTANTS += (range, type(Ellipsis), FunctionType, BuiltinFunctionType, enum.Enum)
 # Opened where a cut falls inside. (nn.TransformerEncoderLayer is not: in evaluation it is one kernel of its own.)
 _CONTAINERS = (
     nn.Sequential,
@@ -68,32 +56,6 @@ _CONTAINERS = (
 )
 
 
-@dataclass(eq=False)
-class Token(Marker):
-    """A tensor that this run made or was given.
-
-    Attributes:
-        is_tainted: its values depend on those of the input, of parameters, or on random numbers.
-        is_dynamic: its shape depends on such values.
-    """
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nbytes: int
-    requires_grad: bool
-    storage: int
-    is_tainted: bool = True
-    is_dynamic: bool = False
-
-
-@dataclass(eq=False)
-class Foreign(Marker):
-    """A tensor that is neither the model's nor made by the run: a global, an element of a list."""
-
-    tensor: Tensor
-
-
 class Tracer(TorchFunctionMode):
     """Traces one run of ``model``.
 
@@ -102,47 +64,33 @@ class Tracer(TorchFunctionMode):
 
     Attributes:
         root: the call of the model.
-        storages_of: FQN of each tensor of the model -> id of its memory.
+        tensors: those that it met.
     """
 
     def __init__(self, model: nn.Module, execution: Execution, device: torch.device) -> None:
         super().__init__()
         self._model = model
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
-        self._attributes: dict[int, Attribute] = {}
-        self.storages_of: dict[str, int] = {}
-        self._tokens: dict[int, Token] = {}
-        self._by_storage: defaultdict[int, list[Token]] = defaultdict(list)
-        self._kept_alive: list[Any] = []
+        self.tensors = TensorsOfRun(model, device)
         self._calls: Counter[str] = Counter()
-        self._own_device = device
+        self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
         self._devices = DeviceAnswers(device) if isinstance(execution, ShapeOnly) else None
         self._operators = Operators(self, Noted(execution, self))
         self.root: Event | None = None
         self._stack: list[Event] = []
+        self._hooks: list[Any] = []  # of saved tensors, at the begin of each call on the stack
         self.running = Effects()
         self._is_open = False  # what runs now is the code of a module that could be replaced by what it calls
         self._surroundings = surroundings()
         self._generators = Generators()
         self._thread = get_ident()
-        self._name_tensors()
-
-    def _name_tensors(self) -> None:
-        for fqn, module in named_modules(self._model):
-            prefix = f"{fqn}." if fqn else ""
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            for tensors in (module._parameters, module._buffers, vars(module)):
-                for name, tensor in tensors.items():
-                    if isinstance(tensor, Tensor) and id(tensor) not in self._attributes:
-                        self._attributes[id(tensor)] = Attribute(prefix + name)
-                        self.storages_of[prefix + name] = storage_of(tensor)
-                        self._kept_alive.append(tensor)
+        self._states: dict[int, dict[str, Any]] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
         """Call the model, or the model with every module in the other mode; raises what its forward raises."""
         for module in self._model.modules() if other_mode else ():
             module.training = not module.training
+        self._states = {id(module): state_of(module) for module in self._model.modules()}
         with self._every_call(), self._operators, self:
             self._model(*args, **kwargs)
 
@@ -153,9 +101,8 @@ class Tracer(TorchFunctionMode):
         apply = vars(torch.autograd.Function)["apply"]
 
         def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_open and get_ident() == self._thread:
-                parent = self._stack[-1]  # what runs inside is not what its backward does
-                parent.obstacle = parent.obstacle or f"applies the autograd function {cls.__name__}"
+            # What runs inside is not what its backward does.
+            self._note_question(f"applies the autograd function {cls.__name__}")
             return apply.__get__(None, cls)(*args, **kwargs)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -164,10 +111,17 @@ class Tracer(TorchFunctionMode):
         nn.Module.__call__ = call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(apply_function)
         try:
-            yield
+            with noticed(self._note_question):
+                yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
             torch.autograd.Function.apply = apply
+
+    def _note_question(self, reason: str) -> None:
+        """The model's own code asked or told torch something that no list of calls can repeat."""
+        if self._is_open and get_ident() == self._thread:
+            parent = self._stack[-1]
+            parent.obstacle = parent.obstacle or reason
 
     # ----------------------------------------------------------------------------------------- modules
 
@@ -186,16 +140,20 @@ class Tracer(TorchFunctionMode):
         if begins:
             self.root = event
             for tensor in tensors_of((args, kwargs)):
-                self._new_token(tensor, tainted=True)
-        event.args, event.kwargs = self._template(args), self._template(kwargs)
-        if not self._has_own_tensors(module):  # torch.func.functional_call: calling the module again is not the same
-            event.args = (*event.args, Unknown("weights that are not its own"))
+                self.tensors.new(tensor, tainted=True)
+        event.args, event.kwargs = self.tensors.template(args), self.tensors.template(kwargs)
+        before = state_of(module)
+        if before != self._states[id(module)]:  # calling the module again would not be the same
+            changed = _first_difference(self._states[id(module)], before)
+            event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
         event.grad = torch.is_grad_enabled()
         event.obstacle = _obstacle(module, kwargs)
         if event.parent is not None:
             event.parent.children.append(event)
             self._note_surroundings(event.parent)
-        before = state_of(module)
+            self._note_checkpoint(event, module)
+            self._note_dtypes(event, event.parent)
+        self._hooks.append(saved_tensor_hooks())
         around, self.running = self.running, Effects()
         self._stack.append(event)
         try:
@@ -205,22 +163,17 @@ class Tracer(TorchFunctionMode):
             self._at_boundary()
         finally:
             self._stack.pop()
+            self._hooks.pop()
             own, self.running = self.running, around
             self._is_open = not begins
         self._is_open = False
-        self._note_state(event, before, state_of(module))
+        self._states[id(module)] = state_of(module)
+        self._note_state(event, before, self._states[id(module)])
         event.macs = own.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
         event.result = self._result_of_module(event, module, out)
         self._is_open = not begins
         return out
-
-    def _has_own_tensors(self, module: nn.Module) -> bool:
-        """Parameters and buffers of a module are those that it had before the run."""
-        if isinstance(module, torch.jit.ScriptModule):
-            return True
-        own = (*module._parameters.values(), *module._buffers.values())
-        return all(tensor is None or id(tensor) in self._attributes for tensor in own)
 
     def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
         inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
@@ -228,24 +181,44 @@ class Tracer(TorchFunctionMode):
 
         def known(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
-                return self._leaf(leaf)
-            if id(leaf) in self._tokens or id(leaf) in self._attributes:
-                return self._leaf(leaf)
+                return self.tensors.leaf(leaf)
+            if self.tensors.knows(leaf):
+                return self.tensors.leaf(leaf)
             if not _is_whole(module):
                 event.obstacle = event.obstacle or "makes its result with something that is no torch function"
-            return self._new_token(leaf, tainted=True, dynamic=is_dynamic)
+            return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
         return map_template(known, out)
 
     def _note_state(self, event: Event, before: dict[str, Any], after: dict[str, Any]) -> None:
         if before == after:
             return
-        changed = [name for name in {**before, **after} if before.get(name, before) != after.get(name, after)]
-        event.is_stateful = True
-        if any(isinstance(after.get(name), (int, float, str)) for name in changed):
+        name = _first_difference(before, after)
+        prefix = f"{event.fqn}." if event.fqn else ""
+        event.assigned = frozenset(prefix + each for each in after if before.get(each, before) != after[each])
+        if numbers_in(before) != numbers_in(after):
             for around in self._stack:  # a number that another module may have read, and made a constant of
-                around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {changed[0]!r}"
-        event.obstacle = event.obstacle or f"assigns its attribute {changed[0]!r}"
+                around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {name!r}"
+        event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
+
+    def _note_dtypes(self, event: Event, parent: Event) -> None:
+        """A dtype that the caller read from a tensor, or was given, is a constant of the call, or a limit of it is."""
+        read = self._dtypes[parent]
+        if read:
+            told = {each for each in read for leaf in leaves_of((event.args, event.kwargs)) if _tells(leaf, each)}
+            event.dtype_bound = bool(told)
+            self._dtypes[event].update(told)
+
+    def _note_checkpoint(self, event: Event, module: nn.Module) -> None:
+        """The caller runs a layer under activation checkpointing: the stages shall, too."""
+        hooks = saved_tensor_hooks()
+        if hooks is None or hooks == self._hooks[-1]:
+            return
+        event.obstacle = "is called under activation checkpointing"
+        if not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+            event.args = (*event.args, Unknown("hooks for saved tensors by the code that calls it"))
+        calls = (vars(kind).get("__call__") for kind in type(module).__mro__[: -len(nn.Module.__mro__)])
+        event.checkpointed = not any(calls)  # a __call__ of its own has brought it along
 
     def _at_boundary(self) -> None:
         """Between two calls: what was drawn from generators that torch does not know, the running module drew."""
@@ -268,7 +241,7 @@ class Tracer(TorchFunctionMode):
             func = torch.unbind
         function = torch_function(func)
         parent = self._stack[-1]
-        templates = self._template(args), self._template(kwargs)
+        templates = self.tensors.template(args), self.tensors.template(kwargs)
         inputs = leaves_of(templates)
         around, self.running = self.running, Effects()
         self._is_open = False
@@ -284,6 +257,8 @@ class Tracer(TorchFunctionMode):
             function = TorchFunction("list", function.name)
         made = list(tensors_of(out))
         if not made and not own.writes:
+            if isinstance(out, torch.dtype) and out.is_floating_point:
+                self._dtypes[parent].add(out)
             self._note_reading(function.name if function.kind == "get" else name, inputs, parent)
             self.running.macs += own.macs
             return out
@@ -292,10 +267,11 @@ class Tracer(TorchFunctionMode):
         event.writes = (frozenset(own.writes),)
         parent.children.append(event)
         self._note_function(event, inputs, parent)
-        tainted = own.is_random or (function.short_name not in TAKES_SHAPE and any(map(_is_tainted, inputs)))
+        self._note_dtypes(event, parent)
+        tainted = own.is_random or (function.short_name not in TAKES_SHAPE and any(map(is_tainted, inputs)))
         shaping = inputs[:1] if keeps_first(name) else inputs
         dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
-        self._taint(own.writes, tainted)
+        self.tensors.taint(own.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
         return iter(out) if name == "__iter__" else out
 
@@ -303,12 +279,14 @@ class Tracer(TorchFunctionMode):
         """A function that returned no tensor: a size, a fact, or values."""
         if name == "__set__":
             parent.obstacle = parent.obstacle or "assigns an attribute of a tensor"
+        elif name in HOOKS_TENSORS:
+            parent.obstacle = parent.obstacle or f"calls {name}() of a tensor, which lives outside of the forward"
         elif name in READS_FACTS:
             if name in READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
                 parent.reads_sizes = True
                 if any(isinstance(each, Token) and each.is_dynamic for each in inputs):
                     parent.obstacle = parent.obstacle or "reads a size that depends on values"
-        elif any(map(_is_tainted, inputs)):
+        elif any(map(is_tainted, inputs)):
             parent.obstacle = parent.obstacle or f"decides by values of tensors: it calls {name.strip('_')}()"
 
     def _note_function(self, event: Event, inputs: list[Any], parent: Event) -> None:
@@ -321,77 +299,43 @@ class Tracer(TorchFunctionMode):
             parent.obstacle = parent.obstacle or "takes apart a tensor whose size depends on values"
         if event.function.kind == "list":
             parent.obstacle = parent.obstacle or f"iterates over {name}()"
+        if saved_tensor_hooks() != self._hooks[-1]:
+            parent.obstacle = (
+                parent.obstacle or "calls functions under activation checkpointing, or saves tensors by hooks"
+            )
         self._note_surroundings(parent)
 
     def _note_surroundings(self, parent: Event) -> None:
         if surroundings() != self._surroundings:
             parent.obstacle = parent.obstacle or "switches autocast, inference mode or the attention backend"
 
-    def _taint(self, written: set[int], tainted: bool) -> None:
-        if tainted:
-            for storage in written:
-                for token in self._by_storage[storage]:
-                    token.is_tainted = True
-
     def _result_of_function(self, out: Any, tainted: bool, dynamic: bool) -> Any:
         def known(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return None
-            token = self._tokens.get(id(leaf))
-            if token is None and id(leaf) not in self._attributes:
-                return self._new_token(leaf, tainted=tainted, dynamic=dynamic and leaf.dim() > 0)
-            if token is not None:
-                token.is_tainted = token.is_tainted or tainted
-            return token or self._attributes[id(leaf)]
+            if not self.tensors.knows(leaf):
+                return self.tensors.new(leaf, tainted=tainted, dynamic=dynamic and leaf.dim() > 0)
+            found = self.tensors.leaf(leaf)
+            if isinstance(found, Token):
+                found.is_tainted = found.is_tainted or tainted
+            return found
 
         return map_template(known, out)
-
-    # ---------------------------------------------------------------------------------------- templates
-
-    def _new_token(self, tensor: Tensor, *, tainted: bool, dynamic: bool = False) -> Token:
-        token = self._tokens.get(id(tensor))
-        if token is None:
-            shape = () if tensor.is_nested else tuple(tensor.shape)
-            facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, storage_of(tensor))
-            token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)
-            self._by_storage[token.storage].append(token)
-            self._kept_alive.append(tensor)
-            with suppress(RuntimeError, NotImplementedError):  # inside of torch.vmap there is none
-                self._kept_alive.append(tensor.untyped_storage())
-        return token
-
-    def _template(self, value: Any) -> Any:
-        return map_template(self._leaf, value)
-
-    def _leaf(self, leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            token = self._tokens.get(id(leaf))
-            if token is not None:
-                return token
-            attribute = self._attributes.get(id(leaf))
-            if attribute is not None:
-                return attribute
-            self._kept_alive.append(leaf)
-            return Foreign(leaf)
-        if isinstance(leaf, torch.device):
-            return OwnDevice() if leaf == self._own_device else leaf
-        if isinstance(leaf, _CONSTANTS) or not _holds_tensors(leaf):
-            return leaf
-        return Unknown(f"a {type(leaf).__name__} that holds tensors")
 
 
 # ----------------------------------------------------------------------------------------------- helpers
 
 
-def _is_tainted(leaf: Any) -> bool:
-    return leaf.is_tainted if isinstance(leaf, Token) else isinstance(leaf, (Attribute, Unknown, Foreign))
+def _first_difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    return next(name for name in {**before, **after} if before.get(name, before) != after.get(name, after))
 
 
-def _holds_tensors(value: Any) -> bool:
-    """A tensor can be reached from an object; then the object is no constant."""
-    found: dict[int, Any] = {}
-    sizes_of(value, found)
-    return bool(found)
+def _tells(leaf: Any, dtype: torch.dtype) -> bool:
+    """A constant is a dtype, or one of its limits."""
+    if isinstance(leaf, float):
+        limits = torch.finfo(dtype)
+        return leaf in (limits.min, limits.max, limits.eps, limits.tiny)
+    return leaf is dtype
 
 
 def _is_whole(module: nn.Module) -> bool:

@@ -147,6 +147,8 @@ class _Openings:
     def _obstacle_inside(self, event: Event) -> str:
         if not event.children:
             return "calls nothing"
+        if not any(child.is_module for child in event.children) and any(child.dtype_bound for child in event.children):
+            return "computes with the dtype of a tensor"  # and as a whole it does so when that is another one
         for child in event.children:
             if child.is_module:
                 if child not in self.units and child in self._closed:
@@ -277,7 +279,7 @@ def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
     for event, (first, _) in sequence.span.items():
         if event.is_module:
             positions[event.fqn].append(first)
-            if event.is_stateful:
+            if event.assigned:
                 stateful.add(event.fqn)
     for fqn in stateful:
         if len(positions[fqn]) > 1:
@@ -295,6 +297,7 @@ def _same_tensor(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
         for storage in storages
         if (key := (run, storage)) in owner
     }
+    written.update(*(each.assigned & storages_of.keys() for call in sequence.calls for each in call.walk()))
     if not written:
         return
     names = sorted(storages_of)

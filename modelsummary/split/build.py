@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from modelsummary.dataflow import (
@@ -111,6 +112,8 @@ class _Builder:
         for event in part.events:
             if (
                 not event.grad
+                or event.checkpointed
+                or event.dtype_bound
                 or not isinstance(event.result, Value)
                 or values_in((event.args, event.kwargs)) != [value]
             ):
@@ -177,6 +180,7 @@ class _Builder:
             takes=tuple(value.index for value in part.takes),
             gives=_slots(record.root.result) if is_last else _one_or_all([Slot(each.index) for each in part.gives]),
             batch=(showing.index, *showing.batch) if showing is not None and showing.batch is not None else None,
+            dtypes=_dtypes(part.takes) if any(event.dtype_bound for event in part.events) else (),
             recorded_mode=self._model.training if record.no_other_mode else None,
         )
         stage = Stage(plan)
@@ -209,6 +213,7 @@ class _Builder:
                 ),
                 scope=_scope_of(event) if _depends_on_mode(event) else "",
                 grad=event.grad,
+                checkpointed=event.checkpointed,
                 frees=tuple(frees[number]),
                 n_leaves=len(leaves_of(event.result)),
             )
@@ -270,7 +275,11 @@ def _scope_of(event: Event) -> str:
 
 
 def _depends_on_mode(event: Event) -> bool:
-    return any(isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs)))
+    return any(isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs, event.checkpointed)))
+
+
+def _dtypes(values: Sequence[Value]) -> tuple[tuple[int, torch.dtype], ...]:
+    return tuple((value.index, value.dtype) for value in values if value.dtype.is_floating_point)
 
 
 def _one_or_all(slots: list[Slot]) -> Any:

@@ -31,6 +31,21 @@ class Wishes:
     def __post_init__(self) -> None:
         if type(self.n_stages) is not int or self.n_stages < 1:
             raise InputError(f"n_stages={self.n_stages!r} is no number of stages; expected an integer >= 1")
+        self._check_bytes()
+        if isinstance(self.boundaries, str):
+            raise InputError(f"boundaries={self.boundaries!r} is one name; pass a list: [{self.boundaries!r}]")
+        names = self.boundaries if self.boundaries is not None else []
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"boundaries={self.boundaries!r}; expected a list of names of layers")
+        if not isinstance(self.single_tensor_cuts, bool):
+            raise InputError(f"single_tensor_cuts={self.single_tensor_cuts!r}; expected True or False")
+        if self.boundaries is not None and len(set(self.boundaries)) > self.n_stages - 1:
+            raise InputError(
+                f"{len(set(self.boundaries))} boundaries make {len(set(self.boundaries)) + 1} stages, "
+                f"but n_stages={self.n_stages}; pass n_stages={len(set(self.boundaries)) + 1}"
+            )
+
+    def _check_bytes(self) -> None:
         caps = self.caps or []
         if any(type(cap) is not int or cap < 0 for cap in caps):
             raise InputError(
@@ -40,22 +55,18 @@ class Wishes:
             raise InputError(
                 f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one number, or one a stage"
             )
-        if self.max_crossing_bytes is not None and not self.max_crossing_bytes >= 0:
-            raise InputError(f"max_crossing_bytes={self.max_crossing_bytes!r}; expected a number of bytes >= 0")
-        if isinstance(self.boundaries, str):
-            raise InputError(f"boundaries={self.boundaries!r} is one name; pass a list: [{self.boundaries!r}]")
-        if self.boundaries is not None and len(set(self.boundaries)) > self.n_stages - 1:
-            raise InputError(
-                f"{len(set(self.boundaries))} boundaries make {len(set(self.boundaries)) + 1} stages, "
-                f"but n_stages={self.n_stages}; pass n_stages={len(set(self.boundaries)) + 1}"
-            )
+        crossing = self.max_crossing_bytes
+        if crossing is not None and not (isinstance(crossing, (int, float)) and crossing >= 0):
+            raise InputError(f"max_crossing_bytes={crossing!r}; expected a number of bytes >= 0")
 
     @property
     def caps(self) -> list[int] | None:
         """Bytes that each stage may hold."""
         if self.max_memory is None:
             return None
-        return [self.max_memory] * self.n_stages if isinstance(self.max_memory, int) else list(self.max_memory)
+        if isinstance(self.max_memory, Sequence):
+            return list(self.max_memory)
+        return [self.max_memory] * self.n_stages
 
 
 def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model: nn.Module) -> list[int]:

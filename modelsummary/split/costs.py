@@ -51,8 +51,8 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
     elif isinstance(by, Mapping):
         costs = _scaled(_of_rows(_checked(by, rows), sequence))
     elif callable(by):
-        by_row = {(row.fqn, row.call_index): by(row) for row in rows if row.executed and row.is_leaf}
-        costs = _scaled(_of_rows({key: _number(key[0], cost) for key, cost in by_row.items()}, sequence))
+        by_row = {(row.fqn, row.call_index): _told(by, row) for row in rows if row.executed and row.is_leaf}
+        costs = _scaled(_of_rows(by_row, sequence))
     else:
         raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
     if not any(costs.costs):
@@ -114,6 +114,14 @@ def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[Key, fl
     if unknown:
         raise InputError(f"by gives a cost to {unknown[0]!r}, which is no layer that was called")
     return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
+
+
+def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:
+    try:
+        cost = by(row)
+    except Exception as error:
+        raise InputError(f"by={by!r:.60} failed for {row.fqn!r} with {type(error).__name__}: {error}") from error
+    return _number(row.fqn, cost)
 
 
 def _number(fqn: str, cost: Any) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from modelsummary.dataflow import (
     Attribute,
@@ -44,6 +45,7 @@ class Step(NamedTuple):
         binds: position among the leaves of the result -> number of the value it becomes.
         scope: path of the module whose code made the call; its mode decides what depends on the mode.
         grad: gradients were enabled.
+        checkpointed: call it under activation checkpointing; a bool, or ``ModeChoice``.
         frees: numbers of the values that nobody needs afterwards.
         n_leaves: how many values the result holds; more or fewer is another result than the recorded one.
     """
@@ -55,6 +57,7 @@ class Step(NamedTuple):
     binds: tuple[tuple[int, int], ...]
     scope: str
     grad: bool
+    checkpointed: Any
     frees: tuple[int, ...]
     n_leaves: int
 
@@ -130,6 +133,9 @@ class Inputs(NamedTuple):
             self.parameters[position] if position < len(self.parameters) else position: value
             for position, value in enumerate(args)
         }
+        twice = next((name for name in kwargs if name in by_name), None)
+        if twice is not None:
+            raise SplitError(f"argument {twice!r} is given by position and by name; pass it once")
         by_name.update(kwargs)
         return by_name
 
@@ -204,6 +210,7 @@ class Plan:
         takes: numbers of the values that it is given.
         gives: template of what it returns.
         batch: ``(value, dim, factor)``: the batch size is ``value.shape[dim] // factor``.
+        dtypes: ``(value, dtype)`` that it is bound to: a dtype that the model read is a constant here.
         recorded_mode: the mode it is bound to; None if it is bound to none.
     """
 
@@ -212,6 +219,7 @@ class Plan:
     takes: tuple[int, ...]
     gives: Any
     batch: tuple[int, int, int] | None
+    dtypes: tuple[tuple[int, torch.dtype], ...]
     recorded_mode: bool | None
 
 
@@ -233,6 +241,12 @@ class Stage(nn.Sequential):
                 f"split in {modes[0]} mode, and the model does other things in {modes[1]} mode; split again"
             )
         values = self._values(args, kwargs)
+        for index, dtype in self._plan.dtypes:
+            if values[index].dtype is not dtype:
+                raise SplitError(
+                    f"the stage was made for {dtype}, which the model reads and computes with, but is given "
+                    f"{values[index].dtype}; convert the model before you split it, or split it under the same autocast"
+                )
         size = device = None
         for tensor in values.values():
             device = tensor.device
@@ -260,7 +274,9 @@ class Stage(nn.Sequential):
         args = self._fill(step.args, values, size, device, training)
         kwargs = self._fill(step.kwargs, values, size, device, training)
         called = find(self, step.path) if step.function is None else step.function
-        if step.grad:
+        if constant(step.checkpointed, None, None, training):
+            out = checkpoint(called, *args, use_reentrant=False, **kwargs)
+        elif step.grad:
             out = called(*args, **kwargs)
         else:
             with torch.no_grad():
@@ -303,6 +319,10 @@ class Stage(nn.Sequential):
             return constant(leaf, size, device, training)
 
         return map_template(fill, template)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A child by its position; a slice gives a list, for only the whole stage follows the plan."""
+        return list(self._modules.values())[index]
 
     def extra_repr(self) -> str:
         """What the plan calls besides the modules shown."""

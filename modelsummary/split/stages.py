@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,7 +12,7 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary.dataflow import Record, leaves_of
-from modelsummary.errors import LayerNotFoundError, SplitError
+from modelsummary.errors import InputError, LayerNotFoundError, SplitError
 from modelsummary.split.engine import Pipeline, pipeline_stages
 from modelsummary.split.facts import Crossing, StageFacts, loads_of
 from modelsummary.split.materialize import Checkpoint, Init
@@ -152,6 +152,8 @@ class Stages(Sequence[nn.Sequential]):
         Raises:
             InputError: an argument is unusable.
         """
+        if not isinstance(backward, (int, float)) or not 0 <= backward < float("inf"):
+            raise InputError(f"backward={backward!r}; expected a multiple of the forward's time, such as 2.0")
         loads = loads_of(self.facts, lambda each: each.cost, backward)
         return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth)
 
@@ -181,6 +183,8 @@ class Stages(Sequence[nn.Sequential]):
         Raises:
             SplitError: there are not as many stages as ranks, or ``rank`` is not that of this process.
         """
+        if not (dist.is_available() and dist.is_initialized()):
+            raise SplitError("there is no process group; run under torchrun and call dist.init_process_group first")
         if rank != dist.get_rank(group) or len(self) != dist.get_world_size(group):
             raise SplitError(
                 f"rank={rank} of {len(self)} stages, but this process is rank {dist.get_rank(group)} of "
@@ -249,6 +253,8 @@ class Stages(Sequence[nn.Sequential]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the model. Raises ``SplitError`` if its keys are not those of the model."""
+        if not isinstance(state_dict, Mapping):
+            raise InputError(f"expected a state dict, got {type(state_dict).__name__}")
         own = {key for stage in self._stages for key in stage.state_dict(keep_vars=True)}
         if own != set(state_dict):
             missing, unexpected = sorted(own - set(state_dict)), sorted(set(state_dict) - own)
