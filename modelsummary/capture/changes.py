@@ -115,7 +115,7 @@ def _snapshot(value: Any, depth: int) -> Any:
 
 
 def saved_tensor_hooks() -> Any:
-    """The hooks through which tensors are kept for the backward now, innermost; None without, and before torch 2.7."""
+    """The hooks through which tensors are kept for the backward now, innermost; None without, and on torch 2.6."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(True)
 
