@@ -18,7 +18,6 @@ from tests.idioms import rows
 from tests.models import Call
 from tests.untouched import untouched
 
-
 needs_top_hooks = pytest.mark.skipif(
     not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
     reason="on torch 2.6 checkpointing cannot be told from other autograd functions: refused",
