@@ -66,6 +66,13 @@ class LayerInfo:
             element of reductions, normalisations, softmax and pooling.
         bytes_read, bytes_written: of all operators, each reading its inputs and writing its outputs once.
         uncounted_ops: operators of this row without a MAC formula, and how often each ran.
+        latency_ms: time of the call in milliseconds, median over runs, with everything within it; None where it was
+            not measured. That of a row without a call of its own is the sum of its children's.
+        self_latency_ms: of it, what no row below has. These add up: their sum is the root's ``latency_ms``.
+        latency_share: ``latency_ms`` as a part of the root's, 0 to 1.
+        latency_iqr_ms: quartile distance of ``latency_ms`` over the runs.
+        backward_*: the same for the backward.
+        estimated_latency_ms: time of the call by the roofline of a device; see ``ModelStatistics.estimate_latency``.
         note: what about this row is not known, and why; empty if all is.
     """
 
@@ -112,6 +119,17 @@ class LayerInfo:
     self_bytes_read: int = 0
     self_bytes_written: int = 0
     uncounted_ops: dict[str, int] = field(default_factory=dict)
+
+    latency_ms: float | None = None
+    self_latency_ms: float | None = None
+    latency_share: float | None = None
+    latency_iqr_ms: float | None = None
+    backward_latency_ms: float | None = None
+    backward_self_latency_ms: float | None = None
+    backward_latency_share: float | None = None
+    backward_latency_iqr_ms: float | None = None
+    estimated_latency_ms: float | None = None
+
     note: str = ""
 
     @property
@@ -123,6 +141,22 @@ class LayerInfo:
     def self_flops(self) -> int:
         """2 x ``self_macs``."""
         return 2 * self.self_macs
+
+    @property
+    def achieved_flops_per_second(self) -> float | None:
+        """``flops`` in ``latency_ms``; None where that was not measured."""
+        return self.flops / self.latency_ms * 1e3 if self.latency_ms else None
+
+    @property
+    def achieved_bytes_per_second(self) -> float | None:
+        """``bytes_read`` and ``bytes_written`` in ``latency_ms``; None where that was not measured."""
+        return (self.bytes_read + self.bytes_written) / self.latency_ms * 1e3 if self.latency_ms else None
+
+    @property
+    def arithmetic_intensity(self) -> float | None:
+        """``flops`` for each byte that operators read or write (Williams et al. 2009); None where none moves."""
+        moved = self.bytes_read + self.bytes_written
+        return self.flops / moved if moved else None
 
     @property
     def size_bytes(self) -> int:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
-from modelsummary.capture.facts import unwrap
-from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.facts import is_compiled, unwrap
+from modelsummary.capture.inputs import CallArguments, available_device, call_arguments, call_like
+from modelsummary.capture.latency import LatencyOverhead, measure_latency
 from modelsummary.errors import DataDependentError, ForwardError, InputError, LayerNotFoundError
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.split import By, Cluster, Plans, Stages, Wishes, make_plans
@@ -52,7 +53,9 @@ class ModelStatistics:
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
         self._call: CallArguments | None = None
+        self._called: nn.Module | None = None  # what to call for the model: a compiled one
         self._cut: ModelSplitter | None = None
+        self.latency_overhead: LatencyOverhead | None = None
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)
@@ -137,6 +140,55 @@ class ModelStatistics:
         """Operators that look like matrix products and have no MAC formula -> how often each ran."""
         return ledger(self.root)
 
+    # ------------------------------------------------------------------------------------------ latency
+
+    def measure_latency(
+        self,
+        x: Any = None,
+        warmup: int = 3,
+        runs: int = 10,
+        backward: bool = False,
+        device: torch.device | str | None = None,
+    ) -> ModelStatistics:
+        """Run the model for real and time every call; the model and its state are afterwards as before.
+
+        Fills ``latency_ms``, ``self_latency_ms``, ``latency_share`` and ``latency_iqr_ms`` of every row (medians over
+        runs, in milliseconds), ``backward_*`` with ``backward=True``, and ``latency_overhead``. Without a backward the
+        model runs without gradients. Marks lie around every call of a module; forwards with and without them take
+        turns, and what a mark costs on the CPU is taken off.
+
+        Args:
+            x: input with values, of the sizes that were recorded; default: the recorded input, sizes as random values.
+            warmup: runs that do not count.
+            runs: runs that count.
+            backward: time the backward of the output, started with ones.
+            device: run a copy there; default: the model, where it is.
+
+        Returns:
+            These statistics.
+
+        Raises:
+            InputError: an argument is unusable, or the model has no values.
+        """
+        model, call = self._live("measuring")
+        if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
+            raise InputError(f"warmup={warmup!r}, runs={runs!r}; expected integers, warmup >= 0 and runs >= 1")
+        place = None if device is None else available_device(device)
+        if x is not None:
+            call = call_like(call, model, x)
+        options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": place}
+        self.latency_overhead = measure_latency(self._called or model, call, self.root, **options)
+        return self
+
+    def _live(self, what: str) -> tuple[nn.Module, CallArguments]:
+        """The model and its input, for what runs it again."""
+        model = self.root.module
+        if model is None or self._call is None:
+            raise InputError(
+                f"{what} needs the live model and an input: Statistics(model, input_data) that was not pickled"
+            )
+        return model, self._call
+
     # -------------------------------------------------------------------------------------------- split
 
     def split(
@@ -214,7 +266,7 @@ class ModelStatistics:
         return self._cut
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_call": None, "_cut": None}
+        return {**self.__dict__, "_call": None, "_called": None, "_cut": None}
 
     # -------------------------------------------------------------------------------------------- views
 
@@ -313,7 +365,7 @@ class Statistics(ModelStatistics):
             hint = "; pass an instance, not the class" if isinstance(model, type) else ""
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
         options = TableOptions(branching=branching, depth=depth)
-        model = unwrap(model)
+        called, model = model, unwrap(model)
         call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
         recording = list_layers(model) if call is None else capture(model, call, execution)
@@ -325,6 +377,7 @@ class Statistics(ModelStatistics):
         }
         super().__init__(recording.root, **facts)
         self._call = call
+        self._called = called if is_compiled(called) else None
         if call is not None and recording.error is not None:
             if call.nothing_found:
                 raise InputError(call.nothing_found) from recording.error

@@ -69,14 +69,19 @@ class ModuleFacts:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # absent: nothing is compiled
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif dynamo is not None and isinstance(model, getattr(dynamo, "OptimizedModule", ())):
+        elif is_compiled(model):
             model = model._modules["_orig_mod"] or model
         else:
             return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """What ``torch.compile(model)`` returned."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # absent: nothing is compiled
+    return dynamo is not None and isinstance(model, getattr(dynamo, "OptimizedModule", ()))
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

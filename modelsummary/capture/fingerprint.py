@@ -18,7 +18,7 @@ from modelsummary.capture.structure import sizes_of, tensors_of
 from modelsummary.capture.watch import Operators
 from modelsummary.layer_info import Sizes
 
-__all__ = ["Fingerprint", "fingerprint"]
+__all__ = ["Fingerprint", "Uncounted", "fingerprint"]
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ def fingerprint(
             module.training = not module.training
         if isinstance(executes, ShapeOnly):
             executes.log = []
-            with OnOwnDevice(device), Operators(_Uncounted(), executes):
+            with OnOwnDevice(device), Operators(Uncounted(), executes):
                 out = forward(*args, **kwargs)
             return Fingerprint(executes.log, sizes_of(out), [])
-        with Operators(_Uncounted(), executes):
+        with Operators(Uncounted(), executes):
             out = forward(*args, **kwargs)
         return Fingerprint([], sizes_of(out), [tensor.clone() for tensor in tensors_of(out)])
 
 
-class _Uncounted:
+class Uncounted:
     """Takes costs and forgets them."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.structure import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
-__all__ = ["CallArguments", "call_arguments"]
+__all__ = ["CallArguments", "available_device", "call_arguments", "call_like"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,11 @@ class CallArguments:
         args, kwargs = self._with(convert)
         return replace(self, args=args, kwargs=kwargs)
 
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the arguments that are or become tensors, in order."""
+        leaves = tree_leaves((self.args, self.kwargs))
+        return [shape for leaf in leaves if (shape := _shape_of(leaf)) is not None]
+
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, without those given by size or as an array, or that are structure."""
         return list(tensors_of((self.args, self.kwargs)))
@@ -157,6 +162,18 @@ def call_arguments(
             raise InputError(call.nothing_found)
     _check_devices(own_devices, tensors, place)
     _check_signature(model, call)
+    return call
+
+
+def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> CallArguments:
+    """Arguments for another call of the same sizes. Raises ``InputError`` if the sizes differ."""
+    call = call_arguments(model, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
+    if call is None or call.shapes() != recorded.shapes():
+        given = "nothing" if call is None else list(map(list, call.shapes()))
+        raise InputError(
+            f"an input of the sizes {given}, but the statistics are those of {list(map(list, recorded.shapes()))}; "
+            "pass one of these sizes, or make Statistics of the other input"
+        )
     return call
 
 
@@ -328,9 +345,8 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
         ) from None
 
 
-def _checked_device(own: set[str], device: torch.device | str | None) -> torch.device | None:
-    if device is None:
-        return None
+def available_device(device: torch.device | str) -> torch.device:
+    """A device of this machine. Raises ``InputError`` if there is no such device."""
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -341,6 +357,13 @@ def _checked_device(own: set[str], device: torch.device | str | None) -> torch.d
             f"device={str(place)!r} is not available on this machine; leave device out: "
             "shape-only execution needs no device"
         )
+    return place
+
+
+def _checked_device(own: set[str], device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    place = available_device(device)
     if len(own) == 1 and "meta" not in (*own, place.type) and place.type not in own:
         raise InputError(
             f"device mismatch: device={str(place)!r}, but the model is on {next(iter(own))}; "

@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,12 +26,12 @@ from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["Recording", "capture", "check_execution", "list_layers", "running"]
+__all__ = ["WANTS_GRADIENT", "Recording", "capture", "check_execution", "list_layers", "nothing_hidden", "running"]
 
 _META = torch.device("meta")
 _AUTOCAST = "autocast was on, which knows no meta tensors"
 # What torch says where a forward takes a gradient, keeps one or hooks one.
-_WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
+WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
 
 
 @dataclass
@@ -175,7 +175,7 @@ def _attempt(
     """Run without gradients; if the forward turns out to take some of its own, again with them."""
     options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays}
     run = _run_once(model, modules, call, **options, grad=False)
-    if run.error is not None and _WANTS_GRADIENT.search(str(run.error)):
+    if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
         run = _run_once(model, modules, call, **options, grad=True)
     return run
 
@@ -203,9 +203,20 @@ def _run_once(
 
 @contextmanager
 def running(
-    modules: Sequence[nn.Module], call: CallArguments, *, on_shapes: bool, raw_arrays: bool = False, grad: bool
+    modules: Sequence[nn.Module],
+    call: CallArguments,
+    *,
+    on_shapes: bool,
+    raw_arrays: bool = False,
+    grad: bool,
+    as_is: bool = False,
 ) -> Iterator[tuple[ShapeOnly | RealExecution, tuple[Any, ...], dict[str, Any]]]:
-    """Context in which a model may run: yields the execution and the arguments, and leaves everything as it was."""
+    """Context in which a model may run: yields the execution and the arguments, and leaves everything as it was.
+
+    Args:
+        grad: with gradients enabled.
+        as_is: leave on what hides operators: fused fast paths and compiled functions.
+    """
     with unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
         execution = ShapeOnly() if on_shapes else RealExecution(held.tensors)
         try:
@@ -216,7 +227,8 @@ def running(
             else:
                 device = device_of(tensors_of_modules(modules))
                 args, kwargs = call.on_device(execution.input, device, raw_arrays=raw_arrays)
-            with torch.set_grad_enabled(grad), _nothing_hidden(), _room(), _validation(not on_shapes):
+            hidden = nullcontext() if as_is else nothing_hidden()
+            with torch.set_grad_enabled(grad), hidden, _room(), _validation(not on_shapes):
                 yield execution, args, kwargs
         finally:
             if isinstance(execution, RealExecution):
@@ -224,7 +236,7 @@ def running(
 
 
 @contextmanager
-def _nothing_hidden() -> Iterator[None]:
+def nothing_hidden() -> Iterator[None]:
     """Switch off what would hide operators: the fused attention fast path, and compiled functions."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
