@@ -8,6 +8,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from modelsummary.device_spec import DeviceSpec
 from modelsummary.errors import (
     DataDependentError,
     ForwardError,
@@ -18,12 +19,14 @@ from modelsummary.errors import (
     SplitError,
 )
 from modelsummary.layer_info import LayerInfo
+from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
 from modelsummary.split import Stages
-from modelsummary.statistics import ModelStatistics, Statistics
+from modelsummary.statistics import Statistics
 
 __all__ = [
     "DataDependentError",
+    "DeviceSpec",
     "ForwardError",
     "InputError",
     "LayerInfo",

@@ -65,9 +65,9 @@ class ModelSplitter:
         self._check(stages)
         return stages
 
-    def facts(self, n_stages: int) -> list[StageFacts] | None:
-        """What the stages would be, by MACs, without making them; None if there are no so many."""
-        return self._splitter.facts(n_stages)
+    def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
+        """What the stages would be, without making them; None if there are no so many."""
+        return self._splitter.facts(n_stages, by)
 
     def _check(self, stages: Stages) -> None:
         """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""

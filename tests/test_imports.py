@@ -14,13 +14,13 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = {
     "errors": -1,
     "units": 0,
-    **dict.fromkeys(["layer_info", "op_costs", "dataflow"], 1),
-    **dict.fromkeys(["capture", "views", "split"], 2),
+    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec"], 1),
+    **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
     "statistics": 3,
 }
 
 
-FAMILIES = {"op_formulas": "op_costs", "splitting": "statistics"}
+FAMILIES = {"op_formulas": "op_costs", "splitting": "statistics", "model_statistics": "statistics"}
 
 
 def _family(module: str) -> str:

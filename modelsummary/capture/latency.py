@@ -61,6 +61,15 @@ class LatencyOverhead(NamedTuple):
     device: str
     waits: bool
 
+    def __str__(self) -> str:
+        forward = (
+            f"Latency: median of {self.runs} runs on {self.device}; a forward took {self.forward.plain_ms:,.3f} ms "
+            f"without marks, {self.forward.ratio:.3f} times that with them"
+        )
+        cost = f", of which {self.per_call_us:.2f} us a call are taken off" if self.per_call_us else ""
+        backward = f"; the backward {self.backward.ratio:.3f} times" if self.backward is not None else ""
+        return f"{forward}{cost}{backward}{'; every mark waited for the device' if self.waits else ''}"
+
 
 def measure_latency(
     model: nn.Module,

@@ -58,10 +58,10 @@ class Splitter:
         """Stages as ``ModelStatistics.split`` says."""
         return self._first(lambda sequence: self._split(sequence, by, wishes))
 
-    def facts(self, n_stages: int) -> list[StageFacts] | None:
-        """What the stages would be, by MACs, without making them; None if there are no so many."""
+    def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
+        """What the stages would be, without making them; None if there are no so many."""
         try:
-            return self._first(lambda sequence: self._facts(sequence, n_stages))
+            return self._first(lambda sequence: self._facts(sequence, n_stages, by))
         except SplitError:
             return None
 
@@ -107,8 +107,8 @@ class Splitter:
             record=sequence.record,
         )
 
-    def _facts(self, sequence: CallSequence, n_stages: int) -> list[StageFacts]:
-        costs = call_costs("macs", sequence, self.model, self._rows)
+    def _facts(self, sequence: CallSequence, n_stages: int, by: By) -> list[StageFacts]:
+        costs = call_costs(by, sequence, self.model, self._rows)
         cuts = choose_cuts(sequence, costs, Wishes(n_stages), self.model)
         bounds = [0, *cuts, len(sequence.calls)]
         calls = held_by_calls(sequence, self.model)

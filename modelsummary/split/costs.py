@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,7 +46,9 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
         InputError: ``by`` is unknown, names an unknown layer, gives a negative cost, or adds up to nothing.
     """
     calls = sequence.calls
-    if isinstance(by, str):
+    if by == "latency":
+        costs = replace(_scaled(_of_rows(_seconds(rows), sequence)), name="latency")
+    elif isinstance(by, str):
         costs = CallCosts(by, _named(by, sequence, model))
     elif isinstance(by, Mapping):
         costs = _scaled(_of_rows(_checked(by, rows), sequence))
@@ -76,8 +78,6 @@ def _named(by: str, sequence: CallSequence, model: nn.Module) -> list[int]:
         return costs
     if by == "activation_bytes":
         return [sequence.activation_bytes(number) for number in range(len(sequence.calls))]
-    if by == "latency":
-        raise InputError("by='latency': no latency was measured; pass by={FQN: seconds}, or by='macs'")
     raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
 
 
@@ -114,6 +114,22 @@ def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[Key, fl
     if unknown:
         raise InputError(f"by gives a cost to {unknown[0]!r}, which is no layer that was called")
     return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
+
+
+def _seconds(rows: Sequence[LayerInfo]) -> dict[Key, float]:
+    """Measured latencies of calls; the estimated ones if nothing was measured."""
+    measured = any(row.latency_ms is not None for row in rows)
+    found = {
+        (row.fqn, row.call_index): milliseconds / 1e3
+        for row in rows
+        if row.executed and (milliseconds := row.latency_ms if measured else row.estimated_latency_ms) is not None
+    }
+    if not found:
+        raise InputError(
+            "by='latency': nothing was measured or estimated; call measure_latency() or estimate_latency(spec) first, "
+            "or pass by={FQN: seconds}"
+        )
+    return found
 
 
 def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:

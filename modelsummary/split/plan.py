@@ -24,7 +24,7 @@ class Cluster:
     Attributes:
         devices: number of devices.
         memory_bytes: of each.
-        flops_per_second: that a device sustains.
+        seconds_per_flop: that a device takes; None: the costs of the stages are seconds.
         bandwidth: bytes per second between two devices.
         optimizer_states: copies of the parameters that the optimizer keeps: 2 for Adam, 1 for SGD with momentum.
         backward: time of a backward, as a multiple of its forward.
@@ -32,7 +32,7 @@ class Cluster:
 
     devices: int
     memory_bytes: int
-    flops_per_second: float = 1e14
+    seconds_per_flop: float | None = 1e-14
     bandwidth: float = 25e9
     optimizer_states: float = 2
     backward: float = 2.0
@@ -42,7 +42,7 @@ class Cluster:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name}={value!r}; expected an integer >= 1")
-        for name in ("flops_per_second", "bandwidth", "backward"):
+        for name in ("bandwidth", "backward"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}={getattr(self, name)!r}; expected a number > 0")
         if not self.optimizer_states >= 0:
@@ -170,7 +170,8 @@ def make_plans(
 def _plan(
     facts: Sequence[StageFacts], batch_size: int, cluster: Cluster, depth: int, schedule: str, count: int
 ) -> Plan:
-    loads = loads_of(facts, lambda each: 2 * each.macs / cluster.flops_per_second, cluster.backward)
+    per_flop = cluster.seconds_per_flop
+    loads = loads_of(facts, lambda each: each.cost if per_flop is None else 2 * each.macs * per_flop, cluster.backward)
     simulation = simulate(loads, count, schedule, bandwidth=cluster.bandwidth)
     copies = cluster.devices // depth
     on_device = [facts[device::depth] for device in range(depth)]

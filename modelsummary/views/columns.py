@@ -11,7 +11,7 @@ from modelsummary.layer_info import LayerInfo
 
 __all__ = ["COLUMNS", "DEFAULT_COLUMNS", "WITHOUT_FORWARD", "Column", "find_columns"]
 
-Kind = Literal["text", "shape", "count", "bytes", "percent"]
+Kind = Literal["text", "shape", "count", "bytes", "percent", "ms", "rate"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ def _share(part: Callable[[LayerInfo], int]) -> Callable[[LayerInfo], float]:
         return part(info) / root.num_params if root.num_params else 0.0
 
     return share
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / 1e9
 
 
 # Parameters and mult-adds add up over the rows shown: a row shows its own, and what is below it once that
@@ -89,20 +93,36 @@ COLUMNS: dict[str, Column] = {
     "self_bytes_read": _fact("Own Bytes Read", "bytes", "self_bytes_read"),
     "bytes_written": _fact("Bytes Written", "bytes", "bytes_written"),
     "self_bytes_written": _fact("Own Bytes Written", "bytes", "self_bytes_written"),
+    "arithmetic_intensity": _fact("FLOPs/B", "rate", "arithmetic_intensity"),
+    "latency_ms": _fact("Latency (ms)", "ms", "latency_ms"),
+    "self_latency_ms": _fact("Own Latency (ms)", "ms", "self_latency_ms"),
+    "latency_share": _fact("Latency %", "percent", "latency_share"),
+    "latency_iqr_ms": _fact("Latency IQR (ms)", "ms", "latency_iqr_ms"),
+    "backward_latency_ms": _fact("Bwd Latency (ms)", "ms", "backward_latency_ms"),
+    "backward_self_latency_ms": _fact("Own Bwd Latency (ms)", "ms", "backward_self_latency_ms"),
+    "backward_latency_share": _fact("Bwd Latency %", "percent", "backward_latency_share"),
+    "backward_latency_iqr_ms": _fact("Bwd Latency IQR (ms)", "ms", "backward_latency_iqr_ms"),
+    "estimated_latency_ms": _fact("Est. Latency (ms)", "ms", "estimated_latency_ms"),
+    "gflops_per_second": Column("GFLOP/s", "rate", lambda info: _giga(info.achieved_flops_per_second)),
+    "gbytes_per_second": Column("GB/s", "rate", lambda info: _giga(info.achieved_bytes_per_second)),
 }
 
+_LATENCY_COLUMNS = ("latency_ms", "latency_share")
+_BACKWARD_COLUMNS = ("backward_latency_ms",)
 DEFAULT_COLUMNS = ("input_size", "output_size", "num_params", "mult_adds")
 WITHOUT_FORWARD = ("num_params",)
 
 
-def find_columns(names: Sequence[str] | None, *, executed: bool) -> list[tuple[str, Column]]:
-    """The columns of these names; by default those that say something, with or without a forward.
+def find_columns(names: Sequence[str] | None, root: LayerInfo, *, executed: bool) -> list[tuple[str, Column]]:
+    """The columns of these names; by default those that say something of the tree below ``root``.
 
     Raises:
         InputError: a name is unknown.
     """
     if names is None:
-        names = DEFAULT_COLUMNS if executed else WITHOUT_FORWARD
+        names = list(DEFAULT_COLUMNS if executed else WITHOUT_FORWARD)
+        names += _LATENCY_COLUMNS if root.latency_ms is not None else ()
+        names += _BACKWARD_COLUMNS if root.backward_latency_ms is not None else ()
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, Sequence):

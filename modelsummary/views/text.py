@@ -58,13 +58,14 @@ def render(
     execution: str = "none",
     fallback_reason: str | None = None,
     batch_dim: int | None = None,
+    remarks: Sequence[str] = (),
 ) -> str:
     """The table of the tree below ``root``, with its totals.
 
     Raises:
         InputError: an unknown column.
     """
-    columns = find_columns(options.columns, executed=execution != "none")
+    columns = find_columns(options.columns, root, executed=execution != "none")
     shown = [row for row in root.walk(options.depth) if not (options.hide_recursive and _is_repetition(row))]
     cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
     table = tabulate(
@@ -78,7 +79,7 @@ def render(
     rule = table.partition("\n")[0]
     lines = [table, *_totals(root, execution)]
     if execution != "none":
-        lines += [rule, *_sizes(root), rule, *_remarks(root, execution, fallback_reason)]
+        lines += [rule, *_sizes(root), rule, *_remarks(root, execution, fallback_reason), *remarks]
     return "\n".join([*lines, rule])
 
 
@@ -97,7 +98,7 @@ _FORMAT = TableFormat(
 
 
 def _is_number(column: Column) -> bool:
-    return column.kind in ("count", "bytes", "percent")
+    return column.kind in ("count", "bytes", "percent", "ms", "rate")
 
 
 def _is_repetition(row: LayerInfo) -> bool:
@@ -155,6 +156,8 @@ class _Cells:
         if name == "mult_adds":
             uncertain = info.is_uncertain or (hides_children and any(row.is_uncertain for row in info.walk()))
             return self._bound(value, uncertain)
+        if column.kind in ("ms", "rate"):
+            return _NOTHING if value is None else f"{value:,.{3 if column.kind == 'ms' else 2}f}"
         if column.kind == "percent":
             return f"{value:.2%}" if value else _NOTHING
         if _is_number(column):

@@ -1,0 +1,180 @@
+"""Latency as text: one line a call, and totals with the classes that cost most at each depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from modelsummary.layer_info import LayerInfo, Sizes, first_shape
+from modelsummary.units import PREFIXES, auto_prefix
+
+__all__ = ["ClassTotals", "flops_with_elementwise", "latency_lines", "profile_report", "top_classes"]
+
+
+# ----------------------------------------------------------------------------------------- one line a call
+
+
+def latency_lines(root: LayerInfo, depth: int | None = None) -> str:
+    """A line a call, as ``(conv1): Conv2d, num_params 9408, 16.923ms, 18.068% latency, input shape [...], ...``."""
+    return "\n".join("\t" * row.depth + _line(row) for row in root.walk(depth))
+
+
+def _line(row: LayerInfo) -> str:
+    time = "not timed"
+    if row.latency_ms is not None and row.latency_share is not None:
+        time = f"{round(row.latency_ms, 3)}ms, {round(100 * row.latency_share, 3)}% latency"
+    shapes = f"input shape {_shape(row.input_size)}, output shape {_shape(row.output_size)}"
+    return f"({row.name or 'model'}): {row.class_name}, num_params {row.num_params}, {time}, {shapes}"
+
+
+def _shape(sizes: Sizes) -> str:
+    return str(first_shape(sizes))
+
+
+# ------------------------------------------------------------------------------------------------- totals
+
+
+class ClassTotals(NamedTuple):
+    """What the modules of one class have together at one depth."""
+
+    class_name: str
+    params: int
+    macs: int
+    latency_ms: float
+
+
+def top_classes(root: LayerInfo) -> list[list[ClassTotals]]:
+    """For each depth, the classes of its modules; parameters of a module that is called again count once."""
+    by_depth: list[dict[str, ClassTotals]] = []
+    seen: set[int] = set()
+    for row in root.walk():
+        while len(by_depth) <= row.depth:
+            by_depth.append({})
+        so_far = by_depth[row.depth].get(row.class_name, ClassTotals(row.class_name, 0, 0, 0.0))
+        by_depth[row.depth][row.class_name] = so_far._replace(
+            params=so_far.params + (row.num_params if row.layer_id not in seen else 0),
+            macs=so_far.macs + row.macs,
+            latency_ms=so_far.latency_ms + (row.latency_ms or 0.0),
+        )
+        seen.add(row.layer_id)
+    return [list(classes.values()) for classes in by_depth]
+
+
+_WEIGHTS = {
+    "BatchNorm": (2, 1),
+    "SyncBatchNorm": (2, 1),
+    "InstanceNorm": (2, 1),
+    "LayerNorm": (5, 4),
+    "GroupNorm": (5, 4),
+}
+
+
+def flops_with_elementwise(root: LayerInfo) -> int:
+    """FLOPs as DeepSpeed's flops profiler counts them: 2 x MACs and element-wise work of leaf modules.
+
+    A batch or instance norm counts 2 (without affine parameters 1) for each element, a layer or group norm 5 (4),
+    activations and pooling 1; what a forward does itself, such as a residual addition, is left out.
+    """
+    return root.flops + sum(
+        _elementwise_flops(row) for row in root.walk() if row.executed and row.is_leaf and not row.macs
+    )
+
+
+def _elementwise_flops(row: LayerInfo) -> int:
+    weights = next((each for name, each in _WEIGHTS.items() if row.class_name.startswith(name)), None)
+    shape = first_shape(row.input_size)
+    if weights is None or not isinstance(shape, list):
+        return row.self_elementwise_ops
+    return math.prod(shape) * weights[0 if row.inner_layers else 1]
+
+
+def profile_report(
+    root: LayerInfo, *, top_modules: int = 1, module_depth: int | None = None, detailed: bool = True, device: str = ""
+) -> str:
+    """Totals, the classes that cost most at each depth, and the model's repr with figures."""
+    lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
+    lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
+    for depth, classes in enumerate(top_classes(root)):
+        if module_depth is None or depth <= module_depth:
+            lines += [f"depth {depth}:", *_top(classes, top_modules)]
+    if detailed:
+        lines += ["", _ORDER, "", *_annotated(root, root, "", module_depth)]
+    return "\n".join(lines)
+
+
+_ORDER = (
+    "Each module with: params, share of params, MACs, share of MACs, forward latency, share of latency, forward "
+    "FLOP/s. What a forward does itself, outside of its submodules, is in its own line only."
+)
+
+
+def _header(root: LayerInfo) -> Iterator[str]:
+    facts = [
+        ("params", _scaled(root.num_params)),
+        ("forward MACs", _scaled(root.macs, "MACs")),
+        ("forward FLOPs = 2 x MACs", _scaled(root.flops)),
+        ("forward FLOPs with element-wise work of modules", _scaled(flops_with_elementwise(root))),
+    ]
+    if root.latency_ms:
+        facts.append(("forward latency", _time(root.latency_ms)))
+        facts.append(("forward FLOP/s = FLOPs / latency", _scaled(root.flops / root.latency_ms * 1e3, "FLOP/s")))
+    if root.backward_latency_ms and root.latency_ms:
+        backward, both = root.backward_latency_ms, root.latency_ms + root.backward_latency_ms
+        facts.append(("backward FLOPs, estimated as 2 x forward", _scaled(2 * root.flops)))
+        facts.append(("backward latency", _time(backward)))
+        facts.append(("backward FLOP/s", _scaled(2 * root.flops / backward * 1e3, "FLOP/s")))
+        facts.append(("forward and backward FLOP/s", _scaled(3 * root.flops / both * 1e3, "FLOP/s")))
+    width = max(len(name) for name, _ in facts) + 2
+    for name, value in facts:
+        yield f"{name + ':':<{width}}{value}"
+
+
+def _top(classes: list[ClassTotals], count: int) -> Iterator[str]:
+    def largest(key: str, text: object) -> str:
+        ranked = sorted(classes, key=lambda each: -getattr(each, key))[:count]
+        return ", ".join(f"{each.class_name} {text(getattr(each, key))}" for each in ranked)  # type: ignore[operator]
+
+    yield f"    params           {largest('params', _scaled)}"
+    yield f"    MACs             {largest('macs', lambda value: _scaled(value, 'MACs'))}"
+    yield f"    forward latency  {largest('latency_ms', _time)}"
+
+
+def _annotated(row: LayerInfo, root: LayerInfo, indent: str, depth: int | None) -> Iterator[str]:
+    extra = row.module.extra_repr() if row.module is not None else ""
+    figures = ", ".join([*_figures(row, root), *([" ".join(extra.split())] if extra else [])])
+    name = f"({row.name}): " if row.name else ""
+    children = row.children if depth is None or row.depth < depth else []
+    if not children:
+        yield f"{indent}{name}{row.class_name}({figures})"
+        return
+    yield f"{indent}{name}{row.class_name}("
+    yield f"{indent}  {figures}"
+    for child in children:
+        yield from _annotated(child, root, indent + "  ", depth)
+    yield f"{indent})"
+
+
+def _figures(row: LayerInfo, root: LayerInfo) -> Iterator[str]:
+    yield _scaled(row.num_params)
+    yield f"{row.num_params / root.num_params if root.num_params else 0:.2%} Params"
+    yield _scaled(row.macs, "MACs")
+    yield f"{row.macs / root.macs if root.macs else 0:.2%} MACs"
+    if row.latency_ms is None:
+        yield "not timed"
+        return
+    yield _time(row.latency_ms)
+    yield f"{row.latency_share or 0:.2%} latency"
+    yield _scaled(row.achieved_flops_per_second or 0, "FLOP/s")
+
+
+def _scaled(value: float, unit: str = "") -> str:
+    prefix = auto_prefix(value)
+    number = f"{value / PREFIXES[prefix]:.2f}".rstrip("0").rstrip(".")
+    return f"{number} {prefix}{unit}".rstrip()
+
+
+def _time(milliseconds: float) -> str:
+    if milliseconds >= 1e3:
+        return f"{milliseconds / 1e3:.2f} s"
+    return f"{milliseconds:.2f} ms" if milliseconds >= 1 else f"{1e3 * milliseconds:.2f} us"
