@@ -15,12 +15,14 @@ from modelsummary.errors import (
     InputError,
     LayerNotFoundError,
     ModelSummaryError,
+    ProfilerError,
     RegistrationError,
     SplitError,
 )
 from modelsummary.layer_info import LayerInfo
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
+from modelsummary.profiler import Profiler, TIDSProfiler, profile
 from modelsummary.split import Stages
 from modelsummary.statistics import Statistics
 
@@ -33,10 +35,14 @@ __all__ = [
     "LayerNotFoundError",
     "ModelStatistics",
     "ModelSummaryError",
+    "Profiler",
+    "ProfilerError",
     "RegistrationError",
     "SplitError",
     "Stages",
     "Statistics",
+    "TIDSProfiler",
+    "profile",
     "register_op_cost",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,14 +49,14 @@ class DeviceSpec:
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
-        """The accelerator of the table whose name is part of ``name``, such as ``"NVIDIA H100 80GB HBM3"``.
+        """The accelerator of the table whose words are among those of ``name``, such as ``"NVIDIA H100 80GB HBM3"``.
 
         Raises:
             InputError: the table has none of this name.
         """
-        wanted = str(name).upper()
-        for known in sorted(_TABLE, key=len, reverse=True):
-            if all(word in wanted for word in known.upper().split()):
+        words = set(re.split(r"[^A-Z0-9]+", str(name).upper()))
+        for known in _TABLE:
+            if words.issuperset(known.upper().split()):
                 return _from_table(known)
         raise InputError(
             f"no accelerator {name!r} in the table; expected one of {', '.join(_TABLE)}, or DeviceSpec(...)"

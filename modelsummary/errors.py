@@ -10,6 +10,7 @@ __all__ = [
     "InputError",
     "LayerNotFoundError",
     "ModelSummaryError",
+    "ProfilerError",
     "RegistrationError",
     "SplitError",
 ]
@@ -62,6 +63,10 @@ class ForwardError(ModelSummaryError, RuntimeError):
     def __init__(self, message: str, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+class ProfilerError(ModelSummaryError, RuntimeError):
+    """There is nothing to make a profile of."""
 
 
 class SplitError(ModelSummaryError, RuntimeError):

@@ -39,6 +39,7 @@ class ModelStatistics:
         fallback_reason: why shape-only execution gave way to real execution, or None.
         batch_dim: dimension that views print as -1, or None.
         options: how ``print`` renders the table.
+        call: how the model is called, for what runs it again.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ModelStatistics:
         fallback_reason: str | None = None,
         batch_dim: int | None = None,
         options: TableOptions | None = None,
+        call: CallArguments | None = None,
     ) -> None:
         self.root = root
         self.execution = execution
@@ -56,7 +58,7 @@ class ModelStatistics:
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
-        self._call: CallArguments | None = None
+        self._call = call
         self._called: nn.Module | None = None  # what to call for the model: a compiled one
         self._cut: ModelSplitter | None = None
         self.latency_overhead: LatencyOverhead | None = None

@@ -17,6 +17,7 @@ LAYERS = {
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec"], 1),
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
     "statistics": 3,
+    "profiler": 4,
 }
 
 

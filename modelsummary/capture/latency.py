@@ -45,7 +45,7 @@ class LatencyOverhead(NamedTuple):
     """What measuring cost, and under which circumstances.
 
     Attributes:
-        forward: without and with marks, what they cost included.
+        forward: without and with marks, what they cost included; None if there were no runs without.
         backward: likewise; None if no backward was timed.
         per_call_us: calibrated cost of timing one call in microseconds, taken off the figures; 0 where the device keeps
             the time.
@@ -54,7 +54,7 @@ class LatencyOverhead(NamedTuple):
         waits: the device has no events that take the time: every mark waited for it, and nothing overlapped.
     """
 
-    forward: Comparison
+    forward: Comparison | None
     backward: Comparison | None
     per_call_us: float
     runs: int
@@ -62,13 +62,13 @@ class LatencyOverhead(NamedTuple):
     waits: bool
 
     def __str__(self) -> str:
-        forward = (
-            f"Latency: median of {self.runs} runs on {self.device}; a forward took {self.forward.plain_ms:,.3f} ms "
-            f"without marks, {self.forward.ratio:.3f} times that with them"
-        )
-        cost = f", of which {self.per_call_us:.2f} us a call are taken off" if self.per_call_us else ""
-        backward = f"; the backward {self.backward.ratio:.3f} times" if self.backward is not None else ""
-        return f"{forward}{cost}{backward}{'; every mark waited for the device' if self.waits else ''}"
+        text = f"Latency: median of {self.runs} run(s) on {self.device}"
+        if self.forward is not None:
+            text += f"; a forward took {self.forward.plain_ms:,.3f} ms, with marks {self.forward.ratio:.3f} times that"
+        if self.backward is not None:
+            text += f", a backward {self.backward.plain_ms:,.3f} ms, with marks {self.backward.ratio:.3f} times"
+        cost = f"; {self.per_call_us:.2f} us taken off for each call" if self.per_call_us else ""
+        return f"{text}{cost}{'; every mark waited for the device' if self.waits else ''}"
 
 
 def measure_latency(
@@ -149,7 +149,7 @@ class _Measurement:
         self._model, self._args, self._kwargs, self._device = model, args, kwargs, device
         self._root, self._backward = root, backward
         self._clock: Clock = clock_for(device)
-        self._timer = Timer(model, self._clock, keep_output=backward)
+        self._timer = Timer(model, self._clock)
         self._cost = cost_of_timing() if type(self._clock) is CpuClock else (0.0, 0.0)
         self._timings = Timings(model, root, self._cost)
         self._plain: list[tuple[float, float]] = []  # forward and backward, in milliseconds

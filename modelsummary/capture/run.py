@@ -21,6 +21,7 @@ from modelsummary.capture.real import RealExecution
 from modelsummary.capture.restore import unchanged
 from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.structure import replace_in_objects
+from modelsummary.capture.timer import suspended
 from modelsummary.capture.tree import call_tree, static_tree
 from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError
@@ -217,7 +218,7 @@ def running(
         grad: with gradients enabled.
         as_is: leave on what hides operators: fused fast paths and compiled functions.
     """
-    with unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
+    with suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
         execution = ShapeOnly() if on_shapes else RealExecution(held.tensors)
         try:
             if isinstance(execution, ShapeOnly):

@@ -18,7 +18,7 @@ from torch import nn
 
 from modelsummary.capture.clock import Clock, CpuClock
 
-__all__ = ["Step", "TimedCall", "Timer", "cost_of_timing"]
+__all__ = ["Step", "TimedCall", "Timer", "cost_of_timing", "suspended"]
 
 _next_node = torch._C._autograd._get_sequence_nr
 
@@ -58,12 +58,13 @@ class Step:
 
     Attributes:
         log: begins as module, mark, number of the next autograd node; ends with None in the place of the module.
-        output: what the model returned, where the timer keeps it.
+        arguments, output: of the call; whoever does not need them drops them.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.log: list[Any] = []
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self.output: Any = None
         self._root: TimedCall | None = None
 
@@ -105,9 +106,8 @@ class Timer:
     are not timed.
 
     Args:
-        keep_output: keep what the model returns in its ``Step``.
         is_ignored: modules that are not timed; their time is their caller's.
-        on_call: is given the arguments of each call of the model before it begins.
+        on_step: hears of each finished call of the model, which it then keeps or not: ``steps`` stays empty.
 
     Attributes:
         steps: finished calls of the model.
@@ -119,17 +119,15 @@ class Timer:
         model: nn.Module,
         clock: Clock,
         *,
-        keep_output: bool = False,
         is_ignored: Callable[[nn.Module], bool] | None = None,
-        on_call: Callable[[tuple[Any, ...], dict[str, Any]], object] | None = None,
+        on_step: Callable[[Step], object] | None = None,
     ) -> None:
         self.model = model
         self.clock = clock
         self.steps: list[Step] = []
         self.in_other_threads = 0
         self._own = {id(module) for module in model.modules() if is_ignored is None or not is_ignored(module)}
-        self._keep_output = keep_output
-        self._on_call = on_call
+        self._on_step = on_step or self.steps.append
         self._logs: dict[int, list[Any]] = {}  # by thread
 
     def start(self) -> None:
@@ -180,8 +178,6 @@ class Timer:
 
     def _step(self, call_module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call of the model; one that raises leaves nothing."""
-        if self._on_call is not None:
-            self._on_call(args, kwargs)
         step = Step(self.clock)
         self._logs[get_ident()] = log = step.log
         try:
@@ -190,8 +186,8 @@ class Timer:
             log += (None, self.clock.now(), _next_node())
         finally:
             del self._logs[get_ident()]
-        step.output = output if self._keep_output else None
-        self.steps.append(step)
+        step.arguments, step.output = (args, kwargs), output
+        self._on_step(step)
         return output
 
 
@@ -212,6 +208,19 @@ def _install() -> None:
         call = timer.wrap(call)
     nn.Module.__call__ = call  # type: ignore[method-assign]
     _installed = call if _active else None
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Context in which no timer times: what runs there is no step of anybody's work."""
+    waiting = _active[:]
+    _active.clear()
+    _install()
+    try:
+        yield
+    finally:
+        _active[:] = waiting
+        _install()
 
 
 # ------------------------------------------------------------------------------------------------- its cost
@@ -245,10 +254,11 @@ def cost_of_timing(calls: int = 500, repetitions: int = 9) -> tuple[float, float
     with_marks: list[float] = []
     own: list[float] = []
     for _ in range(repetitions):
-        begin = clock.now()
-        model(None)
+        with suspended():
+            begin = clock.now()
+            model(None)
         plain.append((clock.now() - begin) / 1e6 / calls)
-        with timer.running():
+        with suspended(), timer.running():
             model(None)
         root = timer.steps.pop().settle()
         with_marks.append(root.milliseconds / calls)

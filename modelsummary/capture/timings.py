@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from modelsummary.layer_info import LayerInfo
 __all__ = ["Run", "Timings", "fill"]
 
 Key = tuple[str, int]  # FQN and number of the call
+_NOT_TIMED = "not timed: ignored, or its caller ran a fused or compiled function instead"
 
 
 @dataclass
@@ -82,6 +83,10 @@ def fill(root: LayerInfo, runs: Sequence[Run]) -> None:
     over all rows is the median of the root.
     """
     rows = list(root.walk())
+    timed = set().union(*(run.forward for run in runs))
+    for row in rows:
+        is_timed = not row.executed or (row.fqn, row.call_index) in timed
+        row.note = row.note.removeprefix(_NOT_TIMED) if is_timed else row.note or _NOT_TIMED
     _fill(rows, "", [run.forward for run in runs], [run.forward_ms for run in runs])
     backwards = [run for run in runs if run.backward is not None]
     if backwards:
@@ -102,6 +107,8 @@ def _fill(rows: Sequence[LayerInfo], prefix: str, runs: Sequence[dict[Key, float
             own[row] = [run.get(key, 0.0) for run in runs]
     whole = median(totals)
     medians = {row: median(times) for row, times in own.items()}
+    if not any(medians.values()):  # each branch ran in less than half of the runs
+        medians = {row: mean(times) for row, times in own.items()}
     added = sum(medians.values())
     scale = whole / added if added else 0.0
     sums = {row: medians[row] * scale for row in own}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary import DeviceSpec, InputError
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("a100 80gb", "A100 80GB"),
+    ],
+)
+def test_names(name, found):
+    assert DeviceSpec.of(name).name == found
+
+
+@pytest.mark.parametrize("name", ["A100", "4090", "nothing", "", None])
+def test_unknown_names(name):
+    with pytest.raises(InputError, match="expected one of V100, T4"):
+        DeviceSpec.of(name)
+
+
+def test_every_device_of_the_table_has_a_source():
+    for name in ("V100", "T4", "A10", "A100 40GB", "A100 80GB", "L4", "L40S", "RTX 4090", "H100", "H200", "MI300X"):
+        spec = DeviceSpec.of(name)
+        assert spec.source
+        assert spec.peak(torch.float16) >= spec.peak(torch.float32)
+
+
+def test_bound():
+    # 100 FLOP/s and 10 B/s: from 10 FLOPs a byte on computing takes longer
+    spec = DeviceSpec("made up", {torch.float32: 100.0}, 10.0)
+    assert spec.bound(200, 10, torch.float32) == (2.0, "compute")
+    assert spec.bound(200, 40, torch.float32) == (4.0, "memory")
+    assert spec.bound(0, 0, torch.float32) == (0.0, "compute")
+    with pytest.raises(InputError, match=r"peak of made up with torch\.float64 is not known; pass dtype= one of"):
+        spec.bound(1, 1, torch.float64)
+
+
+@pytest.mark.parametrize(("peaks", "bandwidth"), [({}, 1.0), ({torch.float32: 0.0}, 1.0), ({torch.float32: 1.0}, -1.0)])
+def test_bad_figures(peaks, bandwidth):
+    with pytest.raises(InputError, match="must be numbers > 0"):
+        DeviceSpec("bad", peaks, bandwidth)
+
+
+@pytest.mark.slow
+def test_this_machine():
+    spec = DeviceSpec.measure(dtypes=(torch.float32, torch.float64))
+    assert spec.peak(torch.float32) > spec.peak(torch.float64) > 1e8
+    assert spec.bandwidth > 1e8

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import modelsummary
+from modelsummary import InputError, Profiler, ProfilerError, TIDSProfiler
+from tests.models import Call
+from tests.test_latency import check_sums
+from tests.untouched import untouched
+
+ORIGINAL = nn.Module.__call__
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Sequential(nn.ReLU(inplace=True)), nn.Linear(8, 1))
+
+
+def steps(model, *batches):
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        model(torch.randn(batch, 4)).sum().backward()
+
+
+def test_a_training_loop_is_the_same_with_it():
+    plain, profiled = make(), make()
+    prof = Profiler(profiled, backward=True)
+    prof.start_profile()
+    for model in (plain, profiled):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            steps(model, 5)
+            optimizer.step()
+    with untouched(profiled):
+        stats = prof.generate_profile()
+        prof.end_profile()
+    assert nn.Module.__call__ is ORIGINAL
+    assert all(map(torch.equal, plain.state_dict().values(), profiled.state_dict().values()))
+    check_sums(stats)
+    check_sums(stats, "backward_")
+    assert stats.latency_overhead.runs == 3
+    assert stats["0"].input_size == [5, 4]
+    assert stats["0"].macs == 5 * 32
+    assert "median of 3 run(s)" in str(stats)
+
+
+def test_the_most_frequent_size_counts():
+    with modelsummary.profile(make()) as prof:
+        steps(prof._model, 2, 3, 3)
+    stats = prof.generate_profile()
+    assert stats.root.input_size == [3, 4]
+    assert stats.latency_overhead.runs == 2
+    assert "1 more steps had inputs of other sizes" in stats.root.note
+
+
+def test_the_mode_of_the_steps_counts():
+    model = make()
+    with modelsummary.profile(model) as prof:
+        steps(model, 2)
+    model.eval()
+    with untouched(model):
+        stats = prof.generate_profile()
+    assert stats["1"].training
+
+
+def test_only_the_latest_steps_are_kept():
+    with modelsummary.profile(make(), max_steps=2) as prof:
+        steps(prof._model, 2, 2, 2, 2)
+    assert prof.generate_profile().latency_overhead.runs == 2
+
+
+def test_stop_start_and_reset():
+    model = make()
+    prof = TIDSProfiler(model)
+    prof.start_profile()
+    steps(model, 2)
+    assert prof.generate_profile().latency_overhead.runs == 1
+    steps(model, 2)
+    assert prof.generate_profile().latency_overhead.runs == 2  # its own runs are none of them
+    prof.stop_profile()
+    steps(model, 2)
+    assert prof.generate_profile().latency_overhead.runs == 2
+    prof.start_profile()
+    steps(model, 2)
+    assert prof.generate_profile().latency_overhead.runs == 1
+    prof.reset_profile()
+    with pytest.raises(ProfilerError, match="was not called since start_profile"):
+        prof.generate_profile()
+    steps(model, 2)
+    assert prof.generate_profile().latency_overhead.runs == 1
+    prof.end_profile()
+    with pytest.raises(ProfilerError, match="was not started"):
+        prof.generate_profile()
+    assert nn.Module.__call__ is ORIGINAL
+
+
+def test_ignored_modules():
+    model = make()
+    prof = Profiler(model)
+    prof.start_profile([nn.Linear, "2", model[1]])
+    steps(model, 2)
+    stats = prof.generate_profile()
+    prof.end_profile()
+    assert [row.fqn for row in stats if row.latency_ms is not None] == ["2", "2.0"]  # 2 is what is in it
+    assert stats["2"].self_latency_ms == 0.0
+    check_sums(stats)
+    for wrong in ("nonsense", nn.Conv2d, nn.Linear(1, 1)):
+        with pytest.raises(InputError, match="no class, name or module of the model"):
+            prof.start_profile([wrong])
+    assert nn.Module.__call__ is ORIGINAL
+
+
+def test_an_exception_leaves_nothing():
+    def fails(self, x):
+        raise ValueError("no")
+
+    model = Call(lambda self, x: self.b(self.a(x)), a=nn.Linear(2, 2), b=Call(fails))
+    prof = Profiler(model, backward=True)
+    with untouched(model):
+        prof.start_profile()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                model(torch.ones(1, 2))
+        with pytest.raises(ProfilerError, match="Call was not called"):
+            prof.generate_profile()
+        prof.end_profile()
+    assert nn.Module.__call__ is ORIGINAL
+
+
+def test_a_block_that_raises():
+    with pytest.raises(ValueError, match="no"), modelsummary.profile(make()):
+        raise ValueError("no")
+    assert nn.Module.__call__ is ORIGINAL
+
+
+def test_a_model_that_decides_by_values():
+    model = Call(lambda self, x: self.a(x) if x.sum() > 0 else self.b(x), a=nn.Linear(2, 2), b=nn.Linear(2, 3))
+    with modelsummary.profile(model) as prof:
+        model(torch.full((1, 2), -1.0))
+    stats = prof.generate_profile()
+    assert stats.execution == "real"
+    assert stats["a"].latency_ms is None
+    assert stats["b"].latency_ms > 0
+
+
+def test_a_wrapped_model():
+    model = nn.DataParallel(make())
+    with modelsummary.profile(model) as prof:
+        steps(model, 2)
+    stats = prof.generate_profile()
+    assert stats.root.class_name == "Sequential"
+    check_sums(stats)
+
+
+@pytest.mark.parametrize(
+    ("make_profiler", "message"),
+    [
+        (lambda: Profiler(nn.Linear), "expected a torch.nn.Module"),
+        (lambda: Profiler(make(), max_steps=0), "max_steps=0"),
+    ],
+)
+def test_bad_arguments(make_profiler, message):
+    with pytest.raises(InputError, match=message):
+        make_profiler()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import DeviceSpec, InputError, Statistics
+from tests.models import Call
+
+# 1000 FLOP/s, 100 B/s
+SPEC = DeviceSpec("made up", {torch.float32: 1e3, torch.float64: 5e2, "tf32": 8e3}, 1e2)
+
+
+def statistics():
+    # 0: 2 x (2 x 4 x 8) = 128 FLOPs; reads 8 + 32 + 8 floats and writes 16: 256 B. 1: reads and writes 16: 128 B
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    return Statistics(model, (2, 4))
+
+
+def test_estimate():
+    stats = statistics()
+    assert stats.estimate_latency(SPEC) == pytest.approx(2.56e3 + 1.28e3)  # both wait for memory
+    assert stats["0"].estimated_latency_ms == pytest.approx(2.56e3)
+    assert stats.root.estimated_latency_ms == pytest.approx(3.84e3)
+    assert stats.estimate_latency(DeviceSpec("slow", {torch.float32: 1.0}, 1e9)) == pytest.approx(128e3, rel=1e-6)
+    assert stats.root.latency_ms is None
+
+
+def test_dtype():
+    stats = Statistics(nn.Sequential(nn.Linear(4, 8)).double(), (2, 4))
+    narrow = DeviceSpec("narrow", {torch.float32: 1.0, torch.float64: 0.5}, 1e9)
+    assert stats.estimate_latency(narrow) == pytest.approx(256e3, rel=1e-3)
+    assert stats.estimate_latency(narrow, torch.float32) == pytest.approx(128e3, rel=1e-3)
+    with pytest.raises(InputError, match=r"with torch\.int8 is not known"):
+        stats.estimate_latency(narrow, torch.int8)
+    with pytest.raises(InputError, match="no accelerator 'abacus'"):
+        stats.estimate_latency("abacus")
+
+
+def test_roofline():
+    stats = statistics()
+    model, linear, relu = stats.roofline(SPEC)
+    assert (linear.flops, linear.moved_bytes, linear.arithmetic_intensity) == (128, 256, 0.5)
+    assert (linear.bound_ms, linear.limited_by, linear.part_of_roof) == (pytest.approx(2560), "memory", None)
+    assert relu.bound_ms == pytest.approx(1280)
+    assert model.bound_ms == pytest.approx(3840)
+    stats.root.latency_ms, stats["0"].latency_ms = 5000.0, 5120.0
+    model, linear, relu = stats.roofline(SPEC)
+    assert linear.part_of_roof == pytest.approx(0.5)
+    text = str(stats.roofline(SPEC, depth=0))
+    assert "Limited by" in text
+    assert "76.8%" in text
+    assert len(text.splitlines()) == 2
+
+
+def test_functions_of_a_forward_are_counted():
+    model = Call(lambda self, x: self.a(x @ x), a=nn.Identity())
+    model, identity = Statistics(model, (8, 8)).roofline(SPEC)
+    assert model.flops == 1024
+    assert model.bound_ms == pytest.approx(1e3 * max(1.024, 512 / 1e2))  # x is read once, the product written
+    assert identity.bound_ms == 0
+
+
+def test_split_by_an_estimate():
+    model = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 4))
+    stats = Statistics(model, (2, 4))
+    stats.estimate_latency(SPEC)
+    stages = stats.split(2, by="latency")
+    assert sum(each.cost for each in stages.facts) == pytest.approx(stats.root.estimated_latency_ms / 1e3)
