@@ -19,7 +19,7 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["docs/usage.md", "docs/numbers.md", "docs/split.md"])
+@pytest.mark.parametrize("path", ["docs/usage.md", "docs/numbers.md", "docs/split.md", "docs/latency.md"])
 def test_code_runs_and_comments_are_true(path):
     namespace = {}
     for block in blocks(path, "python"):
@@ -32,7 +32,7 @@ def test_code_runs_and_comments_are_true(path):
 
 def test_readme_example():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    block, splits = blocks("README.md", "python")
+    block, splits, times = blocks("README.md", "python")
     lines = block.strip().splitlines()
     expression, expected = lines[-1].split("  # ")
     namespace = {"resnet152": models.resnet152}
@@ -41,6 +41,10 @@ def test_readme_example():
     exec(splits.splitlines()[0], namespace)
     (table,) = (text.strip() for text in blocks("README.md", "text") if "Crossing" in text)
     assert str(namespace["stages"]) == table
+    small = models.resnet18().train()
+    namespace |= {"model": small, "stats": Statistics(small, (2, 3, 32, 32)), "modelsummary": modelsummary}
+    namespace["train"] = lambda model: model(torch.rand(2, 3, 32, 32))
+    exec(times, namespace)
 
 
 def test_the_table_in_the_readme():
