@@ -21,7 +21,10 @@ LAYERS = {
 }
 
 
-FAMILIES = {"op_formulas": "op_costs", "splitting": "statistics", "model_statistics": "statistics"}
+FAMILIES = {
+    "op_formulas": "op_costs",
+    **dict.fromkeys(["splitting", "measuring", "model_statistics"], "statistics"),
+}
 
 
 def _family(module: str) -> str:
