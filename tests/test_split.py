@@ -426,7 +426,7 @@ def test_single_tensor_cuts():
         ({"n_stages": 2.0}, "n_stages=2.0"),
         ({"n_stages": 2, "by": "speed"}, "by='speed' is unknown; expected one of macs"),
         ({"n_stages": 2, "by": 3}, "by=3 is unknown"),
-        ({"n_stages": 2, "by": "latency"}, "no latency was measured"),
+        ({"n_stages": 2, "by": "latency"}, "nothing was measured or estimated"),
         ({"n_stages": 2, "by": {"9": 1}}, "'9', which is no layer"),
         ({"n_stages": 2, "by": {"0": -1}}, "'0' the cost -1"),
         ({"n_stages": 2, "by": lambda row: 0}, "cost of 0"),

@@ -103,8 +103,8 @@ COLUMNS: dict[str, Column] = {
     "backward_latency_share": _fact("Bwd Latency %", "percent", "backward_latency_share"),
     "backward_latency_iqr_ms": _fact("Bwd Latency IQR (ms)", "ms", "backward_latency_iqr_ms"),
     "estimated_latency_ms": _fact("Est. Latency (ms)", "ms", "estimated_latency_ms"),
-    "gflops_per_second": Column("GFLOP/s", "rate", lambda info: _giga(info.achieved_flops_per_second)),
-    "gbytes_per_second": Column("GB/s", "rate", lambda info: _giga(info.achieved_bytes_per_second)),
+    "achieved_flops_per_second": Column("GFLOP/s", "rate", lambda info: _giga(info.achieved_flops_per_second)),
+    "achieved_bytes_per_second": Column("GB/s", "rate", lambda info: _giga(info.achieved_bytes_per_second)),
 }
 
 _LATENCY_COLUMNS = ("latency_ms", "latency_share")
