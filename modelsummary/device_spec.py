@@ -18,6 +18,7 @@ __all__ = ["Bound", "DeviceSpec"]
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "PCIE"})  # of the same name, with other figures
 
 
 class Bound(NamedTuple):
@@ -44,7 +45,9 @@ class DeviceSpec:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not self.peak_flops or not all(peak > 0 for peak in self.peak_flops.values()) or not self.bandwidth > 0:
+        peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else ()
+        figures = [*peaks, self.bandwidth]
+        if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
             raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
 
     @classmethod
@@ -52,11 +55,11 @@ class DeviceSpec:
         """The accelerator of the table whose words are among those of ``name``, such as ``"NVIDIA H100 80GB HBM3"``.
 
         Raises:
-            InputError: the table has none of this name.
+            InputError: the table has none of this name. (Variants such as PCIe, NVL or laptop models differ.)
         """
         words = set(re.split(r"[^A-Z0-9]+", str(name).upper()))
         for known in _TABLE:
-            if words.issuperset(known.upper().split()):
+            if words.issuperset(known.upper().split()) and not words & _OTHER_MODELS:
                 return _from_table(known)
         raise InputError(
             f"no accelerator {name!r} in the table; expected one of {', '.join(_TABLE)}, or DeviceSpec(...)"
@@ -71,7 +74,9 @@ class DeviceSpec:
         Args:
             dtypes: of the products, each in turn.
         """
-        place = torch.device(device)
+        place = _existing(device)
+        if isinstance(dtypes, str) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+            raise InputError(f"dtypes={dtypes!r}; expected a list of torch.dtype")
         small = place.type == "cpu"
         size = 1024 if small else 8192
         peaks: dict[Precision, float] = {}
@@ -87,9 +92,12 @@ class DeviceSpec:
         seconds = _least_seconds(place, target.copy_, source)
         return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, "measured")
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.bandwidth))
+
     def peak(self, dtype: Precision) -> float:
         """Operations per second with a dtype. Raises ``InputError`` if the peak is not known."""
-        if dtype not in self.peak_flops:
+        if not isinstance(dtype, (str, torch.dtype)) or dtype not in self.peak_flops:
             known = ", ".join(map(str, self.peak_flops))
             raise InputError(f"the peak of {self.name} with {dtype} is not known; pass dtype= one of {known}")
         return self.peak_flops[dtype]
@@ -98,6 +106,17 @@ class DeviceSpec:
         """The roofline (Williams et al. 2009): computing and moving overlap at best, so the longer of both counts."""
         computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
+
+
+def _existing(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} cannot be measured: {str(error).splitlines()[0]}") from None
+    if place.type == "meta":
+        raise InputError("device='meta' computes nothing that could be measured")
+    return place
 
 
 def _least_seconds(device: torch.device, work: Callable[..., object], *args: torch.Tensor) -> float:

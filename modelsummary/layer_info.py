@@ -73,6 +73,9 @@ class LayerInfo:
         latency_iqr_ms: quartile distance of ``latency_ms`` over the runs.
         backward_*: the same for the backward.
         estimated_latency_ms: time of the call by the roofline of a device; see ``ModelStatistics.estimate_latency``.
+        activation_bytes: what the call keeps for the backward: storages that it is the first to save, without
+            parameters, buffers and inputs; None before ``ModelStatistics.memory`` ran. ``self_*`` adds up.
+        peak_bytes: the most that lived at a time during the call's forward, everything included.
         note: what about this row is not known, and why; empty if all is.
     """
 
@@ -129,6 +132,10 @@ class LayerInfo:
     backward_latency_share: float | None = None
     backward_latency_iqr_ms: float | None = None
     estimated_latency_ms: float | None = None
+
+    activation_bytes: int | None = None
+    self_activation_bytes: int | None = None
+    peak_bytes: int | None = None
 
     note: str = ""
 

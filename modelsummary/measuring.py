@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from modelsummary.capture.inputs import CallArguments, available_device, call_like
+from modelsummary.capture.inputs import available_device, call_like
 from modelsummary.capture.latency import LatencyOverhead, measure_latency
 from modelsummary.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
+from modelsummary.live import Live
 from modelsummary.roofline import Roofline, estimate, roofline
 from modelsummary.views.profile import latency_lines, profile_report
 
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Measuring"]
 
 
-class Measuring:
+class Measuring(Live):
     """The part of ``ModelStatistics`` that is about time.
 
     Attributes:
         latency_overhead: what measuring cost; None before something was measured.
     """
 
-    root: LayerInfo
     latency_overhead: LatencyOverhead | None = None
-    _call: CallArguments | None
     _called: nn.Module | None = None  # what to call for the model: a compiled one
 
     def measure_latency(
@@ -67,10 +65,14 @@ class Measuring:
         if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
             raise InputError(f"warmup={warmup!r}, runs={runs!r}; expected integers, warmup >= 0 and runs >= 1")
         place = None if device is None else available_device(device)
+        if not isinstance(backward, bool):
+            raise InputError(f"backward={backward!r}; expected True or False")
         if x is not None:
             call = call_like(call, model, x)
         options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": place}
-        self.latency_overhead = measure_latency(self._called or model, call, self.root, **options)
+        self.latency_overhead = measure_latency(
+            model if self._called is None else self._called, call, self.root, **options
+        )
         return self
 
     def estimate_latency(self, spec: DeviceSpec | str, dtype: Precision | None = None) -> float:
@@ -100,7 +102,7 @@ class Measuring:
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return roofline(self.root, _device_spec(spec), dtype or self._dtype(), depth)
+        return roofline(self.root, _device_spec(spec), dtype or self._dtype(), _level("depth", depth))
 
     def _dtype(self) -> torch.dtype:
         """Floating point dtype of most parameters; float32 without any."""
@@ -112,7 +114,7 @@ class Measuring:
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """A line a call, indented by tabs: parameters, latency, share of it, and shapes; also into ``output_file``."""
-        return _written(latency_lines(self.root, depth), output_file)
+        return _written(latency_lines(self.root, _level("depth", depth)), output_file)
 
     def profile_report(
         self,
@@ -130,22 +132,22 @@ class Measuring:
             detailed: with the repr.
             output_file: where to write it, too.
         """
+        if type(top_modules) is not int or top_modules < 1:
+            raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
+        _level("module_depth", module_depth)
         options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
         device = self.latency_overhead.device if self.latency_overhead is not None else ""
         return _written(profile_report(self.root, **options, device=device), output_file)
 
-    def _live(self, what: str) -> tuple[nn.Module, CallArguments]:
-        """The model and its input, for what runs it again."""
-        model = self.root.module
-        if model is None or self._call is None:
-            raise InputError(
-                f"{what} needs the live model and an input: Statistics(model, input_data) that was not pickled"
-            )
-        return model, self._call
-
 
 def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
     return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
+
+
+def _level(name: str, depth: int | None) -> int | None:
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise InputError(f"{name}={depth!r} is no level of the tree; expected an integer >= 0, or None")
+    return depth
 
 
 def _written(text: str, output_file: str | PathLike[str] | None) -> str:

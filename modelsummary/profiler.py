@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import copy
+import weakref
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from modelsummary.capture import capture
+from modelsummary.capture import Recording, capture
 from modelsummary.capture.backward import BackwardTimer
-from modelsummary.capture.clock import CpuClock, clock_for
+from modelsummary.capture.clock import Clock, CpuClock, clock_for
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.latency import LatencyOverhead
 from modelsummary.capture.structure import argument_sizes
 from modelsummary.capture.timer import Step, Timer, cost_of_timing
-from modelsummary.capture.timings import Timings, fill
+from modelsummary.capture.timings import IN_THREADS, Timings, fill
 from modelsummary.errors import InputError, ProfilerError
 from modelsummary.model_statistics import ModelStatistics
 
 __all__ = ["Profiler", "TIDSProfiler", "profile"]
 
+_MAX_KINDS = 32  # of steps; each has a tree
+
 
 @dataclass
 class _Alike:
-    """Steps with inputs of the same sizes, in the same mode.
+    """Steps that were called alike: inputs of the same sizes, the same modes.
 
     Attributes:
-        call: the arguments of the first.
-        training: modes of the modules in the first.
+        recording: tree of the first, captured before it began; or what that raised.
     """
 
-    call: CallArguments
-    training: list[bool]
+    recording: Recording | Exception
     steps: deque[tuple[Step, BackwardTimer | None]] = field(default_factory=deque)
     count: int = 0
+
+    def add(self, step: Step, backward: BackwardTimer | None, max_steps: int) -> None:
+        self.steps.append((step, backward))
+        self.count += 1
+        if len(self.steps) > max_steps:
+            _drop(*self.steps.popleft())
+
+
+def _drop(step: Step, backward: BackwardTimer | None) -> None:
+    if backward is not None:
+        backward.detach()
+    step.discard()
 
 
 class Profiler:
@@ -54,7 +70,8 @@ class Profiler:
 
     As a context manager it starts and stops. Calls run as they would without it: marks are made around
     ``nn.Module.__call__``, and with ``backward=True`` on the autograd nodes of each step. The model gets no hooks and
-    no attributes. The arguments of the first call of each size are kept until ``reset_profile`` or ``end_profile``.
+    no attributes, and no arguments are kept. Before the first step of each size the model's tree is captured, as
+    ``Statistics`` does: on shapes, or really where values decide.
 
     Args:
         model: the model; it may be compiled or wrapped for data parallelism.
@@ -68,11 +85,14 @@ class Profiler:
     def __init__(self, model: nn.Module, *, backward: bool = False, max_steps: int = 200) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
+        if not isinstance(backward, bool):
+            raise InputError(f"backward={backward!r}; expected True or False")
         if type(max_steps) is not int or max_steps < 1:
             raise InputError(f"max_steps={max_steps!r}; expected an integer >= 1")
         self._model, self._backward, self._max_steps = model, backward, max_steps
         self._timer: Timer | None = None
-        self._alike: dict[str, _Alike] = {}
+        self._session = _Session(model, backward, max_steps)
+        self._finalizer = weakref.finalize(self, int)
 
     def start_profile(self, ignore_list: Iterable[str | type | nn.Module] | None = None) -> None:
         """Forget what was recorded, and time from now on.
@@ -81,12 +101,26 @@ class Profiler:
             ignore_list: modules that are not timed, by class, by FQN, or themselves; their time is their caller's.
 
         Raises:
-            InputError: ``ignore_list`` names no module of the model.
+            InputError: ``ignore_list`` names no module of the model, or the model is on meta.
         """
+        if ignore_list is not None and not isinstance(ignore_list, (list, tuple, set, frozenset)):
+            raise InputError(f"ignore_list={ignore_list!r:.80}; expected a list of classes, names or modules")
         ignored = self._ignored(list(ignore_list or ()))
+        device = device_of(tensors_of_modules(modules_of(self._model)))
+        if device.type == "meta":
+            raise InputError("the model is on meta, where nothing runs that could be timed; use estimate_latency(spec)")
         self.end_profile()
-        clock = clock_for(device_of(tensors_of_modules(modules_of(self._model))))
-        self._timer = Timer(self._model, clock, is_ignored=lambda module: id(module) in ignored, on_step=self._record)
+        clock = clock_for(device)
+        session = self._session = _Session(self._model, self._backward, self._max_steps, clock)
+        self._timer = Timer(
+            self._model,
+            clock,
+            is_ignored=lambda module: id(module) in ignored,
+            on_begin=session.begin,
+            on_step=session.record,
+        )
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, self._timer.stop)  # one that nobody holds any longer times nothing
         self._timer.start()
 
     def stop_profile(self) -> None:
@@ -96,11 +130,7 @@ class Profiler:
 
     def reset_profile(self) -> None:
         """Forget what was recorded; go on timing if it does."""
-        for alike in self._alike.values():
-            for _, backward in alike.steps:
-                if backward is not None:
-                    backward.detach()
-        self._alike = {}
+        self._session.forget()
 
     def end_profile(self) -> None:
         """Stop, and forget everything."""
@@ -118,24 +148,31 @@ class Profiler:
     def generate_profile(self) -> ModelStatistics:
         """Statistics of what ran since the start: shapes and counts of one step, medians of the times of all.
 
-        If steps had inputs of several sizes, those of the most frequent one count.
+        If steps had inputs of several sizes or other modes, the most frequent ones count.
 
         Raises:
             ProfilerError: it was not started, or the model was not called since.
         """
         if self._timer is None:
             raise ProfilerError("the profiler was not started; call start_profile() before the model runs")
-        if not self._alike:
+        alike = self._session.most_frequent()
+        recording = alike.recording
+        if isinstance(recording, Recording):
+            recording = recording.error or recording
+        if isinstance(recording, Exception):
             raise ProfilerError(
-                f"{type(self._model).__name__} was not called since start_profile(); call the profiled model itself: "
-                "calls of its submodules alone, and forwards that raised, are no steps"
-            )
-        alike = max(self._alike.values(), key=lambda each: each.count)
-        stats = self._statistics(alike)
+                f"{type(self._model).__name__} ran, but not when its shapes were captured: "
+                f"{type(recording).__name__}: {recording}"
+            ) from recording
+        root = copy.deepcopy(recording.root, {id(each): each for each in self._model.modules()})
         clock = self._timer.clock
         cost = cost_of_timing() if isinstance(clock, CpuClock) else (0.0, 0.0)
-        timings = Timings(self._model, stats.root, cost)
-        fill(stats.root, [timings.run(step.settle(), backward) for step, backward in alike.steps])
+        timings = Timings(self._model, root, cost)
+        fill(root, [timings.run(step.settle(), backward) for step, backward in list(alike.steps)])
+        notes = [self._session.note(alike), IN_THREADS if self._timer.in_other_threads else ""]
+        root.note = root.note or "; ".join(filter(None, notes))
+        facts: dict[str, Any] = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
+        stats = ModelStatistics(root, **facts)
         stats.latency_overhead = LatencyOverhead(
             forward=None,
             backward=None,
@@ -144,50 +181,10 @@ class Profiler:
             device=str(device_of(tensors_of_modules(modules_of(self._model)))),
             waits=clock.waits,
         )
-        others = sum(each.count for each in self._alike.values()) - alike.count
-        if others:
-            stats.root.note = stats.root.note or f"{others} more steps had inputs of other sizes, or another mode"
         return stats
 
-    def _record(self, step: Step) -> None:
-        args, kwargs = step.arguments
-        modules = list(self._model.modules())
-        sizes, _ = argument_sizes(args, kwargs)
-        key = f"{self._model.training} {sizes}"
-        if key not in self._alike:
-            training = [module.training for module in modules]
-            self._alike[key] = _Alike(CallArguments(args, kwargs, None), training, deque(maxlen=self._max_steps))
-        alike = self._alike[key]
-        assert self._timer is not None
-        backward = BackwardTimer(step, self._timer.clock) if self._backward else None
-        step.arguments, step.output = ((), {}), None
-        alike.steps.append((step, backward))
-        alike.count += 1
-
-    def _statistics(self, alike: _Alike) -> ModelStatistics:
-        """The tree of the step, captured on shapes where that works, in the modes that it had."""
-        modules = list(self._model.modules())
-        now = [module.training for module in modules]
-        for module, training in zip(modules, alike.training, strict=True):
-            module.training = training
-        model = unwrap(self._model)
-        try:
-            recording = capture(model, alike.call, "auto")
-        finally:
-            for module, training in zip(modules, now, strict=True):
-                module.training = training
-        if recording.error is not None:
-            raise ProfilerError(
-                f"{type(model).__name__} ran, but not when it was run again for its shapes: "
-                f"{type(recording.error).__name__}: {recording.error}"
-            ) from recording.error
-        facts: dict[str, Any] = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
-        return ModelStatistics(recording.root, **facts, call=alike.call)
-
     def _ignored(self, ignore_list: list[str | type | nn.Module]) -> set[int]:
-        names: defaultdict[str, list[nn.Module]] = defaultdict(list)
-        for fqn, module in unwrap(self._model).named_modules():
-            names[fqn].append(module)
+        names = dict(unwrap(self._model).named_modules())
         ignored: set[int] = set()
         for entry in ignore_list:
             if isinstance(entry, type):
@@ -195,11 +192,79 @@ class Profiler:
             elif isinstance(entry, nn.Module):
                 found = [module for module in self._model.modules() if module is entry]
             else:
-                found = names.get(entry, [])
+                found = [names[entry]] if isinstance(entry, str) and entry in names else []
             if not found:
                 raise InputError(f"ignore_list holds {entry!r:.80}, which is no class, name or module of the model")
             ignored.update(map(id, found))
         return ignored
+
+
+class _Session:
+    """What was recorded between a start and an end. Nothing in here raises into the user's forward."""
+
+    def __init__(self, model: nn.Module, backward: bool, max_steps: int, clock: Clock | None = None) -> None:
+        self._model, self._backward, self._max_steps, self._clock = model, backward, max_steps, clock
+        self._alike: dict[Any, _Alike] = {}
+        self._uncaptured = 0
+        self._error: Exception | None = None
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What tells steps apart; captures the tree of the first of its kind."""
+        try:
+            sizes, _ = argument_sizes(args, kwargs)
+            plain = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
+            modes = tuple(module.training for module in self._model.modules())
+            key = (str(sizes), str(plain), modes, torch.is_grad_enabled())
+            if key not in self._alike and len(self._alike) < _MAX_KINDS:
+                self._alike[key] = _Alike(self._captured(args, kwargs))
+        except Exception as error:
+            self._error = error
+            return None
+        return key
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | Exception:
+        try:
+            return capture(unwrap(self._model), CallArguments(args, kwargs, None), "auto")
+        except Exception as error:
+            return error
+
+    def record(self, step: Step) -> None:
+        """A step has ended."""
+        try:
+            alike = self._alike.get(step.about)
+            if alike is None or self._clock is None:
+                self._uncaptured += 1
+                step.discard()
+                return
+            backward = BackwardTimer(step, self._clock) if self._backward else None
+            step.output = None
+            alike.add(step, backward, self._max_steps)
+        except Exception as error:
+            self._error = error
+
+    def forget(self) -> None:
+        """Drop all steps, and what they left on graphs."""
+        for alike in self._alike.values():
+            for step, backward in alike.steps:
+                _drop(step, backward)
+        self._alike, self._uncaptured, self._error = {}, 0, None
+
+    def most_frequent(self) -> _Alike:
+        """The kind of which there were most. Raises ``ProfilerError`` if there is none."""
+        found = [alike for alike in self._alike.values() if alike.steps]
+        if not found and self._error is not None:
+            raise ProfilerError(f"no step could be recorded: {self._error}") from self._error
+        if not found:
+            raise ProfilerError(
+                f"{type(self._model).__name__} was not called since start_profile(); call the profiled model itself: "
+                "calls of its submodules alone, and forwards that raised, are no steps"
+            )
+        return max(found, key=lambda each: each.count)
+
+    def note(self, alike: _Alike) -> str:
+        """What of the steps does not count."""
+        others = sum(each.count for each in self._alike.values()) - alike.count + self._uncaptured
+        return f"{others} more step(s) had other inputs or another mode" if others else ""
 
 
 TIDSProfiler = Profiler

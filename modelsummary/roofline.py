@@ -38,9 +38,10 @@ class RooflineRow:
     Attributes:
         arithmetic_intensity: FLOPs for each byte moved; None where none moves.
         bound_ms: the least time on the device.
-        limited_by: ``"compute"`` or ``"memory"``.
+        limited_by: ``"compute"`` or ``"memory"``, whichever has the larger part of the bound.
         latency_ms: what was measured, or None.
-        part_of_roof: ``bound_ms / latency_ms``, 0 to 1; None where nothing was measured.
+        part_of_roof: ``bound_ms / latency_ms``; None where nothing was measured. Above 1 the spec is too low for this
+            device, or data stays in its caches.
     """
 
     fqn: str
@@ -86,7 +87,9 @@ def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | N
 
 def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
     moved = row.bytes_read + row.bytes_written
-    seconds = sum(_own_seconds(each, spec, dtype) for each in row.walk())
+    bounds = [spec.bound(each.self_flops, each.self_bytes_read + each.self_bytes_written, dtype) for each in row.walk()]
+    seconds = sum(bound.seconds for bound in bounds)
+    computing = sum(bound.seconds for bound in bounds if bound.limited_by == "compute")
     return RooflineRow(
         fqn=row.fqn,
         class_name=row.class_name,
@@ -94,7 +97,7 @@ def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
         moved_bytes=moved,
         arithmetic_intensity=row.arithmetic_intensity,
         bound_ms=1e3 * seconds,
-        limited_by=spec.bound(row.flops, moved, dtype).limited_by,
+        limited_by="compute" if 2 * computing >= seconds else "memory",
         latency_ms=row.latency_ms,
         part_of_roof=1e3 * seconds / row.latency_ms if row.latency_ms else None,
     )

@@ -15,20 +15,18 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.record import record
 from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.live import Live
 from modelsummary.split import By, Cluster, Plans, Splitter, Stages, Wishes, check_initialized, make_plans
 from modelsummary.split.facts import StageFacts
 
 __all__ = ["ModelSplitter", "Splitting"]
 
 
-class Splitting:
+class Splitting(Live):
     """The part of ``ModelStatistics`` that cuts."""
 
-    root: LayerInfo
     execution: str
-    batch_dim: int | None
     summary_list: list[LayerInfo]
-    _call: CallArguments | None
     _cut: ModelSplitter | None = None
 
     def split(

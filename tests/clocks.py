@@ -12,12 +12,13 @@ class ManualClock:
 
     def __init__(self):
         self.time = 0.0
-        self.released = 0
+        self.made = self.released = 0
 
     def wait(self, milliseconds):
         self.time += milliseconds
 
     def now(self):
+        self.made += 1
         return [self.time]
 
     def milliseconds(self, marks):

@@ -111,6 +111,28 @@ def test_activation_checkpointing(reentrant):
         assert times(model, x) == ([("inner.1", 4.0)], [])
 
 
+def test_only_what_is_checkpointed_is_unknown():
+    model = Call(
+        lambda self, x: checkpoint(self.inner, self.stem(x), use_reentrant=True), stem=Slowly(50), inner=Slowly(4)
+    )
+    assert times(model, torch.ones(1, 2, requires_grad=True)) == ([("", 4.0), ("stem", 50.0)], ["inner"])
+
+
+def test_what_the_output_does_not_lead_to():
+    def forward(self, x):
+        self.aux = self.head(x).sum()
+        return self.mid(x)
+
+    model = Call(forward, head=Slowly(5), mid=Slowly(3))
+    timer = Timer(model, CLOCK)
+    with timer.running():
+        output = model(torch.ones(2, requires_grad=True))
+    backward = BackwardTimer(timer.steps.pop(), CLOCK)
+    assert [call.module for call in backward.unreached if call.module is not model] == [model.head]
+    (output.sum() + model.aux).backward()
+    assert sum(backward.milliseconds().values()) == 8.0
+
+
 def test_the_graph_is_as_before():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 1))
     x = torch.ones(2, 3)

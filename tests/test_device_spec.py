@@ -12,7 +12,6 @@ from modelsummary import DeviceSpec, InputError
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L4", "L4"),
         ("Tesla T4", "T4"),
@@ -24,7 +23,9 @@ def test_names(name, found):
     assert DeviceSpec.of(name).name == found
 
 
-@pytest.mark.parametrize("name", ["A100", "4090", "nothing", "", None])
+@pytest.mark.parametrize(
+    "name", ["A100", "4090", "nothing", "", None, "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "RTX 4090 Laptop GPU"]
+)
 def test_unknown_names(name):
     with pytest.raises(InputError, match="expected one of V100, T4"):
         DeviceSpec.of(name)
@@ -47,10 +48,29 @@ def test_bound():
         spec.bound(1, 1, torch.float64)
 
 
-@pytest.mark.parametrize(("peaks", "bandwidth"), [({}, 1.0), ({torch.float32: 0.0}, 1.0), ({torch.float32: 1.0}, -1.0)])
+@pytest.mark.parametrize(
+    ("peaks", "bandwidth"),
+    [
+        ({}, 1.0),
+        ({torch.float32: 0.0}, 1.0),
+        ({torch.float32: 1.0}, -1.0),
+        ({torch.float32: "a"}, 1.0),
+        ({torch.float32: 1.0}, "b"),
+        (5, 1.0),
+    ],
+)
 def test_bad_figures(peaks, bandwidth):
     with pytest.raises(InputError, match="must be numbers > 0"):
         DeviceSpec("bad", peaks, bandwidth)
+
+
+def test_devices_that_cannot_be_measured():
+    for device in ("nowhere", "meta"):
+        with pytest.raises(InputError, match=repr(device)):
+            DeviceSpec.measure(device)
+    with pytest.raises(InputError, match="expected a list of torch"):
+        DeviceSpec.measure(dtypes=("float32",))
+    assert len({DeviceSpec.of("H100"), DeviceSpec.of("h100")}) == 1
 
 
 @pytest.mark.slow

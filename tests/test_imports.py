@@ -14,7 +14,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = {
     "errors": -1,
     "units": 0,
-    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec"], 1),
+    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
     "statistics": 3,
     "profiler": 4,
@@ -23,7 +23,7 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(["splitting", "measuring", "model_statistics"], "statistics"),
+    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "model_statistics"], "statistics"),
 }
 
 

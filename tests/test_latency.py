@@ -230,3 +230,47 @@ def test_nothing_waits_inside_of_the_forward():
     names = [event.name for event in traced.events()]
     assert not [name for name in names if "Synchronize" in name and "Device" not in name]
     assert timer.steps[0].settle().milliseconds > 0
+
+
+def test_compiled_models_of_any_class():
+    pytest.importorskip("torch._dynamo")
+    compiled = torch.compile(Call(lambda self, x: self.a(x), a=nn.Linear(2, 2)), backend="eager")
+    assert Statistics(compiled, (3, 2)).measure_latency(runs=1).root.latency_ms > 0
+
+
+def test_optimizers_inside_of_the_backward():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizers = {each: torch.optim.SGD([each], 0.1, momentum=0.9) for each in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda each: optimizers[each].step())
+    stats = Statistics(model, (3, 2))
+    before = copy.deepcopy(model.state_dict())
+    stats.measure_latency(runs=2, backward=True)
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+
+
+def test_large_buffers_written_by_turns():
+    def forward(self, x):
+        self.n += 1
+        (self.one if self.n % 2 else self.two).add_(1)
+        return self.a(x)
+
+    model = Call(forward, a=nn.Linear(2, 2))
+    model.n = 0
+    model.register_buffer("one", torch.zeros(70_000))
+    model.register_buffer("two", torch.zeros(70_000))
+    with untouched(model):
+        Statistics(model, (3, 2)).measure_latency(runs=2)
+
+
+def test_measuring_again_forgets_the_backward():
+    stats = Statistics(nn.Linear(2, 2), (3, 2)).measure_latency(runs=1, backward=True)
+    assert stats.root.backward_latency_ms > 0
+    assert stats.measure_latency(runs=1).root.backward_latency_ms is None
+
+
+def test_another_dtype():
+    with pytest.raises(InputError, match=r"dtypes \[torch\.float64\], but the statistics"):
+        Statistics(nn.Linear(2, 2), torch.ones(3, 2)).measure_latency(torch.ones(3, 2).double())
+    with pytest.raises(InputError, match="backward='yes'"):
+        Statistics(nn.Linear(2, 2), (3, 2)).measure_latency(backward="yes")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import InputError, Statistics
 from modelsummary.views.profile import flops_with_elementwise, top_classes
 
 
@@ -119,3 +119,17 @@ def test_after_unpickling():
 
     stats = Statistics(nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4))
     assert "(0): Linear(20, 100.00% Params" in pickle.loads(pickle.dumps(stats)).profile_report()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda stats: stats.latency_report(depth="a"), "depth='a'"),
+        (lambda stats: stats.roofline("H100", depth=-1), "depth=-1"),
+        (lambda stats: stats.profile_report(module_depth=1.5), r"module_depth=1\.5"),
+        (lambda stats: stats.profile_report(top_modules=-1), "top_modules=-1"),
+    ],
+)
+def test_bad_arguments(small, call, message):
+    with pytest.raises(InputError, match=message):
+        call(small)

@@ -171,3 +171,41 @@ def test_the_cost_of_timing_is_split():
     within, outside = cost_of_timing(calls=50, repetitions=3)
     assert within >= 0
     assert outside >= 0
+
+
+def test_suspending_concerns_one_thread():
+    model = nn.Linear(2, 2)
+    timer = Timer(model, ManualClock())
+    timer.start()
+    with suspended():
+        thread = threading.Thread(target=model, args=(torch.ones(1, 2),))
+        thread.start()
+        thread.join()
+        model(torch.ones(1, 2))
+        timer.stop()
+    assert nn.Module.__call__ is ORIGINAL
+    assert len(timer.steps) == 1
+
+
+def test_a_copy_of_the_wrapper_is_harmless():
+    model = nn.Linear(2, 2)
+    timer = Timer(model, ManualClock())
+    timer.start()
+    stale = nn.Module.__call__
+    timer.stop()
+    nn.Module.__call__ = stale
+    try:
+        model(torch.ones(1, 2))
+    finally:
+        nn.Module.__call__ = ORIGINAL
+    assert timer.steps == []
+
+
+def test_dynamo_keeps_no_wrapper():
+    utils = pytest.importorskip("torch._dynamo.utils")
+    before = getattr(utils, "unpatched_nn_module_call", None)
+    timer = Timer(nn.Linear(2, 2), ManualClock())
+    with timer.running():
+        utils.unpatched_nn_module_call = nn.Module.__call__  # as if it were imported now
+    assert utils.unpatched_nn_module_call is ORIGINAL
+    utils.unpatched_nn_module_call = before

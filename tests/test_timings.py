@@ -136,3 +136,14 @@ def test_own_times_add_up_to_the_root(runs):
     for row in rows:
         below = sum(child.latency_ms for child in row.children)
         assert row.latency_ms == pytest.approx(row.self_latency_ms + below, abs=1e-9)
+
+
+def test_means_where_not_every_run_made_the_same_calls():
+    model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.Identity())
+    stats = Statistics(model, X)
+    keys = [("", 0), ("0", 0), ("1", 0), ("2", 0)]
+    runs = [{keys[0]: 0.0, keys[1]: 0.03, keys[1 + n]: 9.0} for n in (1, 2)] + [{keys[0]: 0.0, keys[1]: 9.03}]
+    fill(stats.root, [Run(run, sum(run.values())) for run in runs])
+    assert stats.root.latency_ms == pytest.approx(9.03)
+    assert stats["1"].latency_ms == pytest.approx(3.0)
+    assert "means, not medians" in stats.root.note

@@ -1,15 +1,15 @@
 """Time the backward of modules by the autograd nodes that their calls made.
 
-A mark is made before each node runs; the time until the next mark in the same thread is the node's, with the sums of
-gradients that follow from it. Nothing is added to the graph, so in-place operations, which full backward hooks refuse,
-and residual additions, which they read as zero, are timed like all others.
+A mark is made before each node runs, and one when the backward has ended; the time until the next mark is the node's,
+with the sums of gradients that follow from it. Nothing is added to the graph, so in-place operations, which full
+backward hooks refuse, and residual additions, which they read as zero, are timed like all others.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from threading import get_ident
 from typing import Any
@@ -30,76 +30,105 @@ _REENTRANT = "CheckpointFunctionBackward"
 class BackwardTimer:
     """Times the backward of one step, whose output must have been kept.
 
+    Only nodes that the step made are marked: they go with its graph. (Nodes that add up gradients of leaves may live
+    longer, with ``DistributedDataParallel`` for ever; their time is that of the node before them.)
+
+    Args:
+        on_node: is given each node.
+
     Attributes:
         unknown: calls whose backward runs out of sight, inside of re-entrant activation checkpointing.
+        unreached: calls that made nodes to which the output does not lead; they run as part of others.
     """
 
-    def __init__(self, step: Step, clock: Clock) -> None:
+    def __init__(self, step: Step, clock: Clock, on_node: Callable[[Any], object] | None = None) -> None:
         self._clock = clock
-        self._logs: defaultdict[int, list[Any]] = defaultdict(list)  # by thread: call (None: an end), mark
+        # by backward and thread: call and mark of each node that begins; None for the call where others' nodes begin
+        self._logs: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
+        self._ends: dict[int, Any] = {}  # by backward
+        self._times: defaultdict[TimedCall, float] = defaultdict(float)
         self._handles: list[Any] = []
+        self.ran = False
         self.unknown: set[TimedCall] = set()
         numbers, calls = _ranges(step.root())
-        reentrant: set[TimedCall] = set()
-
-        def maker(number: int) -> TimedCall | None:
-            place = bisect_right(numbers, number) - 1
-            return calls[place] if place >= 0 else None
-
-        pending: list[tuple[Any, TimedCall | None]] = [
-            (tensor.grad_fn, None) for tensor in tensors_of(step.output) if tensor.grad_fn is not None
-        ]
+        seen_numbers: set[int] = set()
+        reentrant: list[tuple[TimedCall, int]] = []
+        pending = [tensor.grad_fn for tensor in tensors_of(step.output) if tensor.grad_fn is not None]
         seen: set[Any] = set()
         while pending:
-            node, user = pending.pop()
-            if node in seen:
+            node = pending.pop()
+            number = node._sequence_nr()
+            call = calls[place] if (place := bisect_right(numbers, number) - 1) >= 0 else None
+            if node in seen or number >= _LEAF or call is None:
                 continue
             seen.add(node)
-            number = node._sequence_nr()
-            call = user if number >= _LEAF else maker(number)
-            if node.name() == _REENTRANT and call is not None:
-                reentrant.add(call)
+            seen_numbers.add(number)
+            if on_node is not None:
+                on_node(node)
+            if node.name() == _REENTRANT:
+                reentrant.append((call, number))
+            inner = [each for each, _ in node.next_functions if each is not None]
             self._handles.append(node.register_prehook(self._mark(call)))
-            inner = [each for each, _ in node.next_functions if each is not None] if call is not None else []
-            if not inner:  # it may be the last to run
+            if any(each._sequence_nr() < numbers[0] for each in inner):  # what made the model's input is next
                 self._handles.append(node.register_hook(self._mark(None)))
-            pending.extend((each, call) for each in inner)
+            pending.extend(inner)
         step.output = None
-        for call in reentrant:
-            self.unknown.update(each for child in call.children for each in child.walk())
+        for call, number in reentrant:  # what it ran made no node that is left
+            inside = [child for child in call.children if child.nodes[0] == number + 1]
+            inside = [child for child in inside if seen_numbers.isdisjoint(range(*child.nodes))]
+            self.unknown.update(each for child in inside for each in child.walk())
+        unreached = {call for call, own in _own_numbers(step.root()) if own and own.isdisjoint(seen_numbers)}
+        self.unreached = unreached - self.unknown
 
     def _mark(self, call: TimedCall | None) -> Callable[..., None]:
-        logs, now = self._logs, self._clock.now
+        logs, ends, now = self._logs, self._ends, self._clock.now
+        queue: Any = torch.autograd.Variable._execution_engine.queue_callback
 
         def mark(*_: Any) -> None:
-            log = logs[get_ident()]
-            log += (call, now())
+            backward = torch._C._current_graph_task_id()
+            if backward not in ends:
+                ends[backward] = None
+                queue(lambda: ends.__setitem__(backward, now()))
+                self.ran = True
+            logs[backward, get_ident()] += (call, now())
 
         return mark
 
-    @property
-    def ran(self) -> bool:
-        """A backward ran."""
-        return bool(self._logs)
+    def intervals(self) -> list[tuple[TimedCall, Any, Any]]:
+        """Which call's nodes ran between which two marks, in backwards that have ended."""
+        found = []
+        for (backward, _), log in self._logs.items():
+            if self._ends[backward] is not None:
+                marks = [*log[1::2], self._ends[backward]]
+                found += [(call, *marks[place : place + 2]) for place, call in enumerate(log[::2]) if call is not None]
+        return found
 
     def milliseconds(self) -> dict[TimedCall, float]:
-        """Time of the nodes that each call made itself; waits for the device."""
-        found: defaultdict[TimedCall, float] = defaultdict(float)
-        for log in self._logs.values():
-            calls, marks = log[::2], log[1::2]
+        """Time of the nodes that each call made itself, in all backwards that have ended; waits for the device."""
+        for key in [key for key in self._logs if self._ends[key[0]] is not None]:
+            log = self._logs.pop(key)
+            marks = [*log[1::2], self._ends[key[0]]]
             times = self._clock.milliseconds(marks)
-            self._clock.release(marks)
-            for call, (begin, end) in zip(calls, pairwise(times), strict=False):  # the last mark ends the last node
+            self._clock.release(log[1::2])
+            for call, (begin, end) in zip(log[::2], pairwise(times), strict=True):
                 if call is not None:
-                    found[call] += end - begin
-        self._logs.clear()
-        return dict(found)
+                    self._times[call] += end - begin
+        return dict(self._times)
 
     def detach(self) -> None:
         """Take the marks off the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _own_numbers(root: TimedCall) -> Iterator[tuple[TimedCall, set[int]]]:
+    """Numbers of the nodes that each call made itself."""
+    for call in root.walk():
+        own = set(range(*call.nodes))
+        for child in call.children:
+            own.difference_update(range(*child.nodes))
+        yield call, own
 
 
 def _ranges(root: TimedCall) -> tuple[list[int], list[TimedCall | None]]:

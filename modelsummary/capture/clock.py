@@ -61,7 +61,10 @@ class EventClock:
 
     def now(self) -> Any:
         """Record an event on the current stream."""
-        event = self._pool.pop() if self._pool else self._make_event()
+        try:
+            event = self._pool.pop()
+        except IndexError:
+            event = self._make_event()
         event.record()
         return event
 

@@ -174,6 +174,9 @@ def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> Cal
             f"an input of the sizes {given}, but the statistics are those of {list(map(list, recorded.shapes()))}; "
             "pass one of these sizes, or make Statistics of the other input"
         )
+    dtypes, expected = ([each.dtype for each in which.tensors()] for which in (call, recorded))
+    if dtypes != expected and expected:
+        raise InputError(f"an input of the dtypes {dtypes}, but the statistics are those of {expected}")
     return call
 
 

@@ -23,7 +23,7 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.timer import Timer, cost_of_timing
-from modelsummary.capture.timings import Run, Timings, fill
+from modelsummary.capture.timings import IN_THREADS, Run, Timings, fill
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
@@ -92,9 +92,10 @@ def measure_latency(
     Raises:
         InputError: a tensor is on meta, or nothing in the output has a gradient.
     """
-    place = device or device_of(tensors_of_modules(modules_of(model)))
+    own = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
+    place = device or call.device or own
     _check_values(model, call, place)
-    if place != device_of(tensors_of_modules(modules_of(model))):
+    if place != own:
         model, call = copy.deepcopy(model).to(place), replace(call, device=place)
     try:
         return _measured(model, call, root, place, warmup, runs, grad=backward, backward=backward)
@@ -124,9 +125,9 @@ def _measured(
     backward: bool,
 ) -> LatencyOverhead:
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
-        with nothing_hidden(), Operators(Uncounted(), execution):
-            model(*args, **kwargs)  # not timed: what the forward writes is saved, to be put back
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
+        with nothing_hidden(), Operators(Uncounted(), execution):
+            measurement.run_once()  # not timed: what is written is saved, to be put back
         with _without_garbage_collection():
             for number in _progress(warmup + runs):
                 measurement.pair(number, counts=number >= warmup)
@@ -148,6 +149,8 @@ class _Measurement:
     ) -> None:
         self._model, self._args, self._kwargs, self._device = model, args, kwargs, device
         self._root, self._backward = root, backward
+        held = (*tensors_of_modules(modules_of(model)), *tensors_of((args, kwargs)))
+        self._leaves = [each for each in held if each.requires_grad and each.is_leaf]
         self._clock: Clock = clock_for(device)
         self._timer = Timer(model, self._clock)
         self._cost = cost_of_timing() if type(self._clock) is CpuClock else (0.0, 0.0)
@@ -155,6 +158,10 @@ class _Measurement:
         self._plain: list[tuple[float, float]] = []  # forward and backward, in milliseconds
         self._marked: list[tuple[float, float]] = []
         self._runs: list[Run] = []
+
+    def run_once(self) -> None:
+        """A forward, and a backward if one is to be timed."""
+        self._timed_backward(self._model(*self._args, **self._kwargs))
 
     def pair(self, number: int, *, counts: bool) -> None:
         """A run of each kind, by turns the first."""
@@ -179,7 +186,11 @@ class _Measurement:
         step = self._timer.steps.pop()
         backward = BackwardTimer(step, self._clock) if self._backward else None
         times = milliseconds, self._timed_backward(output)
-        return times, self._timings.run(step.settle(), backward)
+        run = self._timings.run(step.settle(), backward)
+        if backward is not None:
+            backward.detach()
+        step.discard()
+        return times, run
 
     def _timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
         if self._device.type != "cpu":
@@ -197,7 +208,7 @@ class _Measurement:
         tensors, ones = gradients_of(output)
         if not tensors:
             raise InputError("backward=True, but nothing in the output requires a gradient; are all parameters frozen?")
-        for tensor in (*self._model.parameters(), *tensors_of((self._args, self._kwargs))):
+        for tensor in self._leaves:
             tensor.grad = None
         return self._timed(lambda: torch.autograd.backward(tensors, ones))[1]
 
@@ -205,7 +216,7 @@ class _Measurement:
         """Write the medians into the tree."""
         fill(self._root, self._runs)
         if self._timer.in_other_threads:
-            self._root.note = self._root.note or "modules called in other threads were not timed"
+            self._root.note = self._root.note or IN_THREADS
         return LatencyOverhead(
             forward=_compared([each[0] for each in self._plain], [each[0] for each in self._marked]),
             backward=_compared([each[1] for each in self._plain], [each[1] for each in self._marked])

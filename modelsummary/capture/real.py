@@ -25,9 +25,10 @@ class RealExecution:
 
     Args:
         tensors: what the run must leave alone: tensors of the model and of its arguments.
+        all_buffers: copy all that are no parameters up front: not all runs will be watched.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], *, all_buffers: bool = False) -> None:
         tensors = list(tensors)
         own = [tensor for tensor in tensors if _has_memory(tensor)]
         # An alias keeps memory, shape and strides of a tensor whose data is exchanged or resized.
@@ -35,7 +36,8 @@ class RealExecution:
         self._untouched = {tensor.untyped_storage().data_ptr() for tensor in own}
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._inputs: dict[int, Tensor] = {}
-        self._save([tensor for tensor in own if not isinstance(tensor, nn.Parameter) and tensor.numel() <= _SMALL])
+        small = [each for each in own if not isinstance(each, nn.Parameter) and (all_buffers or each.numel() <= _SMALL)]
+        self._save(small)
         self._sparse = [(each, each.detach().clone()) for each in tensors if not is_lazy(each) and _is_sparse(each)]
 
     def input(self, tensor: Tensor) -> Tensor:

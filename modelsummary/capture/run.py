@@ -219,7 +219,7 @@ def running(
         as_is: leave on what hides operators: fused fast paths and compiled functions.
     """
     with suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
-        execution = ShapeOnly() if on_shapes else RealExecution(held.tensors)
+        execution = ShapeOnly() if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
         try:
             if isinstance(execution, ShapeOnly):
                 args, kwargs = call.on_meta(execution.input)

@@ -8,9 +8,10 @@ of ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention``.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -58,13 +59,14 @@ class Step:
 
     Attributes:
         log: begins as module, mark, number of the next autograd node; ends with None in the place of the module.
-        arguments, output: of the call; whoever does not need them drops them.
+        about: what ``Timer(on_begin=...)`` returned.
+        output: what the model returned; whoever does not need it drops it.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.log: list[Any] = []
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.about: Any = None
         self.output: Any = None
         self._root: TimedCall | None = None
 
@@ -73,6 +75,19 @@ class Step:
         if self._root is None:
             self._root = _tree(self.log)
         return self._root
+
+    def innermost(self) -> list[TimedCall | None]:
+        """The innermost running call after so many entries of the log; None before the first and after the last."""
+        calls: list[TimedCall | None] = [None]
+        children = {id(call): iter(call.children) for call in self.root().walk()}
+        call: TimedCall | None = None
+        for module in self.log[::3]:
+            if module is None:
+                call = call.parent if call is not None else None
+            else:
+                call = self.root() if call is None else next(children[id(call)])
+            calls.append(call)
+        return calls
 
     def settle(self) -> TimedCall:
         """The same with times in milliseconds; waits for the device the first time."""
@@ -85,6 +100,13 @@ class Step:
             self._clock.release(marks)
             self.log = []
         return root
+
+    def discard(self) -> None:
+        """Give the marks back, and leave no cycles of calls."""
+        self._clock.release(self.log[1::3])
+        for call in list(self.root().walk()):
+            call.parent, call.children = None, []
+        self.log = []
 
 
 def _tree(log: list[Any]) -> TimedCall:
@@ -99,6 +121,22 @@ def _tree(log: list[Any]) -> TimedCall:
     return root
 
 
+class _State:
+    """What the wrapper of a timer looks at; emptied when the timer stops, so a copy of the wrapper holds nothing."""
+
+    __slots__ = ("logs", "model", "now", "own", "timer")
+
+    def __init__(self, timer: Timer, own: set[int]) -> None:
+        self.timer: Timer | None = timer
+        self.model: nn.Module | None = timer.model
+        self.now, self.own = timer.clock.now, own
+        self.logs: dict[int, list[Any]] = {}  # by thread
+
+    def end(self) -> None:
+        """Time no further step; one that runs is still logged."""
+        self.timer = self.model = None
+
+
 class Timer:
     """Times every call of ``model`` between ``start`` and ``stop``, and the modules called within it.
 
@@ -107,6 +145,7 @@ class Timer:
 
     Args:
         is_ignored: modules that are not timed; their time is their caller's.
+        on_begin: is given the arguments of each call of the model before it begins; what it returns is ``Step.about``.
         on_step: hears of each finished call of the model, which it then keeps or not: ``steps`` stays empty.
 
     Attributes:
@@ -120,27 +159,37 @@ class Timer:
         clock: Clock,
         *,
         is_ignored: Callable[[nn.Module], bool] | None = None,
+        on_begin: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
         on_step: Callable[[Step], object] | None = None,
     ) -> None:
-        self.model = model
-        self.clock = clock
+        self.model, self.clock = model, clock
         self.steps: list[Step] = []
         self.in_other_threads = 0
         self._own = {id(module) for module in model.modules() if is_ignored is None or not is_ignored(module)}
+        self._on_begin = on_begin
         self._on_step = on_step or self.steps.append
-        self._logs: dict[int, list[Any]] = {}  # by thread
+        self._state: _State | None = None
+
+    def position(self) -> int:
+        """How many entries the log of this thread's running step has."""
+        return len(self._state.logs.get(get_ident(), ())) // 3 if self._state is not None else 0
 
     def start(self) -> None:
         """Begin to time."""
-        if self not in _active:
-            _active.append(self)
-            _install()
+        with _lock:
+            if self not in _active:
+                self._state = _State(self, self._own)
+                _active[self] = _wrapper(self._state)
+                _install()
 
     def stop(self) -> None:
         """Leave ``nn.Module.__call__`` as it was."""
-        if self in _active:
-            _active.remove(self)
-            _install()
+        with _lock:
+            if self in _active:
+                del _active[self]
+                if self._state is not None:
+                    self._state.end()
+                _install()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -151,20 +200,50 @@ class Timer:
         finally:
             self.stop()
 
-    def wrap(self, call_module: Callable[..., Any]) -> Callable[..., Any]:
-        """``nn.Module.__call__`` with marks around it."""
-        logs, now, own, is_compiling = self._logs, self.clock.now, self._own, torch.compiler.is_compiling
+    def step(
+        self, state: _State, call_module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The call of the model; one that raises leaves nothing."""
+        step = Step(self.clock)
+        step.about = self._on_begin(args, kwargs) if self._on_begin is not None else None
+        state.logs[get_ident()] = log = step.log
+        try:
+            log += (self.model, self.clock.now(), _next_node())
+            output = call_module(self.model, *args, **kwargs)
+            log += (None, self.clock.now(), _next_node())
+        finally:
+            del state.logs[get_ident()]
+        step.output = output
+        self._on_step(step)
+        return output
 
+
+# ---------------------------------------------------------------------------------------- nn.Module.__call__
+
+_lock = RLock()
+_active: dict[Timer, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+_suspended: dict[int, list[Timer]] = {}  # by thread
+_original: Any = None
+_installed: Any = None
+
+
+def _wrapper(state: _State) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Puts marks around ``nn.Module.__call__``."""
+    logs, now, own, is_compiling = state.logs, state.now, state.own, torch.compiler.is_compiling
+
+    def wrap(call_module: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call_module)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return call_module(module, *args, **kwargs)
             log = logs.get(get_ident())
             if log is None:
-                if module is self.model and self in _active:
-                    return self._step(call_module, args, kwargs)
-                if logs and id(module) in own:
-                    self.in_other_threads += 1
+                timer = state.timer
+                if timer is not None and timer not in _suspended.get(get_ident(), ()):
+                    if module is state.model:
+                        return timer.step(state, call_module, args, kwargs)
+                    if logs and id(module) in own:
+                        timer.in_other_threads += 1
                 return call_module(module, *args, **kwargs)
             if id(module) not in own:
                 return call_module(module, *args, **kwargs)
@@ -176,51 +255,36 @@ class Timer:
 
         return call
 
-    def _step(self, call_module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call of the model; one that raises leaves nothing."""
-        step = Step(self.clock)
-        self._logs[get_ident()] = log = step.log
-        try:
-            log += (self.model, self.clock.now(), _next_node())
-            output = call_module(self.model, *args, **kwargs)
-            log += (None, self.clock.now(), _next_node())
-        finally:
-            del self._logs[get_ident()]
-        step.arguments, step.output = (args, kwargs), output
-        self._on_step(step)
-        return output
-
-
-# ---------------------------------------------------------------------------------------- nn.Module.__call__
-
-_active: list[Timer] = []
-_original: Any = None
-_installed: Any = None
+    return wrap
 
 
 def _install() -> None:
-    """One wrapper for each timer around the original; nothing is left once the last has stopped."""
+    """The wrappers of all active timers around the original; nothing is left once the last has stopped."""
     global _original, _installed  # noqa: PLW0603
     if nn.Module.__call__ is not _installed:  # somebody else wraps it meanwhile, or nobody does
         _original = nn.Module.__call__
     call = _original
-    for timer in _active:
-        call = timer.wrap(call)
+    for wrap in _active.values():
+        call = wrap(call)
     nn.Module.__call__ = call  # type: ignore[method-assign]
+    dynamo = sys.modules.get("torch._dynamo.utils")  # keeps what it finds when it is imported, to compare with
+    if dynamo is not None and not _active and getattr(dynamo, "unpatched_nn_module_call", None) is _installed:
+        dynamo.unpatched_nn_module_call = _original  # type: ignore[attr-defined]
     _installed = call if _active else None
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Context in which no timer times: what runs there is no step of anybody's work."""
-    waiting = _active[:]
-    _active.clear()
-    _install()
+    """Context in which the timers that run now do not time this thread: what runs there is no step of theirs."""
+    before = _suspended.get(get_ident())
+    _suspended[get_ident()] = list(_active)
     try:
         yield
     finally:
-        _active[:] = waiting
-        _install()
+        if before is None:
+            del _suspended[get_ident()]
+        else:
+            _suspended[get_ident()] = before
 
 
 # ------------------------------------------------------------------------------------------------- its cost

@@ -137,7 +137,8 @@ def _top(classes: list[ClassTotals], count: int) -> Iterator[str]:
 
     yield f"    params           {largest('params', _scaled)}"
     yield f"    MACs             {largest('macs', lambda value: _scaled(value, 'MACs'))}"
-    yield f"    forward latency  {largest('latency_ms', _time)}"
+    if any(each.latency_ms for each in classes):
+        yield f"    forward latency  {largest('latency_ms', _time)}"
 
 
 def _annotated(row: LayerInfo, root: LayerInfo, indent: str, depth: int | None) -> Iterator[str]:
