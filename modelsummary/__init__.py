@@ -20,6 +20,7 @@ from modelsummary.errors import (
     SplitError,
 )
 from modelsummary.layer_info import LayerInfo
+from modelsummary.memory_estimate import MemoryEstimate
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
 from modelsummary.profiler import Profiler, TIDSProfiler, profile
@@ -33,6 +34,7 @@ __all__ = [
     "InputError",
     "LayerInfo",
     "LayerNotFoundError",
+    "MemoryEstimate",
     "ModelStatistics",
     "ModelSummaryError",
     "Profiler",

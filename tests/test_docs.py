@@ -19,7 +19,9 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["docs/usage.md", "docs/numbers.md", "docs/split.md", "docs/latency.md"])
+@pytest.mark.parametrize(
+    "path", ["docs/usage.md", "docs/numbers.md", "docs/split.md", "docs/latency.md", "docs/memory.md"]
+)
 def test_code_runs_and_comments_are_true(path):
     namespace = {}
     for block in blocks(path, "python"):
@@ -32,7 +34,7 @@ def test_code_runs_and_comments_are_true(path):
 
 def test_readme_example():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    block, splits, times = blocks("README.md", "python")
+    block, splits, times, memory = blocks("README.md", "python")
     lines = block.strip().splitlines()
     expression, expected = lines[-1].split("  # ")
     namespace = {"resnet152": models.resnet152}
@@ -45,6 +47,7 @@ def test_readme_example():
     namespace |= {"model": small, "stats": Statistics(small, (2, 3, 32, 32)), "modelsummary": modelsummary}
     namespace["train"] = lambda model: model(torch.rand(2, 3, 32, 32))
     exec(times, namespace)
+    exec(memory, namespace)
 
 
 def test_the_table_in_the_readme():

@@ -1,0 +1,128 @@
+"""Follow memory: which storages operators make, and when they are gone."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modelsummary.op_costs import tensors_in
+
+__all__ = ["Allocation", "Allocations"]
+
+_KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
+
+
+class Allocation:
+    """A storage.
+
+    Attributes:
+        nbytes: its size.
+        born: number of the operator that made it.
+        died: number of the operator before which it was gone; None while it lives.
+        kind: what it is for, told by whoever knows; empty for results of operators.
+        saved_at: where it was first saved for the backward (see ``Allocations``); None if it was not.
+    """
+
+    __slots__ = ("born", "died", "kind", "nbytes", "saved_at")
+
+    def __init__(self, nbytes: int, born: int, kind: str = "") -> None:
+        self.nbytes, self.born, self.kind = nbytes, born, kind
+        self.died: int | None = None
+        self.saved_at: int | None = None
+
+
+class Allocations(TorchDispatchMode):
+    """Context in which every storage that an operator makes is followed until it is gone.
+
+    Operators do not free what they were given, and what they need only while they run is not seen.
+
+    Args:
+        block_bytes: sizes are rounded up to a multiple of this.
+        where: tells where the run is; asked at each operator, and when a tensor is saved.
+
+    Attributes:
+        operators: names of those that ran, and where.
+        every: all storages.
+    """
+
+    def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._block, self._where = block_bytes, where
+        self.operators: list[tuple[str, int]] = []
+        self.every: list[Allocation] = []
+        self._live: dict[int, tuple[Any, Allocation]] = {}
+
+    def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Storages that are there already, each counted once."""
+        for tensor in tensors:
+            found = self.of(tensor)
+            if found is None:
+                self._follow(tensor, Allocation(self._rounded(tensor), len(self.operators), kind))
+
+    def of(self, tensor: Tensor) -> Allocation | None:
+        """The storage behind a tensor, if it is followed."""
+        entry = self._live.get(tensor.untyped_storage()._cdata)
+        return entry[1] if entry is not None else None
+
+    def _rounded(self, tensor: Tensor) -> int:
+        return -(-tensor.untyped_storage().nbytes() // self._block) * self._block
+
+    def _follow(self, tensor: Tensor, allocation: Allocation) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+
+        def gone(_: object) -> None:
+            allocation.died = len(self.operators)
+            self._live.pop(key, None)
+
+        self._live[key] = (weakref.ref(storage, gone), allocation)
+        self.every.append(allocation)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        number = len(self.operators)
+        self._meet((args, kwargs), number)  # a number that Python passes becomes a tensor on its way here
+        out = func(*args, **kwargs)
+        self.operators.append((str(func), self._where()))
+        self._meet(out, number)
+        return out
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """A tensor is kept for the backward; for ``saved_tensors_hooks``."""
+        self._meet(tensor, max(len(self.operators) - 1, 0))
+        allocation = self.of(tensor)
+        if allocation is not None and allocation.saved_at is None:
+            allocation.saved_at = self._where()
+        return tensor
+
+    def hold_numbers(self, node: Any) -> None:
+        """Autograd keeps a Python factor as a tensor of its own, of which neither operators nor hooks know."""
+        number = getattr(node, "_saved_other", None) if node.name() in _KEEP_NUMBERS else None
+        if isinstance(number, Tensor) and number.dim() == 0 and self.of(number) is None:
+            self._follow(number, Allocation(self._rounded(number), len(self.operators) - 1, "activations"))
+
+    def _meet(self, value: Any, number: int) -> None:
+        for tensor in tensors_in(value):
+            if tensor.layout is torch.strided and self.of(tensor) is None:
+                self._follow(tensor, Allocation(self._rounded(tensor), number))
+
+    def held(self) -> int:
+        """Bytes that live now."""
+        return sum(each.nbytes for _, each in self._live.values())
+
+    def bytes_over_time(self) -> list[int]:
+        """Bytes that live while each operator runs, its results included."""
+        changes = [0] * (len(self.operators) + 1)
+        for each in self.every:
+            changes[each.born] += each.nbytes
+            if each.died is not None:
+                changes[each.died] -= each.nbytes
+        return list(accumulate(changes))[: len(self.operators)]

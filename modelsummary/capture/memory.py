@@ -1,0 +1,336 @@
+"""Run one step without data and follow the memory: forward, backward, optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.utils.checkpoint import checkpoint
+
+from modelsummary.capture.allocations import Allocation, Allocations
+from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.facts import modules_of, named_modules, tensors_of_modules
+from modelsummary.capture.fake import FakeTensors
+from modelsummary.capture.fingerprint import Uncounted
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.restore import unchanged
+from modelsummary.capture.run import running
+from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
+from modelsummary.capture.timer import Step, Timer, suspended
+from modelsummary.capture.watch import Operators
+from modelsummary.errors import InputError
+from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+
+__all__ = ["RowMemory", "StepPlan", "simulate_step"]
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+_CUDA_BLOCK = 512
+_META = torch.device("meta")
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step does.
+
+    Attributes:
+        train: forward, backward and optimizer step; else a forward without gradients.
+        make_optimizer: from the parameters that are trained; None: no step.
+        device: whose kernels to choose; None: the model's.
+        dtype: of floating point parameters, buffers and inputs; None: their own.
+        loss: of the model's result; None: its ``loss`` if it has one, else the sum of its floating point tensors.
+        checkpoint: FQNs of modules that run under activation checkpointing.
+        accumulates: gradients of earlier micro-batches are there already.
+        block_bytes: granularity of the allocator; None: 512 on CUDA, else 1.
+    """
+
+    train: bool = True
+    make_optimizer: MakeOptimizer | None = None
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    loss: Callable[[Any], Tensor] | None = None
+    checkpoint: tuple[str, ...] = ()
+    accumulates: bool = False
+    block_bytes: int | None = None
+
+
+@dataclass
+class RowMemory:
+    """Of one call of a module: bytes it first saved for the backward, and the most that lived while it ran."""
+
+    activation_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class _OperatorClock:
+    """Counts operators: the marks of a timer then say which operators ran within a call."""
+
+    waits = False
+
+    def __init__(self, allocations: Allocations) -> None:
+        self._allocations = allocations
+
+    def now(self) -> int:
+        return len(self._allocations.operators)
+
+    @staticmethod
+    def milliseconds(marks: Sequence[int]) -> list[float]:
+        raise NotImplementedError  # operators take no time here
+
+    @staticmethod
+    def release(marks: Sequence[int]) -> None:
+        """Numbers need no care."""
+
+
+def simulate_step(
+    model: nn.Module, call: CallArguments, plan: StepPlan
+) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
+    """Predict the memory of a step of ``model``, which is afterwards as before.
+
+    A step that needs values runs for real, on the model's own device.
+
+    Returns:
+        The estimate; and by FQN and number of the call what each call of a module has of it.
+
+    Raises:
+        InputError: nothing in the result can be differentiated, or the loss is no scalar.
+    """
+    own = device_of(tensors_of_modules(modules_of(model)))
+    wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
+    notes, device = [], wanted
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        device = torch.device("cpu")
+        notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
+    block = plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1)
+    try:
+        with _fake(model, call, device, plan) as (fakes, args, kwargs), fakes.mode:
+            run = _Run(model, args, kwargs, plan, block)
+            run.step()
+            return run.estimate(str(wanted), "fake", notes), run.by_call()
+    except _NEEDS_VALUES as error:
+        reason = f"{getattr(error, 'func', error)} needs the values of a tensor"
+    if own.type == "meta" or plan.dtype is not None or wanted != own:
+        raise InputError(
+            f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
+        )
+    with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
+        with Operators(Uncounted(), execution):
+            _checkpoint(model, plan.checkpoint)
+            run = _Run(model, args, kwargs, plan, block)
+            run.step()
+        return run.estimate(str(wanted), "real", [f"The step ran for real: {reason}"]), run.by_call()
+
+
+@contextmanager
+def _fake(
+    model: nn.Module, call: CallArguments, device: torch.device, plan: StepPlan
+) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
+    """Context in which the model's tensors and the arguments are fake."""
+    modules = modules_of(model)
+    with suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=_META) as held:
+        fakes = FakeTensors(device, plan.dtype)
+        args, kwargs = call.on_meta(fakes.twin)
+        args, kwargs = map_tensors(fakes.twin_of_meta, args), map_tensors(fakes.twin_of_meta, kwargs)
+        replace_in_objects(fakes.twin, (args, kwargs))
+        fakes.replace_tensors_of(held.modules)
+        _checkpoint(model, plan.checkpoint)
+        with torch.set_grad_enabled(plan.train):
+            yield fakes, args, kwargs
+
+
+def _checkpoint(model: nn.Module, fqns: Sequence[str]) -> None:
+    """Run modules under activation checkpointing; their attributes are put back with all others."""
+    modules = dict(named_modules(model))
+    for fqn in fqns:
+        if fqn not in modules:
+            raise InputError(f"checkpoint names {fqn!r}, which is no module of the model")
+        modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)
+
+
+class _Run:
+    """One simulated step, and what it left."""
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, block_bytes: int
+    ) -> None:
+        self._model, self._args, self._kwargs, self._plan = model, args, kwargs, plan
+        self.allocations = Allocations(block_bytes, lambda: self._timer.position())  # noqa: PLW0108 - the timer is made next
+        self._timer = Timer(model, _OperatorClock(self.allocations))
+        self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._step: Step | None = None
+        self._backward: BackwardTimer | None = None
+        self._phases: list[tuple[str, int]] = []  # name, number of its first operator
+        self._after_forward = 0
+
+    def step(self) -> None:
+        """Prepare what is there before a step, and run it."""
+        follow = self.allocations
+        follow.hold(self._model.parameters(), "params")
+        follow.hold(self._model.buffers(), "buffers")
+        follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
+        with follow:
+            self._prepare()
+            self._begin("forward")
+            hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
+            with hooks if self._plan.train else nullcontext():
+                output = self._forward()
+                loss = _loss_of(output, self._plan.loss) if self._plan.train else None
+            if loss is not None:
+                self._train(loss)
+        self._mark_gradients()
+
+    def _begin(self, phase: str) -> None:
+        self._phases.append((phase, len(self.allocations.operators)))
+
+    def _prepare(self) -> None:
+        """The state that an optimizer makes in its first step, and gradients that are there already."""
+        if self._plan.make_optimizer is not None and self._trained:
+            self._optimizer = self._plan.make_optimizer(self._trained)
+            for parameter in self._trained:
+                parameter.grad = torch.empty_like(parameter)
+            self._optimizer.step()
+            states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
+            for state in states:
+                found = self.allocations.of(state)
+                if found is not None and not found.kind:
+                    found.kind = "optimizer_state"
+        for parameter in self._trained:
+            parameter.grad = torch.empty_like(parameter) if self._plan.accumulates else None
+        self._mark_gradients()
+
+    def _mark_gradients(self) -> None:
+        for parameter in self._trained:
+            found = self.allocations.of(parameter.grad) if parameter.grad is not None else None
+            if found is not None and not found.kind:
+                found.kind = "grads"
+
+    def _forward(self) -> Any:
+        with self._timer.running():
+            output = self._model(*self._args, **self._kwargs)
+        self._step = self._timer.steps.pop()
+        return output
+
+    def _train(self, loss: Tensor) -> None:
+        assert self._step is not None
+        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.hold_numbers)
+        self._after_forward = self.allocations.held()
+        self._begin("backward")
+        loss.backward()
+        self._backward.detach()
+        self._mark_gradients()
+        if self._optimizer is not None:
+            self._begin("step")
+            self._optimizer.step()
+
+    # ------------------------------------------------------------------------------------- what it means
+
+    def estimate(self, device: str, execution: str, notes: list[str]) -> MemoryEstimate:
+        """The figures."""
+        first = self._phases[0][1]
+        every = self.allocations.every
+        timeline = self._timeline()[first:]
+        kept = [each for each in every if each.saved_at is not None or each.kind == "activations"]
+
+        def total(kind: str) -> int:
+            return sum(each.nbytes for each in every if each.kind == kind)
+
+        return MemoryEstimate(
+            mode="train" if self._plan.train else "inference",
+            device=device,
+            optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
+            params=total("params"),
+            buffers=total("buffers"),
+            grads=sum(each.nbytes for each in every if each.kind == "grads" and each.died is None),
+            optimizer_state=total("optimizer_state"),
+            inputs=total("inputs"),
+            activations=sum(each.nbytes for each in kept if each.kind in ("", "activations")),
+            held_after_forward=self._after_forward or self.allocations.held(),
+            peak=max(point.total for point in timeline),
+            timeline=timeline,
+            execution=execution,
+            notes=notes,
+        )
+
+    def _timeline(self) -> list[TimelinePoint]:
+        number = len(self.allocations.operators)
+        changes: list[list[int]] = [[0] * (number + 1) for _ in CATEGORIES]
+        for each in self.allocations.every:
+            series = changes[CATEGORIES.index(_category(each))]
+            series[min(each.born, number)] += each.nbytes
+            if each.died is not None:
+                series[each.died] -= each.nbytes
+        fqns, phases = self._fqns(), self._phase_of_each()
+        held = [0] * len(CATEGORIES)
+        points = []
+        for place, (name, _) in enumerate(self.allocations.operators):
+            held = [so_far + series[place] for so_far, series in zip(held, changes, strict=True)]
+            points.append(TimelinePoint(name, fqns[place], phases[place], tuple(held)))
+        return points
+
+    def _phase_of_each(self) -> list[str]:
+        phases = [""] * len(self.allocations.operators)
+        for name, begin in self._phases:
+            phases[begin:] = [name] * (len(phases) - begin)
+        return phases
+
+    def _fqns(self) -> list[str | None]:
+        assert self._step is not None
+        names = {id(module): fqn for fqn, module in named_modules(self._model)}
+        innermost = self._step.innermost()
+        calls = [innermost[position] for _, position in self.allocations.operators]
+        for call, begin, end in self._backward.intervals() if self._backward is not None else ():
+            calls[begin:end] = [call] * (end - begin)
+        return [None if call is None else names[id(call.module)] for call in calls]
+
+    def by_call(self) -> dict[tuple[str, int], RowMemory]:
+        """What each call of a module saved first, and the most that lived during it."""
+        assert self._step is not None
+        names = {id(module): fqn for fqn, module in named_modules(self._model)}
+        innermost = self._step.innermost()
+        saved: defaultdict[int, int] = defaultdict(int)
+        for each in self.allocations.every:
+            call = innermost[each.saved_at] if each.saved_at is not None else None
+            if call is not None and each.kind in ("", "activations"):
+                saved[id(call)] += each.nbytes
+        held = self.allocations.bytes_over_time()
+        counts: defaultdict[str, int] = defaultdict(int)
+        found: dict[tuple[str, int], RowMemory] = {}
+        for call in self._step.root().walk():
+            fqn = names[id(call.module)]
+            found[fqn, counts[fqn]] = RowMemory(saved[id(call)], max(held[call.begin : call.end], default=0))
+            counts[fqn] += 1
+        return found
+
+
+def _category(allocation: Allocation) -> str:
+    if allocation.kind:
+        return allocation.kind
+    return "activations" if allocation.saved_at is not None else "temporary"
+
+
+def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+    if loss is not None:
+        value = loss(output)
+    elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
+        value = output["loss"]
+    else:
+        tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+        if not tensors:
+            raise InputError("nothing in the model's result requires a gradient; use mode='inference', or unfreeze it")
+        return torch.stack([tensor.sum() for tensor in tensors]).sum() if len(tensors) > 1 else tensors[0].sum()
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise InputError(f"loss gave {value!r:.80}; expected a scalar tensor that requires a gradient")
+    return value

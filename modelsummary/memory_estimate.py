@@ -1,0 +1,100 @@
+"""``MemoryEstimate``: the memory of one step, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from modelsummary.units import PREFIXES, auto_prefix, symbol
+
+__all__ = ["CATEGORIES", "MemoryEstimate", "TimelinePoint"]
+
+CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activations", "temporary")
+
+
+class TimelinePoint(NamedTuple):
+    """Memory while one operator runs.
+
+    Attributes:
+        operator: its name.
+        fqn: of the module whose forward, or whose autograd nodes, ran it; ``""`` is the model, None outside of it.
+        phase: ``"forward"``, ``"backward"`` or ``"step"``.
+        held: bytes that live, by category in the order of ``CATEGORIES``.
+    """
+
+    operator: str
+    fqn: str | None
+    phase: str
+    held: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes that live."""
+        return sum(self.held)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of a training step (or of an inference) in its steady state: the optimizer has its state already.
+
+    Attributes:
+        mode: ``"train"`` or ``"inference"``.
+        device: whose kernels were chosen.
+        optimizer: its class, or None.
+        params, buffers: of the model, storages counted once.
+        grads: of the parameters, at the end of the backward.
+        optimizer_state: what the optimizer keeps.
+        inputs: tensors that the model is given.
+        activations: storages that the forward keeps for the backward, without parameters, buffers and inputs.
+        held_after_forward: everything that lives when the forward has ended, its result included.
+        peak: the most that lives at a time.
+        timeline: what lives while each operator runs.
+        execution: ``"fake"``: no data; ``"real"``: the step ran, and ``notes`` say why.
+        notes: what was assumed.
+    """
+
+    mode: str
+    device: str
+    optimizer: str | None
+    params: int
+    buffers: int
+    grads: int
+    optimizer_state: int
+    inputs: int
+    activations: int
+    held_after_forward: int
+    peak: int
+    timeline: list[TimelinePoint] = field(repr=False)
+    execution: str = "fake"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def peak_at(self) -> TimelinePoint:
+        """The first operator that runs with ``peak`` bytes alive."""
+        return next(point for point in self.timeline if point.total == self.peak)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures without the timeline, for JSON."""
+        point = self.peak_at
+        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "timeline"}
+        return {**figures, "peak_at": {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}}
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, int]] = [("Parameters", self.params), ("Buffers", self.buffers)]
+        if self.mode == "train":
+            rows += [("Gradients", self.grads), (f"Optimizer state ({self.optimizer})", self.optimizer_state)]
+            rows += [("Activations kept for backward", self.activations)]
+        rows += [("Inputs", self.inputs), ("Held after the forward", self.held_after_forward), ("Peak", self.peak)]
+        table = [(name, f"{value:,}", _with_unit(value)) for name, value in rows]
+        text = tabulate(table, ["", "Bytes", ""], tablefmt="plain", colalign=("left", "right", "right"))
+        point = self.peak_at
+        where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
+        lines = [f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}", text]
+        return "\n".join([*lines, f"Peak at {point.operator}, {where}", *self.notes])
+
+
+def _with_unit(value: int) -> str:
+    prefix = auto_prefix(value)
+    return f"{value / PREFIXES[prefix]:.2f} {symbol(prefix, 'B')}"

@@ -1,0 +1,195 @@
+"""What ``ModelStatistics`` says of memory: of a training step or an inference, and the batch that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.capture.memory import StepPlan, simulate_step
+from modelsummary.errors import InputError
+from modelsummary.live import Live
+from modelsummary.memory_estimate import MemoryEstimate
+
+__all__ = ["OptimizerLike", "Sizing"]
+
+OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3),
+    "sgd-momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+class Sizing(Live):
+    """The part of ``ModelStatistics`` that is about memory."""
+
+    def memory(
+        self,
+        mode: str = "train",
+        optimizer: OptimizerLike | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        loss: Callable[[Any], Tensor] | None = None,
+        checkpoint: Sequence[str] | None = None,
+        *,
+        accumulates: bool = False,
+        block_bytes: int | None = None,
+    ) -> MemoryEstimate:
+        """Predict the memory of one step without running it: nothing is computed or allocated.
+
+        The forward, the backward and the optimizer's step run on fake tensors, and every storage is followed until it
+        is gone. Fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of every row. Counted are the
+        storages of tensors, not what an operator needs for itself while it runs, nor what an allocator keeps in
+        reserve. The model is taken in the modes that its modules have.
+
+        Args:
+            mode: ``"train"``, or ``"inference"``: a forward without gradients.
+            optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, a class of
+                ``torch.optim``, or an instance, whose settings are taken; None: no step.
+            dtype: floating point dtype of parameters, buffers and inputs; default: as they are.
+            device: whose kernels to choose; default: the model's, the CPU for a model on meta.
+            loss: of the model's result, a scalar; default: its ``loss`` if it has one, else the sum of its tensors.
+            checkpoint: FQNs of modules to run under activation checkpointing.
+            accumulates: gradients of earlier micro-batches are there already.
+            block_bytes: the allocator rounds sizes up to a multiple of this; default: 512 on CUDA, else 1.
+
+        Raises:
+            InputError: an argument is unusable, or there is nothing to differentiate.
+        """
+        model, call = self._live("predicting memory")
+        options: dict[str, Any] = {"loss": loss, "checkpoint": checkpoint, "accumulates": accumulates}
+        plan = _plan(mode, optimizer=optimizer, dtype=dtype, device=device, block_bytes=block_bytes, **options)
+        estimate, by_call = simulate_step(model, call, plan)
+        rows = list(self.root.walk())
+        for row in rows:
+            found = by_call.get((row.fqn, row.call_index)) if row.executed else None
+            row.self_activation_bytes = found.activation_bytes if found is not None else 0
+            row.activation_bytes = row.self_activation_bytes
+            row.peak_bytes = found.peak_bytes if found is not None else None
+        for row in reversed(rows):
+            if row.parent_info is not None:
+                row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
+        return estimate
+
+    def max_batch_size(self, memory_bytes: int, mode: str = "train", **options: Any) -> int:
+        """The largest batch whose peak fits.
+
+        The peak is nearly linear in the batch: two estimates give a guess, which estimates around it then settle.
+
+        Args:
+            memory_bytes: that there are.
+            mode, **options: as for ``memory``.
+
+        Returns:
+            The batch size; 0 if the smallest one does not fit.
+
+        Raises:
+            InputError: an argument is unusable, or no input has a batch dimension.
+        """
+        if type(memory_bytes) is not int or memory_bytes < 1:
+            raise InputError(f"memory_bytes={memory_bytes!r}; expected an integer >= 1")
+        model, call = self._live("predicting memory")
+        plan = _plan(mode, **options)
+        dim = self.batch_dim or 0
+        recorded = call.size_along(dim)
+        if not recorded:
+            raise InputError(f"no input has a dimension {dim} that could be the batch: sizes {call.shapes()}")
+
+        def peak(batch: int) -> int:
+            return simulate_step(model, call.with_batch(dim, recorded, batch), plan)[0].peak
+
+        def peak_from_two(batch: int) -> int:  # batch normalisation in training takes no batch of one
+            try:
+                return peak(batch)
+            except ValueError:
+                if batch > 1:
+                    raise
+            return peak(2)
+
+        return largest(peak_from_two, memory_bytes)
+
+
+def largest(peak: Callable[[int], int], limit: int) -> int:
+    """The largest n >= 1 with ``peak(n) <= limit``, for a peak that grows with n; 0 if there is none."""
+    known: dict[int, int] = {}
+
+    def fits(number: int) -> bool:
+        if number not in known:
+            known[number] = peak(number)
+        return known[number] <= limit
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):  # by the line through the last two, at least twice as far
+        slope = max((known[high] - known[low]) / (high - low), 1)
+        low, high = high, max(2 * high, int(high + (limit - known[high]) / slope) + 1)
+    while high - low > 1:
+        slope = max((known[high] - known[low]) / (high - low), 1)
+        guess = int(low + (limit - known[low]) / slope)
+        middle = min(max(guess, low + 1), high - 1)
+        if fits(middle):
+            low = middle
+            if middle + 1 < high and not fits(middle + 1):
+                high = middle + 1
+        else:
+            high = middle
+            if middle - 1 > low and fits(middle - 1):
+                low = middle - 1
+    return low
+
+
+def _plan(
+    mode: str,
+    *,
+    optimizer: OptimizerLike | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    checkpoint: Sequence[str] | None = None,
+    accumulates: bool = False,
+    block_bytes: int | None = None,
+) -> StepPlan:
+    if mode not in ("train", "inference"):
+        raise InputError(f"mode={mode!r}; expected 'train' or 'inference'")
+    if isinstance(checkpoint, str):
+        raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}]")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"dtype={dtype!r}; expected a floating point torch.dtype")
+    if block_bytes is not None and (type(block_bytes) is not int or block_bytes < 1):
+        raise InputError(f"block_bytes={block_bytes!r}; expected an integer >= 1")
+    try:
+        place = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+    return StepPlan(
+        train=mode == "train",
+        make_optimizer=_optimizer(optimizer) if mode == "train" else None,
+        device=place,
+        dtype=dtype,
+        loss=loss,
+        checkpoint=tuple(checkpoint or ()),
+        accumulates=accumulates,
+        block_bytes=block_bytes,
+    )
+
+
+def _optimizer(optimizer: OptimizerLike | None) -> Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None:
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return partial(type(optimizer), **optimizer.defaults)
+    if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
+        return _OPTIMIZERS[optimizer]
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        return optimizer
+    raise InputError(
+        f"optimizer={optimizer!r:.80}; expected one of {', '.join(map(repr, _OPTIMIZERS))}, a class of torch.optim, or "
+        "an instance"
+    )

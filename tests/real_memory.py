@@ -1,0 +1,46 @@
+"""What a step really allocates on the CPU, from the events of torch's profiler: the truth to compare with."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+
+def real_memory(model, x, loss, make_optimizer):
+    """Bytes over what lived before: held after forward, backward and step; and the peak. The second step counts."""
+    optimizer = make_optimizer(model.parameters())
+    loss(model(x)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        with record_function("## forward"):
+            output = model(x)
+            value = loss(output)
+        with record_function("## backward"):
+            value.backward()
+        with record_function("## step"):
+            optimizer.step()
+    events = traced.profiler.kineto_results.events()
+    ends = {event.end_ns(): event.name()[3:] for event in events if event.name().startswith("## ")}
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = peak = 0
+    found = {}
+    for time, change in changes:
+        for end in [end for end in ends if end < time]:
+            found[ends.pop(end)] = held
+        held += change
+        peak = max(peak, held)
+    found.update(dict.fromkeys(ends.values(), held))
+    return found, peak
+
+
+def persistent(estimate):
+    """What lives before the step."""
+    return estimate.params + estimate.buffers + estimate.inputs + estimate.optimizer_state
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)

@@ -1,0 +1,283 @@
+"""Predicted memory against hand-derived bytes, independent figures, and what torch's profiler sees of a real step."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from modelsummary import InputError, Statistics
+from modelsummary.sizing import largest
+from tests.models import Call
+from tests.real_memory import persistent, real_memory, sgd
+from tests.untouched import untouched
+
+MIB = 2**20
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def test_by_hand():
+    # batch 2. params 8*16 + 16 + 16*4 + 4 = 212 floats. Kept for the backward: the first linear's input is the model's,
+    # its weights are parameters; ReLU keeps its result (2*16), which the second linear keeps, too.
+    model = mlp()
+    with untouched(model):
+        memory = Statistics(model, (2, 8)).memory(optimizer="sgd-momentum")
+    assert (memory.params, memory.buffers, memory.grads, memory.optimizer_state) == (848, 0, 848, 848)
+    assert (memory.inputs, memory.activations) == (64, 128)
+    # then the result (2*4) and the loss live; the first linear's result (2*16) does no longer
+    assert memory.held_after_forward == 848 + 848 + 64 + 128 + 32 + 4
+    assert memory.peak == max(point.total for point in memory.timeline)
+    assert [point.phase for point in memory.timeline] == sorted(
+        (point.phase for point in memory.timeline), key=["forward", "backward", "step"].index
+    )
+    assert memory.peak_at.total == memory.peak
+    assert memory.execution == "fake"
+
+
+def test_inference():
+    # the input (2*8), and at most the results of two layers one after the other: 2*16 and 2*16
+    memory = Statistics(mlp(), (2, 8)).memory("inference")
+    assert (memory.grads, memory.optimizer_state, memory.activations) == (0, 0, 0)
+    assert memory.held_after_forward == 848 + 64 + 32
+    assert memory.peak == 848 + 64 + 128 + 128
+    assert memory.peak_at.fqn == "1"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "floats"),
+    [
+        (None, 0),
+        ("sgd", 0),
+        ("sgd-momentum", 212),
+        ("adam", 2 * 212 + 4),  # and a step count for each of four parameters
+        ("adamw", 2 * 212 + 4),
+        (torch.optim.Adagrad, 212 + 4),
+        (torch.optim.Adam(mlp().parameters(), amsgrad=True), 3 * 212 + 4),
+        # a row and a column for each matrix, 16+8 and 4+16, and a whole vector for each bias, 16 and 4; step counts
+        ("adafactor", 24 + 20 + 20 + 4),
+    ],
+)
+def test_optimizers(optimizer, floats):
+    memory = Statistics(mlp(), (2, 8)).memory(optimizer=optimizer)
+    assert memory.optimizer_state == 4 * floats
+    assert memory.grads == 848
+
+
+def test_frozen_and_tied_parameters():
+    model = mlp()
+    model[0].requires_grad_(False)
+    memory = Statistics(model, (2, 8)).memory(optimizer="sgd-momentum")
+    assert (memory.params, memory.grads, memory.optimizer_state) == (848, 4 * 68, 4 * 68)
+    tied = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    tied[1].weight = tied[0].weight
+    memory = Statistics(tied, (2, 8)).memory(optimizer="sgd-momentum")
+    assert (memory.params, memory.grads, memory.optimizer_state) == (256, 256, 256)
+
+
+def test_a_saved_slice_keeps_its_whole_storage():
+    model = Call(lambda self, x: self.a(x)[:, :2].exp(), a=nn.Linear(8, 100))
+    memory = Statistics(model, (2, 8)).memory()
+    assert memory.activations == 2 * 2 * 4  # exp keeps its result; the slice is no longer needed
+    model = Call(lambda self, x: self.a(x)[:, :2].sin(), a=nn.Linear(8, 100))
+    assert Statistics(model, (2, 8)).memory().activations == 2 * 100 * 4  # sin keeps its argument, a view
+
+
+def test_dtype_and_accumulation():
+    stats = Statistics(mlp(), (2, 8))
+    half = stats.memory(dtype=torch.bfloat16, optimizer="sgd-momentum")
+    assert (half.params, half.grads, half.optimizer_state, half.inputs, half.activations) == (424, 424, 424, 32, 64)
+    once, again = stats.memory(), stats.memory(accumulates=True)
+    assert again.held_after_forward == once.held_after_forward + 848
+    assert again.grads == once.grads == 848
+
+
+def test_blocks():
+    memory = Statistics(mlp(), (2, 8)).memory(optimizer="sgd-momentum", block_bytes=512)
+    assert memory.params == 512 * 4  # 512, 64, 256 and 16 bytes
+    assert Statistics(mlp(), (2, 8)).memory(device="cuda").params == 512 * 4
+
+
+def test_loss():
+    stats = Statistics(mlp(), (2, 8))
+    memory = stats.memory(loss=lambda output: nn.functional.cross_entropy(output, torch.zeros(2, dtype=torch.long)))
+    assert memory.activations > stats.memory().activations  # log-probabilities
+    model = Call(lambda self, x: {"loss": self.a(x).exp().sum(), "rest": x}, a=nn.Linear(8, 4))
+    assert Statistics(model, (2, 8)).memory().activations == 2 * 4 * 4
+    with pytest.raises(InputError, match="expected a scalar tensor that requires a gradient"):
+        stats.memory(loss=lambda output: output)
+
+
+def test_rows():
+    stats = Statistics(mlp(), (2, 8))
+    assert stats["1"].activation_bytes is None
+    memory = stats.memory(optimizer="adam")
+    assert [row.self_activation_bytes for row in (stats.root, *stats)] == [0, 0, 128, 0]
+    assert stats.root.activation_bytes == memory.activations
+    assert stats["1"].peak_bytes == persistent(memory) + 2 * 128
+    assert "Activations (B)" in stats.table(columns=["activation_bytes", "peak_bytes"])
+
+
+def test_checkpointing():
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+    )
+    stats = Statistics(model, (128, 64))
+    with untouched(model):
+        every = stats.memory(checkpoint=["0", "1", "2", "3"])
+        plain = stats.memory()
+    one = 128 * 64 * 4
+    # each block keeps four tensors (what goes into GELU, linear, GELU, and the next block); checkpointed: its input
+    assert plain.activations == (4 * 4 - 1) * one
+    assert every.activations == 3 * one
+    assert every.peak < plain.peak
+    with pytest.raises(InputError, match="checkpoint names 'nonsense'"):
+        stats.memory(checkpoint=["nonsense"])
+
+
+# ------------------------------------------------------------------------------- against other figures
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "training", "expected"),
+    [
+        # bytes packed by saved_tensors_hooks, the input's included: see docs
+        ("mobilenet_v2", 100, True, 7_821_090_048),
+        ("mobilenet_v2", 100, False, round(7458.154 * MIB)),
+        ("resnet18", 100, True, 2_218_022_400),
+        ("vit_b_16", 8, True, 945_285_440),
+    ],
+)
+def test_reference_figures(name, batch, training, expected):
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    with torch.device("meta"):
+        model = models.get_model(name, weights=None).train(training)
+    memory = Statistics(model, (batch, 3, 224, 224)).memory()
+    # the first layer keeps the input
+    assert memory.activations + memory.inputs == pytest.approx(expected, abs=1000 if not training else 0)
+
+
+def check(model, x, peak_within=0.025):
+    stats = Statistics(model, x)
+    memory = stats.memory(optimizer="sgd-momentum", loss=lambda output: output.sum())
+    held, peak = real_memory(model, x, lambda output: output.sum(), sgd)
+    assert memory.held_after_forward - persistent(memory) == held["forward"]
+    if peak_within is not None:
+        assert memory.peak == pytest.approx(persistent(memory) + peak, rel=peak_within)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit_b_16", "swin_t", "densenet121"])
+@pytest.mark.slow
+def test_real_steps_of_torchvision(name):
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    batch = 8 if name in ("resnet18", "mobilenet_v2") else 2
+    check(models.get_model(name, weights=None), torch.randn(batch, 3, 224, 224))
+
+
+def test_real_steps():
+    check(nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 6), torch.randn(4, 32, 64))
+    check(Call(lambda self, x: self.a(x) * 0.5 + self.a(x) / 3, a=nn.Linear(64, 64)), torch.randn(32, 64))
+    # the backward of the norm copies a gradient inside of the operator, which is much of so small a model
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten())
+    check(model, torch.randn(2, 3, 32, 32), peak_within=None)
+
+
+def test_a_step_that_needs_values_runs_for_real():
+    model = Call(lambda self, x: self.a(x) if x.sum() > 0 else self.b(x), a=nn.Linear(8, 4), b=nn.Linear(8, 9))
+    x = torch.ones(2, 8)
+    stats = Statistics(model, x)
+    with untouched(model):
+        memory = stats.memory(optimizer="adam")
+    assert memory.execution == "real"
+    assert "needs the values of a tensor" in str(memory)
+    assert memory.params == 4 * (36 + 81)
+    assert memory.grads == 4 * 36
+    with pytest.raises(InputError, match="must run for real"):
+        stats.memory(dtype=torch.bfloat16)
+
+
+# ------------------------------------------------------------------------------------------- batch size
+
+
+def test_max_batch_size():
+    stats = Statistics(mlp(), (2, 8))
+    batch = stats.max_batch_size(100_000, optimizer="adam")
+    memory = [Statistics(mlp(), (size, 8)).memory(optimizer="adam").peak for size in (batch, batch + 1)]
+    assert memory[0] <= 100_000 < memory[1]
+    assert stats.max_batch_size(1000) == 0
+    assert stats["1"].activation_bytes is None
+    with pytest.raises(InputError, match="memory_bytes=0"):
+        stats.max_batch_size(0)
+
+
+def test_a_batch_of_one_may_be_impossible():
+    stats = Statistics(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), (4, 8))
+    assert stats.max_batch_size(10**5) > 2
+    assert stats.max_batch_size(100) == 0
+
+
+@given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 5000), st.integers(1, 10))
+def test_largest(offset, slope, limit, steps):
+    def peak(number):
+        return offset + slope * (number // steps * steps)
+
+    found = largest(peak, limit)
+    assert found == max((number for number in range(1, 6000) if peak(number) <= limit), default=0)
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "eval"}, "mode='eval'; expected 'train' or 'inference'"),
+        ({"optimizer": "sdg"}, "optimizer='sdg'; expected one of 'sgd'"),
+        ({"optimizer": 3}, "optimizer=3"),
+        ({"device": "nowhere"}, "'nowhere' is no device"),
+        ({"dtype": torch.long}, r"dtype=torch\.int64; expected a floating point"),
+        ({"checkpoint": "0"}, "pass a list"),
+        ({"block_bytes": 0}, "block_bytes=0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    model = mlp()
+    with untouched(model), pytest.raises(InputError, match=message):
+        Statistics(model, (2, 8)).memory(**arguments)
+
+
+def test_nothing_to_differentiate():
+    model = mlp().requires_grad_(False)
+    with untouched(model), pytest.raises(InputError, match="requires a gradient; use mode='inference'"):
+        Statistics(model, (2, 8)).memory()
+    with pytest.raises(InputError, match="live model and an input"):
+        Statistics(model).memory()
+
+
+def test_a_forward_that_raises():
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            raise ValueError("enough")
+        return self.a(x)
+
+    model = Call(forward, a=nn.Linear(8, 4))
+    model.calls = 0
+    stats = Statistics(model, (2, 8))
+    model.calls = 5
+    with untouched(model), pytest.raises(ValueError, match="enough"):
+        stats.memory()
+
+
+def test_it_is_plain_data():
+    memory = Statistics(mlp(), (2, 8)).memory(optimizer="adam")
+    assert pickle.loads(pickle.dumps(memory)) == memory
+    assert json.loads(json.dumps(memory.to_dict()))["peak_at"]["phase"] in ("forward", "backward", "step")
+    assert "Optimizer state (Adam)" in str(memory)
