@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,13 +91,15 @@ class Sizing(Live):
             The batch size; 0 if the smallest one does not fit.
 
         Raises:
-            InputError: an argument is unusable, or no input has a batch dimension.
+            InputError: an argument is unusable, no input has a batch dimension, or the forward needs values.
         """
         if type(memory_bytes) is not int or memory_bytes < 1:
             raise InputError(f"memory_bytes={memory_bytes!r}; expected an integer >= 1")
         model, call = self._live("predicting memory")
         plan = _plan(mode, **options)
         dim = self.batch_dim or 0
+        args, kwargs = call.on_meta(lambda tensor: tensor.detach().to("meta").requires_grad_(tensor.requires_grad))
+        call = replace(call, args=args, kwargs=kwargs)  # larger batches must not be allocated
         recorded = call.size_along(dim)
         if not recorded:
             raise InputError(f"no input has a dimension {dim} that could be the batch: sizes {call.shapes()}")
@@ -129,7 +132,7 @@ def largest(peak: Callable[[int], int], limit: int) -> int:
     low, high = 1, 2
     while fits(high):  # by the line through the last two, at least twice as far
         slope = max((known[high] - known[low]) / (high - low), 1)
-        low, high = high, max(2 * high, int(high + (limit - known[high]) / slope) + 1)
+        low, high = high, min(max(2 * high, int(high + (limit - known[high]) / slope) + 1), 64 * high)
     while high - low > 1:
         slope = max((known[high] - known[low]) / (high - low), 1)
         guess = int(low + (limit - known[low]) / slope)

@@ -102,7 +102,9 @@ class CallArguments:
 
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """These arguments, with rows repeated to ``new_size`` in every input whose dimension ``dim`` is ``size``."""
-        rows = torch.arange(new_size) % size
+
+        def rows(device: torch.device) -> Tensor:
+            return torch.arange(new_size, device=device) % size
 
         def convert(leaf: Any) -> Any:
             shape = _shape_of(leaf)
@@ -111,8 +113,8 @@ class CallArguments:
             if isinstance(leaf, _Sized):
                 return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))
             if isinstance(leaf, _Array):
-                return _Array(leaf.value.take(rows.numpy(), axis=dim))
-            return leaf.detach().index_select(dim, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
+                return _Array(leaf.value.take(rows(torch.device("cpu")).numpy(), axis=dim))
+            return leaf.detach().index_select(dim, rows(leaf.device)).requires_grad_(leaf.requires_grad)
 
         args, kwargs = self._with(convert)
         return replace(self, args=args, kwargs=kwargs)
