@@ -14,6 +14,7 @@ from modelsummary.errors import (
     ForwardError,
     InputError,
     LayerNotFoundError,
+    MissingExtraError,
     ModelSummaryError,
     ProfilerError,
     RegistrationError,
@@ -25,7 +26,7 @@ from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
 from modelsummary.profiler import Profiler, TIDSProfiler, profile
 from modelsummary.split import Stages
-from modelsummary.statistics import Statistics
+from modelsummary.statistics import Statistics, measure_memory
 
 __all__ = [
     "DataDependentError",
@@ -35,6 +36,7 @@ __all__ = [
     "LayerInfo",
     "LayerNotFoundError",
     "MemoryEstimate",
+    "MissingExtraError",
     "ModelStatistics",
     "ModelSummaryError",
     "Profiler",
@@ -44,6 +46,7 @@ __all__ = [
     "Stages",
     "Statistics",
     "TIDSProfiler",
+    "measure_memory",
     "profile",
     "register_op_cost",
 ]

@@ -9,6 +9,7 @@ __all__ = [
     "ForwardError",
     "InputError",
     "LayerNotFoundError",
+    "MissingExtraError",
     "ModelSummaryError",
     "ProfilerError",
     "RegistrationError",
@@ -36,6 +37,18 @@ class LayerNotFoundError(ModelSummaryError, KeyError):
 
     def __str__(self) -> str:  # KeyError prints the repr of its argument
         return str(self.args[0]) if self.args else ""
+
+
+class MissingExtraError(ModelSummaryError, ImportError):
+    """An optional library is not installed.
+
+    Args:
+        library: what is missing.
+        extra: what to install it with.
+    """
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(f"{library} is not installed; pip install 'torch-modelsummary[{extra}]'")
 
 
 class DataDependentError(ModelSummaryError, RuntimeError):

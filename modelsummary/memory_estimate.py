@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from modelsummary.errors import MissingExtraError
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 
-__all__ = ["CATEGORIES", "MemoryEstimate", "TimelinePoint"]
+__all__ = ["CATEGORIES", "MemoryEstimate", "MemoryMeasurement", "TimelinePoint"]
 
 CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activations", "temporary")
 
@@ -75,6 +76,36 @@ class MemoryEstimate:
         """The first operator that runs with ``peak`` bytes alive."""
         return next(point for point in self.timeline if point.total == self.peak)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the bytes that live over the operators of the step, by category, with matplotlib.
+
+        Args:
+            ax: where to draw; default: new axes.
+
+        Returns:
+            The axes.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise MissingExtraError("matplotlib", "plot") from error
+        axes = pyplot.subplots(figsize=(10, 4), layout="constrained")[1] if ax is None else ax
+        prefix = auto_prefix(self.peak)
+        series = [[point.held[place] / PREFIXES[prefix] for point in self.timeline] for place in range(len(CATEGORIES))]
+        shown = [(name, held) for name, held in zip(CATEGORIES, series, strict=True) if any(held)]
+        names = [name.replace("_", " ") for name, _ in shown]
+        axes.stackplot(range(len(self.timeline)), [held for _, held in shown], labels=names, step="post")
+        phases = [point.phase for point in self.timeline]
+        for phase in dict.fromkeys(phases):
+            axes.axvline(phases.index(phase), color="gray", linewidth=0.5)
+            axes.text(phases.index(phase), 1.0, f" {phase}", transform=axes.get_xaxis_transform(), va="bottom")
+        axes.set(xlabel="operator", ylabel=symbol(prefix, "B"), xlim=(0, len(self.timeline) - 1))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+        return axes
+
     def to_dict(self) -> dict[str, Any]:
         """The figures without the timeline, for JSON."""
         point = self.peak_at
@@ -93,6 +124,31 @@ class MemoryEstimate:
         where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
         lines = [f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}", text]
         return "\n".join([*lines, f"Peak at {point.operator}, {where}", *self.notes])
+
+
+@dataclass(frozen=True)
+class MemoryMeasurement:
+    """What a real step took, and what was predicted of it; bytes.
+
+    Attributes:
+        held_after_forward, peak: measured, parameters, buffers, inputs and optimizer state included.
+        predicted: the estimate of the same step.
+    """
+
+    held_after_forward: int
+    peak: int
+    predicted: MemoryEstimate
+
+    def __str__(self) -> str:
+        rows = [
+            (name, f"{real:,}", f"{guess:,}", f"{guess / real:.4f}" if real else "--")
+            for name, real, guess in (
+                ("Held after the forward", self.held_after_forward, self.predicted.held_after_forward),
+                ("Peak", self.peak, self.predicted.peak),
+            )
+        ]
+        headers = ["", "Measured (B)", "Predicted (B)", "Predicted / measured"]
+        return tabulate(rows, headers, tablefmt="plain", disable_numparse=True, colalign=("left", *["right"] * 3))
 
 
 def _with_unit(value: int) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.measured import measure_step
 from modelsummary.capture.memory import StepPlan, simulate_step
 from modelsummary.errors import InputError
 from modelsummary.live import Live
-from modelsummary.memory_estimate import MemoryEstimate
+from modelsummary.memory_estimate import MemoryEstimate, MemoryMeasurement
 
 __all__ = ["OptimizerLike", "Sizing"]
 
@@ -77,6 +78,24 @@ class Sizing(Live):
             if row.parent_info is not None:
                 row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
         return estimate
+
+    def measure_memory(self, mode: str = "train", **options: Any) -> MemoryMeasurement:
+        """Run two steps for real and measure the second; the model is afterwards as before.
+
+        On the CPU the events of torch's profiler count, on CUDA the statistics of the allocator.
+
+        Args:
+            mode, **options: as for ``memory``, which predicts the same step; without ``device`` and ``dtype``.
+
+        Raises:
+            InputError: an argument is unusable, or the model has no values.
+        """
+        model, call = self._live("measuring memory")
+        if any(options.get(name) is not None for name in ("device", "dtype", "checkpoint")):
+            raise InputError("memory is measured as the model is: device, dtype and checkpoint cannot be chosen")
+        plan = _plan(mode, **options)
+        measured = measure_step(model, call, plan)
+        return MemoryMeasurement(measured.held_after_forward, measured.peak, simulate_step(model, call, plan)[0])
 
     def max_batch_size(self, memory_bytes: int, mode: str = "train", **options: Any) -> int:
         """The largest batch whose peak fits.

@@ -12,10 +12,11 @@ from modelsummary.capture import Recording, capture, check_execution, list_layer
 from modelsummary.capture.facts import is_compiled, unwrap
 from modelsummary.capture.inputs import call_arguments
 from modelsummary.errors import DataDependentError, ForwardError, InputError
+from modelsummary.memory_estimate import MemoryMeasurement
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.views.text import TableOptions
 
-__all__ = ["Statistics"]
+__all__ = ["Statistics", "measure_memory"]
 
 
 class Statistics(ModelStatistics):
@@ -92,6 +93,16 @@ class Statistics(ModelStatistics):
             raise ForwardError(_failure(recording, call.size_dtypes), partial) from recording.error
         if latency:
             self.measure_latency()
+
+
+def measure_memory(model: nn.Module, input_data: Any, mode: str = "train", **options: Any) -> MemoryMeasurement:
+    """What a step of ``model`` really takes, beside the prediction: ``Statistics(...).measure_memory(...)``.
+
+    Args:
+        model, input_data: as for ``Statistics``.
+        mode, **options: as for ``ModelStatistics.memory``.
+    """
+    return Statistics(model, input_data).measure_memory(mode, **options)
 
 
 def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modelsummary import InputError, Statistics
+import modelsummary
+from modelsummary import InputError, MissingExtraError, Statistics
 from modelsummary.sizing import largest
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd
@@ -204,6 +206,36 @@ def test_a_step_that_needs_values_runs_for_real():
         stats.memory(dtype=torch.bfloat16)
 
 
+def test_measured():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
+    x = torch.randn(4, 32, 64)
+    stats = Statistics(model, x)
+    with untouched(model):
+        measured = stats.measure_memory(optimizer="sgd-momentum", loss=lambda output: output.sum())
+    held, peak = real_memory(model, x, lambda output: output.sum(), sgd)
+    before = persistent(measured.predicted)
+    assert measured.held_after_forward == before + held["forward"] == measured.predicted.held_after_forward
+    assert measured.peak == before + peak
+    assert "Predicted / measured" in str(measured)
+    inference = stats.measure_memory("inference")
+    assert inference.held_after_forward == inference.predicted.held_after_forward
+
+
+def test_what_cannot_be_measured():
+    with pytest.raises(InputError, match="but the model is on meta"):
+        Statistics(nn.Linear(2, 2, device="meta"), (1, 2)).measure_memory()
+    with pytest.raises(InputError, match="cannot be chosen"):
+        Statistics(nn.Linear(2, 2), (1, 2)).measure_memory(dtype=torch.float64)
+
+
+@pytest.mark.gpu
+def test_cuda():
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).cuda()
+    measured = Statistics(model, torch.randn(512, 1024, device="cuda")).measure_memory(optimizer="adamw")
+    assert measured.predicted.held_after_forward == pytest.approx(measured.held_after_forward, rel=0.03)
+    assert measured.predicted.peak == pytest.approx(measured.peak, rel=0.03)
+
+
 # ------------------------------------------------------------------------------------------- batch size
 
 
@@ -275,6 +307,30 @@ def test_a_forward_that_raises():
     model.calls = 5
     with untouched(model), pytest.raises(ValueError, match="enough"):
         stats.memory()
+
+
+def test_plot(monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    memory = Statistics(mlp(), (2, 8)).memory(optimizer="adam")
+    axes = memory.plot()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "params", "optimizer state", "grads", "inputs", "activations", "temporary",
+    ]  # fmt: skip
+    # the top of the stack is what lives: its highest point the peak
+    top = max(path.vertices[:, 1].max() for collection in axes.collections for path in collection.get_paths())
+    assert top == pytest.approx(memory.peak / 1e3)
+    assert memory.plot(axes) is axes
+    matplotlib.pyplot.close("all")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot")
+    with pytest.raises(MissingExtraError, match=r"pip install 'torch-modelsummary\[plot\]'"):
+        memory.plot()
+
+
+def test_the_function():
+    measured = modelsummary.measure_memory(mlp(), (2, 8), optimizer="sgd")
+    assert measured.held_after_forward == measured.predicted.held_after_forward
 
 
 def test_it_is_plain_data():

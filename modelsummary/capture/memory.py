@@ -33,7 +33,7 @@ from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 
-__all__ = ["RowMemory", "StepPlan", "simulate_step"]
+__all__ = ["RowMemory", "StepPlan", "loss_of", "simulate_step"]
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 _CUDA_BLOCK = 512
@@ -187,7 +187,7 @@ class _Run:
             hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
             with hooks if self._plan.train else nullcontext():
                 output = self._forward()
-                loss = _loss_of(output, self._plan.loss) if self._plan.train else None
+                loss = loss_of(output, self._plan.loss) if self._plan.train else None
             if loss is not None:
                 self._train(loss)
         self._mark_gradients()
@@ -321,7 +321,8 @@ def _category(allocation: Allocation) -> str:
     return "activations" if allocation.saved_at is not None else "temporary"
 
 
-def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+    """What the backward of a step begins with. Raises ``InputError`` if that is nothing, or no scalar."""
     if loss is not None:
         value = loss(output)
     elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
