@@ -25,10 +25,12 @@ from modelsummary.memory_estimate import MemoryEstimate
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
 from modelsummary.profiler import Profiler, TIDSProfiler, profile
+from modelsummary.recompute import CheckpointPlan, apply_checkpoint
 from modelsummary.split import Stages
 from modelsummary.statistics import Statistics, measure_memory
 
 __all__ = [
+    "CheckpointPlan",
     "DataDependentError",
     "DeviceSpec",
     "ForwardError",
@@ -46,6 +48,7 @@ __all__ = [
     "Stages",
     "Statistics",
     "TIDSProfiler",
+    "apply_checkpoint",
     "measure_memory",
     "profile",
     "register_op_cost",

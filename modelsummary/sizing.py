@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from modelsummary.capture.measured import measure_step
 from modelsummary.capture.memory import StepPlan, simulate_step
 from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.live import Live
 from modelsummary.memory_estimate import MemoryEstimate, MemoryMeasurement
+from modelsummary.recompute import Block, CheckpointPlan, blocks_of, bytes_by_block, least_recomputation
 
 __all__ = ["OptimizerLike", "Sizing"]
 
@@ -38,7 +40,7 @@ class Sizing(Live):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         loss: Callable[[Any], Tensor] | None = None,
-        checkpoint: Sequence[str] | None = None,
+        checkpoint: Sequence[str] | str | None = None,
         *,
         accumulates: bool = False,
         block_bytes: int | None = None,
@@ -57,7 +59,7 @@ class Sizing(Live):
             dtype: floating point dtype of parameters, buffers and inputs; default: as they are.
             device: whose kernels to choose; default: the model's, the CPU for a model on meta.
             loss: of the model's result, a scalar; default: its ``loss`` if it has one, else the sum of its tensors.
-            checkpoint: FQNs of modules to run under activation checkpointing.
+            checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             accumulates: gradients of earlier micro-batches are there already.
             block_bytes: the allocator rounds sizes up to a multiple of this; default: 512 on CUDA, else 1.
 
@@ -65,6 +67,8 @@ class Sizing(Live):
             InputError: an argument is unusable, or there is nothing to differentiate.
         """
         model, call = self._live("predicting memory")
+        if checkpoint == "every":
+            checkpoint = [row.fqn for row in blocks_of(self.root)]
         options: dict[str, Any] = {"loss": loss, "checkpoint": checkpoint, "accumulates": accumulates}
         plan = _plan(mode, optimizer=optimizer, dtype=dtype, device=device, block_bytes=block_bytes, **options)
         estimate, by_call = simulate_step(model, call, plan)
@@ -96,6 +100,54 @@ class Sizing(Live):
         plan = _plan(mode, **options)
         measured = measure_step(model, call, plan)
         return MemoryMeasurement(measured.held_after_forward, measured.peak, simulate_step(model, call, plan)[0])
+
+    def suggest_checkpoint(self, budget_bytes: int, **options: Any) -> CheckpointPlan:
+        """Which modules to recompute in the backward so that a training step fits, with the fewest MACs done again.
+
+        Candidates are the repeated blocks of the model. What each saves is simulated, blocks that are alike once; the
+        choice is exact for these figures, and the step with it is simulated at the end.
+
+        Args:
+            budget_bytes: that the peak may reach.
+            **options: as for ``memory``.
+
+        Returns:
+            The plan, for ``apply_checkpoint(model, plan.fqns)``.
+
+        Raises:
+            InputError: an argument is unusable, or recomputing all blocks does not suffice.
+        """
+        if type(budget_bytes) is not int or budget_bytes < 1:
+            raise InputError(f"budget_bytes={budget_bytes!r}; expected an integer >= 1")
+        model, call = self._live("predicting memory")
+        rows = blocks_of(self.root)
+
+        fqns = [row.fqn for row in rows]
+
+        def simulate(chosen: Sequence[str]) -> MemoryEstimate:
+            return simulate_step(model, call, _plan("train", checkpoint=chosen, **options))[0]
+
+        plain = simulate([])
+        alike: dict[Any, Block] = {}
+        for row in rows:
+            key = _looks(row)
+            if key not in alike:
+                alike[key] = Block(plain.activations - simulate([row.fqn]).activations, row.macs)
+        blocks = [alike[_looks(row)] for row in rows]
+        needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
+        while True:
+            numbers = least_recomputation(blocks, needed)
+            chosen = fqns if numbers is None else [fqns[number] for number in numbers]
+            peak = simulate(chosen).peak
+            if peak <= budget_bytes:
+                macs = sum(row.macs for row in rows if row.fqn in chosen)
+                return CheckpointPlan(tuple(chosen), peak, plain.peak, macs)
+            if numbers is None:
+                raise InputError(
+                    f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
+                    f"{peak:,} bytes; take a smaller batch"
+                )
+            needed = [each + max(peak - budget_bytes, 1) for each in needed]  # the figures were too hopeful
 
     def max_batch_size(self, memory_bytes: int, mode: str = "train", **options: Any) -> int:
         """The largest batch whose peak fits.
@@ -137,6 +189,12 @@ class Sizing(Live):
         return largest(peak_from_two, memory_bytes)
 
 
+def _looks(row: LayerInfo) -> tuple[Any, ...]:
+    """Blocks that are equal in this save the same."""
+    inside = tuple((each.class_name, str(each.input_size), each.macs) for each in row.walk())
+    return row.num_params, inside
+
+
 def largest(peak: Callable[[int], int], limit: int) -> int:
     """The largest n >= 1 with ``peak(n) <= limit``, for a peak that grows with n; 0 if there is none."""
     known: dict[int, int] = {}
@@ -174,14 +232,14 @@ def _plan(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     loss: Callable[[Any], Tensor] | None = None,
-    checkpoint: Sequence[str] | None = None,
+    checkpoint: Sequence[str] | str | None = None,
     accumulates: bool = False,
     block_bytes: int | None = None,
 ) -> StepPlan:
     if mode not in ("train", "inference"):
         raise InputError(f"mode={mode!r}; expected 'train' or 'inference'")
     if isinstance(checkpoint, str):
-        raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}]")
+        raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}], or 'every'")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InputError(f"dtype={dtype!r}; expected a floating point torch.dtype")
     if block_bytes is not None and (type(block_bytes) is not int or block_bytes < 1):

@@ -15,6 +15,7 @@ LAYERS = {
     "errors": -1,
     "units": 0,
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
+    "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
     "statistics": 3,
     "profiler": 4,

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.utils.checkpoint import checkpoint
 
 from modelsummary.capture.allocations import Allocation, Allocations
 from modelsummary.capture.backward import BackwardTimer
@@ -32,6 +30,7 @@ from modelsummary.capture.timer import Step, Timer, suspended
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.recompute import apply_checkpoint
 
 __all__ = ["RowMemory", "StepPlan", "loss_of", "simulate_step"]
 
@@ -127,7 +126,7 @@ def simulate_step(
         )
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         with Operators(Uncounted(), execution):
-            _checkpoint(model, plan.checkpoint)
+            apply_checkpoint(model, plan.checkpoint)
             run = _Run(model, args, kwargs, plan, block)
             run.step()
         return run.estimate(str(wanted), "real", [f"The step ran for real: {reason}"]), run.by_call()
@@ -145,18 +144,9 @@ def _fake(
         args, kwargs = map_tensors(fakes.twin_of_meta, args), map_tensors(fakes.twin_of_meta, kwargs)
         replace_in_objects(fakes.twin, (args, kwargs))
         fakes.replace_tensors_of(held.modules)
-        _checkpoint(model, plan.checkpoint)
+        apply_checkpoint(model, plan.checkpoint)
         with torch.set_grad_enabled(plan.train):
             yield fakes, args, kwargs
-
-
-def _checkpoint(model: nn.Module, fqns: Sequence[str]) -> None:
-    """Run modules under activation checkpointing; their attributes are put back with all others."""
-    modules = dict(named_modules(model))
-    for fqn in fqns:
-        if fqn not in modules:
-            raise InputError(f"checkpoint names {fqn!r}, which is no module of the model")
-        modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)
 
 
 class _Run:

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from modelsummary import InputError, Statistics, apply_checkpoint
+from modelsummary.recompute import Block, blocks_of, least_recomputation
+from tests.untouched import untouched
+
+
+def frees_enough(blocks, chosen, needed):
+    saved = [sum(blocks[each].saving for each in chosen if each < place) for place in range(len(blocks) + 1)]
+    return all(own >= wanted for own, wanted in zip(saved, needed, strict=True))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_against_brute_force(data):
+    blocks = data.draw(st.lists(st.builds(Block, st.integers(0, 9), st.integers(0, 9)), max_size=7))
+    needed = data.draw(st.lists(st.integers(-9, 25), min_size=len(blocks) + 1, max_size=len(blocks) + 1))
+    every = (own for size in range(len(blocks) + 1) for own in itertools.combinations(range(len(blocks)), size))
+    enough = [sum(blocks[each].macs for each in own) for own in every if frees_enough(blocks, own, needed)]
+    chosen = least_recomputation(blocks, needed)
+    if not enough:
+        assert chosen is None
+    else:
+        assert frees_enough(blocks, chosen, needed)
+        assert sum(blocks[each].macs for each in chosen) == min(enough)
+
+
+def model_of(*widths):
+    return nn.Sequential(
+        nn.Linear(8, 64),
+        *(nn.Sequential(Residual(width), nn.Identity()) for width in widths),
+        nn.Linear(64, 4),
+    )
+
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.two = nn.Linear(64, width), nn.Linear(width, 64)
+
+    def forward(self, x):
+        return x + self.two(nn.functional.gelu(self.one(x)))
+
+
+def test_blocks():
+    stats = Statistics(model_of(64, 128), (4, 8))
+    assert [row.fqn for row in blocks_of(stats.root)] == ["1.0", "2.0"]
+    assert [row.fqn for row in blocks_of(Statistics(nn.Sequential(nn.ReLU(), nn.Tanh()), (1, 2)).root)] == ["0", "1"]
+
+
+def test_suggestion():
+    model = model_of(64, 512, 64, 256)
+    stats = Statistics(model, (1000, 8))
+    plain = stats.memory().peak
+    with untouched(model):
+        plan = stats.suggest_checkpoint(int(plain * 0.95))
+    assert plan.peak <= int(plain * 0.95)
+    assert (plan.peak_without, plan.peak) == (plain, stats.memory(checkpoint=plan.fqns).peak)
+    # of all sets that fit none does fewer MACs again
+    fqns = [row.fqn for row in blocks_of(stats.root)]
+    for size in range(len(fqns) + 1):
+        for chosen in itertools.combinations(fqns, size):
+            if stats.memory(checkpoint=chosen).peak <= int(plain * 0.95):
+                assert sum(stats[fqn].macs for fqn in chosen) >= plan.recomputed_macs
+    assert stats.suggest_checkpoint(plain).fqns == ()
+    with pytest.raises(InputError, match="with all 4 blocks recomputed a step takes"):
+        stats.suggest_checkpoint(1000)
+    with pytest.raises(InputError, match="budget_bytes=0"):
+        stats.suggest_checkpoint(0)
+    every = stats.memory(checkpoint="every")
+    assert every == stats.memory(checkpoint=fqns)
+
+
+def test_applied():
+    torch.manual_seed(0)
+    model = model_of(64, 64)
+    plain, x = copy.deepcopy(model), torch.randn(16, 8)
+    apply_checkpoint(model, ["1.0", "2.0"])
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        each.zero_grad()
+        plain.zero_grad()
+        each(x).sum().backward()
+        plain(x).sum().backward()
+        gradients = [[parameter.grad for parameter in which.parameters()] for which in (each, plain)]
+        assert all(map(torch.equal, *gradients))
+        assert list(each.state_dict()) == list(plain.state_dict())
+    stats, unwrapped = Statistics(model, (16, 8)), Statistics(plain, (16, 8))
+    assert stats.memory().activations == unwrapped.memory(checkpoint=["1.0", "2.0"]).activations
+    assert stats.memory().activations < unwrapped.memory().activations
+
+
+def test_bad_names():
+    model = model_of(64)
+    with untouched(model), pytest.raises(InputError, match="'nonsense', which is no module"):
+        apply_checkpoint(model, ["1.0", "nonsense"])
+    with pytest.raises(InputError, match="pass a list"):
+        apply_checkpoint(model, "1.0")
