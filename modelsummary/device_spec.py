@@ -135,18 +135,20 @@ def _least_seconds(device: torch.device, work: Callable[..., object], *args: tor
 # sheet. float32 is that of the vector units: PyTorch uses TF32 for products only where it is told to.
 _FLOAT32, _HALF, _FLOAT64, _BYTE = ("float32",), ("float16", "bfloat16"), ("float64",), ("int8",)
 _FP8 = ("int8", "float8_e4m3fn", "float8_e5m2")
+_A100: dict[tuple[str, ...], float] = {_HALF: 312, ("tf32",): 156, _FLOAT32: 19.5, _FLOAT64: 19.5, _BYTE: 624}
+_HOPPER: dict[tuple[str, ...], float] = {_HALF: 989.5, ("tf32",): 494.5, _FLOAT32: 67, _FLOAT64: 67, _FP8: 1979}
 _TABLE: dict[str, tuple[float, dict[tuple[str, ...], float], str]] = {
     "V100": (0.9, {("float16",): 125, _FLOAT32: 15.7, _FLOAT64: 7.8}, "NVIDIA V100 data sheet, SXM2, 2020"),
     "T4": (0.32, {("float16",): 65, _FLOAT32: 8.1, _BYTE: 130}, "NVIDIA T4 data sheet, 2019"),
     "A10": (0.6, {_HALF: 125, ("tf32",): 62.5, _FLOAT32: 31.2, _BYTE: 250}, "NVIDIA A10 data sheet, 2021"),
     "A100 40GB": (
         1.555,
-        {_HALF: 312, ("tf32",): 156, _FLOAT32: 19.5, _FLOAT64: 19.5, _BYTE: 624},
+        _A100,
         "NVIDIA A100 data sheet, SXM4, 2021",
     ),
     "A100 80GB": (
         2.039,
-        {_HALF: 312, ("tf32",): 156, _FLOAT32: 19.5, _FLOAT64: 19.5, _BYTE: 624},
+        _A100,
         "NVIDIA A100 data sheet, SXM4, 2021",
     ),
     "L4": (
@@ -162,12 +164,12 @@ _TABLE: dict[str, tuple[float, dict[tuple[str, ...], float], str]] = {
     ),
     "H100": (
         3.35,
-        {_HALF: 989.5, ("tf32",): 494.5, _FLOAT32: 67, _FLOAT64: 67, _FP8: 1979},
+        _HOPPER,
         "NVIDIA H100 data sheet, SXM5; half of the figures with sparsity",
     ),
     "H200": (
         4.8,
-        {_HALF: 989.5, ("tf32",): 494.5, _FLOAT32: 67, _FLOAT64: 67, _FP8: 1979},
+        _HOPPER,
         "NVIDIA H200 data sheet, SXM; half of the figures with sparsity",
     ),
     "MI300X": (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from modelsummary.op_costs import tensors_in
 
@@ -104,10 +105,19 @@ class Allocations(TorchDispatchMode):
         return tensor
 
     def hold_numbers(self, node: Any) -> None:
-        """Autograd keeps a Python factor as a tensor of its own, of which neither operators nor hooks know."""
-        number = getattr(node, "_saved_other", None) if node.name() in _KEEP_NUMBERS else None
-        if isinstance(number, Tensor) and number.dim() == 0 and self.of(number) is None:
+        """Autograd keeps a Python factor as a tensor of its own, of which neither operators nor default hooks know.
+
+        All other saved tensors have hooks by now, and take no further ones; to look at them would run those hooks.
+        """
+        saved = getattr(node, "_raw_saved_other", None) if node.name() in _KEEP_NUMBERS else None
+        if saved is not None:
+            with _disable_current_modes(), suppress(RuntimeError):
+                saved.register_hooks(self._hold_number, lambda number: number)
+
+    def _hold_number(self, number: Tensor) -> Tensor:
+        if self.of(number) is None:
             self._follow(number, Allocation(self._rounded(number), len(self.operators) - 1, "activations"))
+        return number
 
     def _meet(self, value: Any, number: int) -> None:
         for tensor in tensors_in(value):
