@@ -52,6 +52,7 @@ class MemoryEstimate:
         held_after_forward: everything that lives when the forward has ended, its result included.
         peak: the most that lives at a time.
         timeline: what lives while each operator runs.
+        recomputed_macs: multiply-adds that activation checkpointing, where asked for, does again in the backward.
         execution: ``"fake"``: no data; ``"real"``: the step ran, and ``notes`` say why.
         notes: what was assumed.
     """
@@ -68,6 +69,7 @@ class MemoryEstimate:
     held_after_forward: int
     peak: int
     timeline: list[TimelinePoint] = field(repr=False)
+    recomputed_macs: int = 0
     execution: str = "fake"
     notes: list[str] = field(default_factory=list)
 
@@ -123,7 +125,10 @@ class MemoryEstimate:
         point = self.peak_at
         where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
         lines = [f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}", text]
-        return "\n".join([*lines, f"Peak at {point.operator}, {where}", *self.notes])
+        lines.append(f"Peak at {point.operator}, {where}")
+        if self.recomputed_macs:
+            lines.append(f"Recomputed in the backward: {self.recomputed_macs:,} MACs")
+        return "\n".join([*lines, *self.notes])
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +18,16 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory_estimate import MemoryEstimate
 
-__all__ = ["Block", "CheckpointPlan", "apply_checkpoint", "blocks_of", "bytes_by_block", "least_recomputation"]
+__all__ = [
+    "Block",
+    "CheckpointPlan",
+    "apply_checkpoint",
+    "blocks_of",
+    "bytes_by_block",
+    "least_recomputation",
+    "recomputed_macs",
+    "square_root",
+]
 
 
 class Block(NamedTuple):
@@ -113,15 +126,123 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
 
     Gradients are the same; names, parameters and state dicts do not change.
 
+    Args:
+        model: it is changed.
+        fqns: of modules; ``"features[4:8]"`` are children 4 to 7 of the ``nn.Sequential`` ``features``, as one segment,
+            of which only the input is kept.
+
     Raises:
-        InputError: a name is no module of the model; nothing was changed then.
+        InputError: a name is no module of the model, or no such segment; nothing was changed then.
     """
     if isinstance(fqns, str):
         raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
     modules = dict(model.named_modules())
+    segments: defaultdict[str, list[range]] = defaultdict(list)
     chosen = list(dict.fromkeys(fqns))
     for fqn in chosen:
-        if fqn not in modules:
+        container, segment = _segment(fqn)
+        if container not in modules:
             raise InputError(f"checkpoint names {fqn!r}, which is no module of the model")
+        if segment is not None:
+            _check_segment(fqn, modules[container], segment, segments[container])
+            segments[container].append(segment)
     for fqn in chosen:
-        modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)
+        if fqn in modules:
+            modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)
+    for container, parts in segments.items():
+        modules[container].forward = partial(_in_segments, modules[container], parts)
+
+
+_SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")
+
+
+def _segment(fqn: str) -> tuple[str, range | None]:
+    """A name, or the container of a segment and the numbers of its children."""
+    found = _SEGMENT.fullmatch(fqn)
+    return (found["container"], range(int(found["first"]), int(found["end"]))) if found else (fqn, None)
+
+
+def _check_segment(fqn: str, container: nn.Module, segment: range, others: Iterable[range]) -> None:
+    if type(container).forward is not nn.Sequential.forward:
+        raise InputError(f"checkpoint names {fqn!r}, but {type(container).__name__} is no nn.Sequential")
+    number = len(container._modules)
+    if not segment or segment.stop > number:
+        raise InputError(f"checkpoint names {fqn!r}, but the container has children 0 to {number - 1}")
+    if any(set(segment) & set(other) for other in others):
+        raise InputError(f"checkpoint names {fqn!r}, which overlaps another segment")
+
+
+def _in_segments(container: nn.Module, segments: Sequence[range], x: Any) -> Any:
+    """The forward of an ``nn.Sequential`` with parts of it checkpointed."""
+    children = list(container.children())
+    segment_at = {segment.start: segment for segment in segments}
+    place = 0
+    while place < len(children):
+        segment = segment_at.get(place)
+        if segment is None:
+            x = children[place](x)
+            place += 1
+        else:
+            x = checkpoint(_run, children[segment.start : segment.stop], x, use_reentrant=False)
+            place = segment.stop
+    return x
+
+
+def _run(children: Iterable[nn.Module], x: Any) -> Any:
+    for child in children:
+        x = child(x)
+    return x
+
+
+def square_root(blocks: Sequence[LayerInfo]) -> list[str]:
+    """Names for ``apply_checkpoint``: of n blocks in an ``nn.Sequential`` about the square root of n segments.
+
+    Then about 2 sqrt(n) blocks' worth is kept at a time (Chen et al. 2016, https://arxiv.org/abs/1604.06174). Blocks in
+    other containers cannot be joined, and stand for themselves.
+    """
+    names: list[str] = []
+    for parent, group in groupby(blocks, key=lambda row: row.parent_info):
+        own = list(group)
+        container = parent.module if parent is not None else None
+        if parent is None or container is None or type(container).forward is not nn.Sequential.forward:
+            names += [row.fqn for row in own]
+            continue
+        places = {id(child): number for number, child in enumerate(container.children())}
+        numbers = [places[row.layer_id] for row in own]
+        for run in _runs(numbers):
+            count = max(round(math.sqrt(len(run))), 1)
+            edges = [run.start + len(run) * part // count for part in range(count + 1)]
+            names += [
+                f"{parent.fqn}[{first}:{end}]" if end - first > 1 else own[numbers.index(first)].fqn
+                for first, end in pairwise(edges)
+            ]
+    return names
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[range]:
+    """Numbers in ascending order as ranges without gaps."""
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield range(numbers[first], numbers[place - 1] + 1)
+            first = place
+
+
+def recomputed_macs(root: LayerInfo, fqns: Iterable[str]) -> int:
+    """Multiply-adds that checkpointing these modules and segments does again in each step."""
+    names: set[str] = set()
+    for fqn in fqns:
+        container, segment = _segment(fqn)
+        row = next(row for row in root.walk() if row.fqn == container)
+        if segment is None:
+            names.add(fqn)
+        elif row.module is not None:
+            children = list(row.module.named_children())[segment.start : segment.stop]
+            names.update(f"{container}.{name}" if container else name for name, _ in children)
+    return _macs_under(root, names)
+
+
+def _macs_under(row: LayerInfo, names: Container[str]) -> int:
+    if row.executed and row.fqn in names:
+        return row.macs
+    return sum(_macs_under(child, names) for child in row.children)

@@ -10,13 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.measured import measure_step
-from modelsummary.capture.memory import StepPlan, simulate_step
+from modelsummary.capture.memory import RowMemory, StepPlan, simulate_step
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.live import Live
 from modelsummary.memory_estimate import MemoryEstimate, MemoryMeasurement
-from modelsummary.recompute import Block, CheckpointPlan, blocks_of, bytes_by_block, least_recomputation
+from modelsummary.recompute import (
+    Block,
+    CheckpointPlan,
+    blocks_of,
+    bytes_by_block,
+    least_recomputation,
+    recomputed_macs,
+    square_root,
+)
 
 __all__ = ["OptimizerLike", "Sizing"]
 
@@ -42,6 +51,7 @@ class Sizing(Live):
         loss: Callable[[Any], Tensor] | None = None,
         checkpoint: Sequence[str] | str | None = None,
         *,
+        autocast: torch.dtype | None = None,
         accumulates: bool = False,
         block_bytes: int | None = None,
     ) -> MemoryEstimate:
@@ -59,7 +69,10 @@ class Sizing(Live):
             dtype: floating point dtype of parameters, buffers and inputs; default: as they are.
             device: whose kernels to choose; default: the model's, the CPU for a model on meta.
             loss: of the model's result, a scalar; default: its ``loss`` if it has one, else the sum of its tensors.
-            checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
+            checkpoint: FQNs of modules to run under activation checkpointing, or segments of an ``nn.Sequential``, as
+                ``apply_checkpoint`` takes them; ``"every"``: all repeated blocks; ``"sqrt"``: of n repeated blocks in
+                an ``nn.Sequential`` about sqrt(n) segments.
+            autocast: floating point dtype of ``torch.autocast`` around the forward and the loss; None: none.
             accumulates: gradients of earlier micro-batches are there already.
             block_bytes: the allocator rounds sizes up to a multiple of this; default: 512 on CUDA, else 1.
 
@@ -67,11 +80,10 @@ class Sizing(Live):
             InputError: an argument is unusable, or there is nothing to differentiate.
         """
         model, call = self._live("predicting memory")
-        if checkpoint == "every":
-            checkpoint = [row.fqn for row in blocks_of(self.root)]
         options: dict[str, Any] = {"loss": loss, "checkpoint": checkpoint, "accumulates": accumulates}
-        plan = _plan(mode, optimizer=optimizer, dtype=dtype, device=device, block_bytes=block_bytes, **options)
-        estimate, by_call = simulate_step(model, call, plan)
+        options |= {"optimizer": optimizer, "dtype": dtype, "device": device, "block_bytes": block_bytes}
+        plan = self._plan(mode, autocast=autocast, **options)
+        estimate, by_call = self._simulate(model, call, plan)
         rows = list(self.root.walk())
         for row in rows:
             found = by_call.get((row.fqn, row.call_index)) if row.executed else None
@@ -82,6 +94,19 @@ class Sizing(Live):
             if row.parent_info is not None:
                 row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
         return estimate
+
+    def _simulate(
+        self, model: nn.Module, call: CallArguments, plan: StepPlan
+    ) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
+        estimate, by_call = simulate_step(model, call, plan)
+        again = recomputed_macs(self.root, plan.checkpoint) if plan.train else 0
+        return replace(estimate, recomputed_macs=again), by_call
+
+    def _plan(self, mode: str, *, checkpoint: Sequence[str] | str | None = None, **options: Any) -> StepPlan:
+        if checkpoint in ("every", "sqrt"):
+            blocks = blocks_of(self.root)
+            checkpoint = [row.fqn for row in blocks] if checkpoint == "every" else square_root(blocks)
+        return _plan(mode, checkpoint=checkpoint, **options)
 
     def measure_memory(self, mode: str = "train", **options: Any) -> MemoryMeasurement:
         """Run two steps for real and measure the second; the model is afterwards as before.
@@ -95,11 +120,12 @@ class Sizing(Live):
             InputError: an argument is unusable, or the model has no values.
         """
         model, call = self._live("measuring memory")
-        if any(options.get(name) is not None for name in ("device", "dtype", "checkpoint")):
-            raise InputError("memory is measured as the model is: device, dtype and checkpoint cannot be chosen")
-        plan = _plan(mode, **options)
+        if any(options.get(name) is not None for name in ("device", "dtype")):
+            raise InputError("memory is measured as the model is: device and dtype cannot be chosen")
+        plan = self._plan(mode, **options)
         measured = measure_step(model, call, plan)
-        return MemoryMeasurement(measured.held_after_forward, measured.peak, simulate_step(model, call, plan)[0])
+        predicted, _ = self._simulate(model, call, plan)
+        return MemoryMeasurement(measured.held_after_forward, measured.peak, predicted)
 
     def suggest_checkpoint(self, budget_bytes: int, **options: Any) -> CheckpointPlan:
         """Which modules to recompute in the backward so that a training step fits, with the fewest MACs done again.
@@ -140,8 +166,7 @@ class Sizing(Live):
             chosen = fqns if numbers is None else [fqns[number] for number in numbers]
             peak = simulate(chosen).peak
             if peak <= budget_bytes:
-                macs = sum(row.macs for row in rows if row.fqn in chosen)
-                return CheckpointPlan(tuple(chosen), peak, plain.peak, macs)
+                return CheckpointPlan(tuple(chosen), peak, plain.peak, recomputed_macs(self.root, chosen))
             if numbers is None:
                 raise InputError(
                     f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
@@ -167,7 +192,7 @@ class Sizing(Live):
         if type(memory_bytes) is not int or memory_bytes < 1:
             raise InputError(f"memory_bytes={memory_bytes!r}; expected an integer >= 1")
         model, call = self._live("predicting memory")
-        plan = _plan(mode, **options)
+        plan = self._plan(mode, **options)
         dim = self.batch_dim or 0
         args, kwargs = call.on_meta(lambda tensor: tensor.detach().to("meta").requires_grad_(tensor.requires_grad))
         call = replace(call, args=args, kwargs=kwargs)  # larger batches must not be allocated
@@ -233,15 +258,17 @@ def _plan(
     device: torch.device | str | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     checkpoint: Sequence[str] | str | None = None,
+    autocast: torch.dtype | None = None,
     accumulates: bool = False,
     block_bytes: int | None = None,
 ) -> StepPlan:
     if mode not in ("train", "inference"):
         raise InputError(f"mode={mode!r}; expected 'train' or 'inference'")
     if isinstance(checkpoint, str):
-        raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}], or 'every'")
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise InputError(f"dtype={dtype!r}; expected a floating point torch.dtype")
+        raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}], 'every', or 'sqrt'")
+    for name, kind in (("dtype", dtype), ("autocast", autocast)):
+        if kind is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+            raise InputError(f"{name}={kind!r}; expected a floating point torch.dtype")
     if block_bytes is not None and (type(block_bytes) is not int or block_bytes < 1):
         raise InputError(f"block_bytes={block_bytes!r}; expected an integer >= 1")
     try:
@@ -255,6 +282,7 @@ def _plan(
         dtype=dtype,
         loss=loss,
         checkpoint=tuple(checkpoint or ()),
+        autocast=autocast,
         accumulates=accumulates,
         block_bytes=block_bytes,
     )

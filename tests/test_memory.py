@@ -141,6 +141,13 @@ def test_checkpointing():
     assert plain.activations == (4 * 4 - 1) * one
     assert every.activations == 3 * one
     assert every.peak < plain.peak
+    assert every.recomputed_macs == stats.total_mult_adds == 8 * 128 * 64 * 64
+    assert f"Recomputed in the backward: {every.recomputed_macs:,} MACs" in str(every)
+    # two segments of two blocks: only the input of the second is kept
+    with untouched(model):
+        assert stats.memory(checkpoint="sqrt") == stats.memory(checkpoint=["[0:2]", "[2:4]"])
+    assert stats.memory(checkpoint="sqrt").activations == one
+    assert stats.memory(checkpoint=["[0:2]"]).recomputed_macs == 4 * 128 * 64 * 64
     with pytest.raises(InputError, match="checkpoint names 'nonsense'"):
         stats.memory(checkpoint=["nonsense"])
 
@@ -195,6 +202,57 @@ def test_real_steps_of_torchvision(name):
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
     batch = 8 if name in ("resnet18", "mobilenet_v2") else 2
     check(models.get_model(name, weights=None), torch.randn(batch, 3, 224, 224))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_layers": 2, "batch_first": True, "dropout": 0.1},
+        {"num_layers": 2, "bidirectional": True},
+        {"bias": False},
+        {"proj_size": 8},  # not with the fused kernel
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_lstm(settings):
+    layer = nn.LSTM(32, 48, **settings)
+    model = Call(lambda self, x: self.lstm(self.first(x))[0], first=nn.Linear(16, 32), lstm=layer)
+    measured = Statistics(model, torch.randn(6, 20, 16)).measure_memory(optimizer="sgd")
+    assert measured.predicted.execution == "fake"
+    assert measured.predicted.held_after_forward == measured.held_after_forward
+    inference = Statistics(model, torch.randn(6, 20, 16)).measure_memory("inference")
+    assert inference.predicted.held_after_forward == inference.held_after_forward
+
+
+def test_long_lstm(monkeypatch):
+    """The kernel is asked about shorter sequences, and the rest continued."""
+    stats = Statistics(nn.LSTM(32, 48), torch.randn(500, 4, 32))
+    asked = stats.memory().activations
+    monkeypatch.setattr("modelsummary.capture.recurrent._MOST_ELEMENTS", 4 * (32 + 4 * 48) * 200)
+    assert stats.memory().activations == pytest.approx(asked, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autocast": torch.bfloat16},
+        {"accumulates": True},
+        {"checkpoint": "every"},
+        {"checkpoint": "sqrt"},
+        {"checkpoint": "sqrt", "autocast": torch.bfloat16},
+    ],
+)
+def test_options_against_real_steps(options):
+    layers = (nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True) for _ in range(9))
+    model = nn.Sequential(*layers)
+    x = torch.randn(4, 32, 64)
+    stats = Statistics(model, x)
+    with untouched(model):
+        measured = stats.measure_memory(optimizer="sgd-momentum", **options)
+    segments = {"every": 9, "sqrt": 3}.get(options.get("checkpoint"), 0)
+    states = segments * torch.get_rng_state().nbytes
+    assert measured.predicted.held_after_forward == measured.held_after_forward - states
+    assert measured.predicted.peak == pytest.approx(measured.peak - states, rel=0.025)
 
 
 def test_real_steps():
@@ -290,6 +348,11 @@ def test_largest(offset, slope, limit, steps):
         ({"device": "nowhere"}, "'nowhere' is no device"),
         ({"dtype": torch.long}, r"dtype=torch\.int64; expected a floating point"),
         ({"checkpoint": "0"}, "pass a list"),
+        ({"checkpoint": ["[1:4]"]}, r"'\[1:4\]', but the container has children 0 to 2"),
+        ({"checkpoint": ["[1:1]"]}, "but the container has children 0 to 2"),
+        ({"checkpoint": ["0[0:1]"]}, "but Linear is no nn.Sequential"),
+        ({"checkpoint": ["[0:2]", "[1:3]"]}, "overlaps another segment"),
+        ({"autocast": "bfloat16"}, "autocast='bfloat16'; expected a floating point"),
         ({"block_bytes": 0}, "block_bytes=0"),
     ],
 )

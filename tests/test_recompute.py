@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import InputError, Statistics, apply_checkpoint
-from modelsummary.recompute import Block, blocks_of, least_recomputation
+from modelsummary.recompute import Block, blocks_of, least_recomputation, square_root
+from tests.models import Call
 from tests.untouched import untouched
 
 
@@ -97,6 +98,35 @@ def test_applied():
     stats, unwrapped = Statistics(model, (16, 8)), Statistics(plain, (16, 8))
     assert stats.memory().activations == unwrapped.memory(checkpoint=["1.0", "2.0"]).activations
     assert stats.memory().activations < unwrapped.memory().activations
+
+
+def test_segments():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(Residual(16), nn.Dropout(0.5)) for _ in range(5)))
+    plain, x = copy.deepcopy(model), torch.randn(16, 64)
+    apply_checkpoint(model, ["[0:2]", "[3:5]"])
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        results = []
+        for which in (each, plain):
+            torch.manual_seed(1)
+            which.zero_grad()
+            output = which(x)
+            output.sum().backward()
+            results.append([output, *(parameter.grad for parameter in which.parameters())])
+        assert all(map(torch.equal, *results))
+        assert list(each.state_dict()) == list(plain.state_dict())
+
+
+def test_square_root():
+    model = Call(
+        lambda self, x: self.tail(self.many(self.head(x))),
+        head=nn.Sequential(Residual(8), nn.Tanh(), Residual(8)),
+        many=nn.Sequential(*(Residual(8) for _ in range(10))),
+        tail=Call(lambda self, x: self.list[0](x), list=nn.ModuleList([Residual(8)])),
+    )
+    names = square_root(blocks_of(Statistics(model, (4, 64)).root))
+    # 1 and 1 block, as Tanh stands between them; 10 blocks in 3 segments; a ModuleList's block for itself
+    assert names == ["head.0", "head.2", "many[0:3]", "many[3:6]", "many[6:10]", "tail.list.0"]
 
 
 def test_bad_names():

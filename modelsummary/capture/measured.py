@@ -14,11 +14,12 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.memory import StepPlan, loss_of
+from modelsummary.capture.memory import StepPlan, casting, loss_of
 from modelsummary.capture.run import running
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
+from modelsummary.recompute import apply_checkpoint
 
 __all__ = ["Measured", "measure_step"]
 
@@ -43,21 +44,25 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"memory is measured on the CPU and on CUDA, but the model is on {device}")
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
-        step = _RealStep(model, args, kwargs, plan)
+        apply_checkpoint(model, plan.checkpoint)
+        step = _RealStep(model, args, kwargs, plan, device)
         with Operators(Uncounted(), execution):
             step.run()  # what it writes is saved, to be put back; the optimizer has its state
-        step.forget_gradients()
+        if not plan.accumulates:
+            step.forget_gradients()
         gc.collect()
-        held, peak = (_on_cpu if device.type == "cpu" else _on_cuda)(step)
         before = sum(storage.nbytes() for storage in step.storages().values())
+        held, peak = (_on_cpu if device.type == "cpu" else _on_cuda)(step)
         return Measured(before + held, before + peak)
 
 
 class _RealStep:
     """Forward, backward and optimizer step, in parts that can be measured."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan) -> None:
-        self._model, self._args, self._kwargs, self._plan = model, args, kwargs, plan
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, device: torch.device
+    ) -> None:
+        self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
         trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         make = plan.make_optimizer
         self._optimizer = make(trained) if make is not None and trained else None
@@ -71,8 +76,9 @@ class _RealStep:
 
     def forward(self) -> None:
         """Forward and loss."""
-        output = self._model(*self._args, **self._kwargs)
-        self._kept = output, loss_of(output, self._plan.loss) if self._plan.train else None
+        with casting(self._plan.autocast, self._device):
+            output = self._model(*self._args, **self._kwargs)
+            self._kept = output, loss_of(output, self._plan.loss) if self._plan.train else None
 
     def rest(self) -> None:
         """Backward and optimizer step, while the output lives as it does in a training loop."""
@@ -92,7 +98,8 @@ class _RealStep:
         """What lives before a step."""
         state = self._optimizer.state.values() if self._optimizer is not None else ()
         own = tensors_of([list(each.values()) for each in state])
-        held = (*tensors_of_modules(modules_of(self._model)), *tensors_of((self._args, self._kwargs)), *own)
+        grads = [each.grad for each in self._trained if each.grad is not None]
+        held = (*tensors_of_modules(modules_of(self._model)), *tensors_of((self._args, self._kwargs)), *own, *grads)
         return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in held}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from modelsummary.capture.facts import modules_of, named_modules, tensors_of_mod
 from modelsummary.capture.fake import FakeTensors
 from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.recurrent import fused_lstm
 from modelsummary.capture.restore import unchanged
 from modelsummary.capture.run import running
 from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
@@ -50,7 +51,8 @@ class StepPlan:
         device: whose kernels to choose; None: the model's.
         dtype: of floating point parameters, buffers and inputs; None: their own.
         loss: of the model's result; None: its ``loss`` if it has one, else the sum of its floating point tensors.
-        checkpoint: FQNs of modules that run under activation checkpointing.
+        checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
+        autocast: dtype of ``torch.autocast`` around the forward and the loss; None: none.
         accumulates: gradients of earlier micro-batches are there already.
         block_bytes: granularity of the allocator; None: 512 on CUDA, else 1.
     """
@@ -61,6 +63,7 @@ class StepPlan:
     dtype: torch.dtype | None = None
     loss: Callable[[Any], Tensor] | None = None
     checkpoint: tuple[str, ...] = ()
+    autocast: torch.dtype | None = None
     accumulates: bool = False
     block_bytes: int | None = None
 
@@ -114,8 +117,8 @@ def simulate_step(
         notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
     block = plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1)
     try:
-        with _fake(model, call, device, plan) as (fakes, args, kwargs), fakes.mode:
-            run = _Run(model, args, kwargs, plan, block)
+        with _fake(model, call, device, plan) as (fakes, args, kwargs), fakes.mode, fused_lstm():
+            run = _Run(model, args, kwargs, plan, device, block)
             run.step()
             return run.estimate(str(wanted), "fake", notes), run.by_call()
     except _NEEDS_VALUES as error:
@@ -127,7 +130,7 @@ def simulate_step(
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         with Operators(Uncounted(), execution):
             apply_checkpoint(model, plan.checkpoint)
-            run = _Run(model, args, kwargs, plan, block)
+            run = _Run(model, args, kwargs, plan, own, block)
             run.step()
         return run.estimate(str(wanted), "real", [f"The step ran for real: {reason}"]), run.by_call()
 
@@ -153,9 +156,15 @@ class _Run:
     """One simulated step, and what it left."""
 
     def __init__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, block_bytes: int
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        plan: StepPlan,
+        device: torch.device,
+        block_bytes: int,
     ) -> None:
-        self._model, self._args, self._kwargs, self._plan = model, args, kwargs, plan
+        self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
         self.allocations = Allocations(block_bytes, lambda: self._timer.position())  # noqa: PLW0108 - the timer is made next
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
@@ -175,7 +184,7 @@ class _Run:
             self._prepare()
             self._begin("forward")
             hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
-            with hooks if self._plan.train else nullcontext():
+            with hooks if self._plan.train else nullcontext(), casting(self._plan.autocast, self._device):
                 output = self._forward()
                 loss = loss_of(output, self._plan.loss) if self._plan.train else None
             if loss is not None:
@@ -309,6 +318,11 @@ def _category(allocation: Allocation) -> str:
     if allocation.kind:
         return allocation.kind
     return "activations" if allocation.saved_at is not None else "temporary"
+
+
+def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """``torch.autocast``, where a dtype is given."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:

@@ -1,0 +1,122 @@
+"""``nn.LSTM`` on fake tensors as the CPU runs it: one fused oneDNN kernel a layer and direction.
+
+Fake tensors are no CPU tensors to torch's dispatcher, so it would run the steps of the sequence one by one, which keeps
+other tensors for the backward. See ``aten/src/ATen/native/RNN.cpp`` and ``aten/src/ATen/native/mkldnn/RNN.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = ["fused_lstm"]
+
+_KERNEL = torch.ops.aten.mkldnn_rnn_layer.default
+_LSTM = 2  # ideep::rnn_kind::LSTM
+_PAGE = 4096  # sections of a workspace are rounded up to it
+_MOST_ELEMENTS = 2**22  # the kernel is not asked about longer sequences: it has to run
+
+
+@contextmanager
+def fused_lstm() -> Iterator[None]:
+    """Context, within a fake mode, in which an LSTM on fake CPU tensors keeps what its CPU kernel keeps."""
+    with _Workspaces(), _FusedLstm():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _FusedLstm(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch._VF.lstm and len(args) == 9 and _is_fused(*args[:3]):
+            return _layers(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_fused(x: Tensor, states: Sequence[Tensor], weights: Any) -> bool:
+    """``use_mkldnn`` of RNN.cpp, without the projections and packed sequences that it leaves to the steps."""
+    if not isinstance(weights, (list, tuple)) or not torch._C._get_mkldnn_enabled() or not x.numel():
+        return False
+    known = x.dtype is torch.float32 or (x.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    on_cpu = all(tensor.device.type == "cpu" for tensor in (x, *states, *weights))
+    return known and on_cpu and states[0].size(2) == states[1].size(2)
+
+
+def _layers(
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``mkldnn_rnn`` does around its kernel."""
+    x = (x.transpose(0, 1) if batch_first else x).contiguous()
+    each = 4 if has_biases else 2
+    directions = 2 if bidirectional else 1
+    last: list[tuple[Tensor, Tensor]] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            own = list(weights[number * each : (number + 1) * each])
+            own += [torch.zeros_like(weight) for weight in own] if not has_biases else []
+            before = [state[number].contiguous() for state in states]
+            output, hidden, cell, _ = _KERNEL(
+                x, *own, *before, direction == 1, [], _LSTM, states[0].size(2), num_layers, has_biases, bidirectional,
+                batch_first, train,
+            )  # fmt: skip
+            outputs.append(output)
+            last.append((hidden, cell))
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if dropout and train and layer < num_layers - 1:
+            x = torch.dropout(x, dropout, train)
+    hiddens, cells = (torch.stack(parts) for parts in zip(*last, strict=True))
+    return x.transpose(0, 1) if batch_first else x, hiddens, cells
+
+
+class _Workspaces(TorchDispatchMode):
+    """Gives the kernel's twin the workspace that the kernel would have."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is not _KERNEL or not torch.is_grad_enabled():
+            return out
+        length, batch, features = args[0].shape
+        nbytes = _workspace_bytes(length, batch, features, args[10], args[0].dtype)
+        return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device=args[0].device))
+
+
+def _workspace_bytes(length: int, batch: int, features: int, hidden: int, dtype: torch.dtype) -> int:
+    """Asked of the kernel itself; for long sequences continued from shorter ones, as it is linear but for rounding."""
+    longest = max(_MOST_ELEMENTS // (batch * (features + 4 * hidden)), 8)
+    if length <= longest:
+        return _asked(length, batch, features, hidden, dtype)
+    few = longest // 8
+    less, most = (_asked(steps, batch, features, hidden, dtype) for steps in (few, longest))
+    slope = (most - less) / (longest - few)
+    return -(-int(most + slope * (length - longest)) // _PAGE) * _PAGE
+
+
+@lru_cache
+def _asked(length: int, batch: int, features: int, hidden: int, dtype: torch.dtype) -> int:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        gates = 4 * hidden
+        shapes = [(length, batch, features), (gates, features), (gates, hidden), (gates,), (gates,)]
+        tensors = [torch.zeros(shape, dtype=dtype) for shape in [*shapes, (batch, hidden), (batch, hidden)]]
+        with torch.enable_grad():
+            out = _KERNEL(*tensors, False, [], _LSTM, hidden, 1, True, False, False, True)
+    workspace: Tensor = out[3]
+    return workspace.nbytes
