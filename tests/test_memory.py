@@ -162,7 +162,8 @@ def test_checkpointed_dropout():
     measured = Statistics(model, x).measure_memory()
     states = 3 * torch.get_rng_state().nbytes  # each block keeps one, which is made where no operator is seen
     assert every.held_after_forward == measured.held_after_forward - states
-    assert every.peak == pytest.approx(measured.peak - states, rel=0.025)
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11):  # older checkpoints free what they recompute later
+        assert every.peak == pytest.approx(measured.peak - states, rel=0.025)
 
 
 # ------------------------------------------------------------------------------- against other figures
