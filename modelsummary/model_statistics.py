@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.latency import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError
+from modelsummary.exporting import Exporting
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.measuring import Measuring
 from modelsummary.sizing import Sizing
 from modelsummary.splitting import Splitting
-from modelsummary.views.text import TableOptions, render
+from modelsummary.views.cells import TableOptions
+from modelsummary.views.document import check_document, tree_of
+from modelsummary.views.text import render
 
 __all__ = ["ModelStatistics"]
 
 
-class ModelStatistics(Measuring, Sizing, Splitting):
+class ModelStatistics(Exporting, Measuring, Sizing, Splitting):
     """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
@@ -53,6 +60,34 @@ class ModelStatistics(Measuring, Sizing, Splitting):
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)
+
+    @staticmethod
+    def from_json(source: str | PathLike[str]) -> ModelStatistics:
+        """What ``to_json`` wrote; rows have no live modules.
+
+        Args:
+            source: the JSON text, or the path of a file with it.
+
+        Raises:
+            InputError: this is no such document, or one of another version.
+        """
+        is_text = isinstance(source, str) and source.lstrip().startswith(("{", "["))
+        text = source if is_text and isinstance(source, str) else Path(source).read_text(encoding="utf-8")
+        try:
+            facts = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{text!r:.40} is no JSON: {error}") from None
+        check_document(facts)
+        root = tree_of(facts.get("rows", []))
+        try:
+            names = ("execution", "fallback_reason", "batch_dim")
+            options = TableOptions(**facts["options"])
+            stats = ModelStatistics(root, **{name: facts[name] for name in names}, options=options)
+            if facts["latency_overhead"] is not None:
+                stats.latency_overhead = LatencyOverhead.from_dict(facts["latency_overhead"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"the document is incomplete: {type(error).__name__} {error}") from None
+        return stats
 
     # ------------------------------------------------------------------------------------------- access
 
@@ -151,7 +186,7 @@ class ModelStatistics(Measuring, Sizing, Splitting):
         all_shapes: bool = False,
         units: str | None = None,
     ) -> str:
-        """The table as text; see ``modelsummary.views.text.TableOptions`` for the arguments.
+        """The table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
 
         ``depth`` and ``branching`` default to what ``Statistics`` was given; ``depth=None`` shows all levels.
         """

@@ -14,7 +14,7 @@ from modelsummary.capture.inputs import call_arguments
 from modelsummary.errors import DataDependentError, ForwardError, InputError
 from modelsummary.memory_estimate import MemoryMeasurement
 from modelsummary.model_statistics import ModelStatistics
-from modelsummary.views.text import TableOptions
+from modelsummary.views.cells import TableOptions
 
 __all__ = ["Statistics", "measure_memory"]
 

@@ -24,7 +24,7 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "model_statistics"], "statistics"),
+    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "model_statistics"], "statistics"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -60,6 +60,17 @@ class LatencyOverhead(NamedTuple):
     runs: int
     device: str
     waits: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures for JSON; ``from_dict`` reads them."""
+        both = {name: value._asdict() for name in ("forward", "backward") if (value := getattr(self, name)) is not None}
+        return {**self._asdict(), **both}
+
+    @classmethod
+    def from_dict(cls, figures: Mapping[str, Any]) -> LatencyOverhead:
+        """What ``to_dict`` wrote. Raises ``TypeError`` if that is not what this is."""
+        both = {name: Comparison(**figures[name]) for name in ("forward", "backward") if figures.get(name)}
+        return cls(**{**figures, **both})
 
     def __str__(self) -> str:
         text = f"Latency: median of {self.runs} run(s) on {self.device}"

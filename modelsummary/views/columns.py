@@ -23,12 +23,23 @@ class Column:
         kind: what the values are; decides format and alignment.
         value: the raw value of a row: a number, a shape, a text, or None for "does not apply".
         collapsed: the value of a row whose children are not shown, where that differs.
+        scale: what a printed value is divided by, as the header says.
     """
 
     header: str
     kind: Kind
     value: Callable[[LayerInfo], Any]
     collapsed: Callable[[LayerInfo], Any] | None = None
+    scale: float = 1.0
+
+    @property
+    def is_number(self) -> bool:
+        """Values are numbers, or None."""
+        return self.kind in ("count", "bytes", "percent", "ms", "rate")
+
+    def of(self, info: LayerInfo, hides_children: bool = False) -> Any:
+        """The raw value of a row."""
+        return self.collapsed(info) if self.collapsed is not None and hides_children else self.value(info)
 
 
 def _fact(header: str, kind: Kind, attribute: str) -> Column:
@@ -50,8 +61,8 @@ def _share(part: Callable[[LayerInfo], int]) -> Callable[[LayerInfo], float]:
     return share
 
 
-def _giga(value: float | None) -> float | None:
-    return None if value is None else value / 1e9
+def _giga(header: str, attribute: str) -> Column:
+    return Column(header, "rate", lambda info: getattr(info, attribute), scale=1e9)
 
 
 # Parameters and mult-adds add up over the rows shown: a row shows its own, and what is below it once that
@@ -70,6 +81,9 @@ COLUMNS: dict[str, Column] = {
     "trainable": _fact("Trainable", "text", "trainable"),
     "training": Column("Mode", "text", lambda info: "train" if info.training else "eval"),
     "fqn": _fact("FQN", "text", "fqn"),
+    "name": _fact("Name", "text", "name"),
+    "depth": _fact("Depth", "text", "depth"),
+    "depth_index": _fact("Index", "text", "depth_index"),
     "class_name": _fact("Class", "text", "class_name"),
     "call_index": _fact("Call", "text", "call_index"),
     "executed": _fact("Executed", "text", "executed"),
@@ -106,8 +120,8 @@ COLUMNS: dict[str, Column] = {
     "backward_latency_share": _fact("Bwd Latency %", "percent", "backward_latency_share"),
     "backward_latency_iqr_ms": _fact("Bwd Latency IQR (ms)", "ms", "backward_latency_iqr_ms"),
     "estimated_latency_ms": _fact("Est. Latency (ms)", "ms", "estimated_latency_ms"),
-    "achieved_flops_per_second": Column("GFLOP/s", "rate", lambda info: _giga(info.achieved_flops_per_second)),
-    "achieved_bytes_per_second": Column("GB/s", "rate", lambda info: _giga(info.achieved_bytes_per_second)),
+    "achieved_flops_per_second": _giga("GFLOP/s", "achieved_flops_per_second"),
+    "achieved_bytes_per_second": _giga("GB/s", "achieved_bytes_per_second"),
 }
 
 _LATENCY_COLUMNS = ("latency_ms", "latency_share")

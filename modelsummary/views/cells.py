@@ -1,0 +1,182 @@
+"""The rows of a table and the text of its cells, for people: what every printed table shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from modelsummary.errors import InputError
+from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
+from modelsummary.units import check_prefix, format_number, symbol
+from modelsummary.views.columns import Column, find_columns
+
+__all__ = ["Table", "TableOptions", "lay_out"]
+
+_NOTHING = "--"
+_RECURSIVE = "(recursive)"
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What a table shows, and how.
+
+    Attributes:
+        columns: names from ``modelsummary.views.columns.COLUMNS``; None: shapes, parameters, mult-adds.
+        depth: deepest level shown; deeper rows are added to the row above them. None: all.
+        branching: draw the tree; False prints fully qualified names.
+        var_names: print the attribute name of each module behind its class.
+        ascii_only: no box-drawing characters.
+        hide_recursive: leave out rows that stand, with all that is below them, in earlier rows already.
+        all_shapes: print every tensor of an input or output, not only the first.
+        units: prefix for the columns of counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...),
+            written into their headers; None: in full. The totals below the table choose theirs.
+    """
+
+    columns: Sequence[str] | None = None
+    depth: int | None = None
+    branching: bool = True
+    var_names: bool = False
+    ascii_only: bool = False
+    hide_recursive: bool = False
+    all_shapes: bool = False
+    units: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and (type(self.depth) is not int or self.depth < 0):
+            raise InputError(f"depth={self.depth!r} is no level of the tree; expected an integer >= 0, or None")
+        if self.units is not None:
+            check_prefix(self.units)
+
+
+class Table(NamedTuple):
+    """A table as text, before it has a form.
+
+    Attributes:
+        headers: titles, that of the names first.
+        cells: the text of each row shown.
+        align: ``"left"`` or ``"right"`` for each column.
+    """
+
+    headers: list[str]
+    cells: list[list[str]]
+    align: list[str]
+
+
+def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> Table:
+    """The rows of the tree below ``root`` that ``options`` show, as text.
+
+    Raises:
+        InputError: an unknown column.
+    """
+    columns = find_columns(options.columns, root, executed=executed)
+    cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
+    return Table(
+        [cells.name_header(), *(cells.header(column) for _, column in columns)],
+        [
+            [cells.name(row), *(cells.cell(name, column, row) for name, column in columns)]
+            for row in rows_shown(root, options)
+        ],
+        ["left", *("right" if column.is_number else "left" for _, column in columns)],
+    )
+
+
+def rows_shown(root: LayerInfo, options: TableOptions) -> list[LayerInfo]:
+    """The rows that ``options`` show, in printed order."""
+    return [row for row in root.walk(options.depth) if not (options.hide_recursive and _is_repetition(row))]
+
+
+class _Cells:
+    """Formats the cells of one table."""
+
+    def __init__(self, options: TableOptions, batch_dim: int | None, batch_size: int | None) -> None:
+        self._options = options
+        self._batch = (batch_dim, batch_size)
+        self._at_least = ">= " if options.ascii_only else "≥ "
+
+    def name_header(self) -> str:
+        if not self._options.branching:
+            return "Layer (type)"
+        return "Layer (type (var_name):depth-idx)" if self._options.var_names else "Layer (type:depth-idx)"
+
+    def header(self, column: Column) -> str:
+        unit = "B" if column.kind == "bytes" else ""
+        written = symbol(self._options.units or "", unit) if column.kind in ("bytes", "count") else ""
+        return f"{column.header} ({written})" if written else column.header
+
+    def name(self, info: LayerInfo) -> str:
+        if not self._options.branching:
+            return f"{info.fqn} ({info.class_name})" if info.fqn else info.class_name
+        text = info.class_name
+        if self._options.var_names and info.name:
+            text += f" ({info.name})"
+        if not info.depth:
+            return text
+        stem, branch, last = ("|    ", "+ ", "+ ") if self._options.ascii_only else ("│    ", "├─", "└─")
+        return f"{stem * (info.depth - 1)}{branch if info.depth == 1 else last}{text}: {info.depth}-{info.depth_index}"
+
+    def cell(self, name: str, column: Column, info: LayerInfo) -> str:
+        hides_children = info.depth == self._options.depth and bool(info.children)
+        value = column.of(info, hides_children)
+        if column.kind == "shape":
+            return self._shape(name, value, info)
+        if name == "num_params":
+            return self._params(value, info)
+        if name == "mult_adds":
+            uncertain = info.is_uncertain or (hides_children and any(row.is_uncertain for row in info.walk()))
+            return self._bound(value, uncertain)
+        if column.kind in ("ms", "rate"):
+            return _NOTHING if value is None else f"{value / column.scale:,.{3 if column.kind == 'ms' else 2}f}"
+        if column.kind == "percent":
+            return f"{value:.2%}" if value else _NOTHING
+        if column.is_number:
+            return format_number(value, self._options.units or "") if value else _NOTHING
+        return self._text(value)
+
+    def _shape(self, name: str, value: Sizes, info: LayerInfo) -> str:
+        if name == "kernel_size":
+            return str(value) if value else _NOTHING
+        if not info.executed:
+            return UNKNOWN if info.note else _NOTHING
+        return self._sizes(value if self._options.all_shapes else first_shape(value))
+
+    def _sizes(self, sizes: Sizes) -> str:
+        if isinstance(sizes, list):
+            return str([-1 if place == self._batch else place[1] for place in enumerate(sizes)])
+        if isinstance(sizes, tuple):
+            return f"({', '.join(map(self._sizes, sizes))})"
+        if isinstance(sizes, Mapping):
+            return f"{{{', '.join(f'{key}: {self._sizes(inner)}' for key, inner in sizes.items())}}}"
+        return _NOTHING if sizes is None else sizes
+
+    def _params(self, value: int, info: LayerInfo) -> str:
+        if not value and info.num_params and info.is_recursive:
+            return _RECURSIVE
+        uninitialized = any(shape is None for shape in info.inner_layers.values())
+        text = self._bound(value, uninitialized)
+        return f"({text})" if value and not info.trainable_params else text
+
+    def _bound(self, value: int, uncertain: bool) -> str:
+        if not value:
+            return UNKNOWN if uncertain else _NOTHING
+        text = format_number(value, self._options.units or "")
+        return f"{self._at_least}{text}" if uncertain else text
+
+    @staticmethod
+    def _text(value: object) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{key} {shape if shape is not None else UNKNOWN}" for key, shape in value.items())
+        return _NOTHING if value is None or value == "" else str(value)
+
+
+def _is_repetition(row: LayerInfo) -> bool:
+    """The row and all below it stand in earlier rows already."""
+    return all(each.is_recursive for each in row.walk())
+
+
+def _batch_size(root: LayerInfo, batch_dim: int | None) -> int | None:
+    """Size of the batch that ran: a dimension of another size at this place is no batch."""
+    shape = first_shape(root.input_size)
+    if batch_dim is None or not isinstance(shape, list) or batch_dim >= len(shape):
+        return None
+    return shape[batch_dim]

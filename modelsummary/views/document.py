@@ -1,0 +1,81 @@
+"""The tree as a JSON document, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo, Sizes
+
+__all__ = ["FORMAT", "VERSION", "check_document", "rows_of", "tree_of"]
+
+FORMAT = "modelsummary"
+VERSION = 1
+_SIZES = ("input_size", "output_size")
+_LINKS = ("module", "parent_info", "children")
+_FACTS = tuple(each.name for each in fields(LayerInfo) if each.name not in _LINKS)
+
+
+def rows_of(root: LayerInfo) -> list[dict[str, Any]]:
+    """All facts of all rows, in printed order; ``parent`` is the number of the row above, None for the model.
+
+    A list of ints is a tensor's shape; ``{"items": [...]}`` and ``{"fields": {...}}`` are containers of shapes. The
+    ``layer_id`` of a module is a running number.
+    """
+    rows = list(root.walk())
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    layers: dict[int, int] = {}
+    records = []
+    for row in rows:
+        record = {name: getattr(row, name) for name in _FACTS}
+        record |= {name: _packed(record[name]) for name in _SIZES}
+        record["layer_id"] = layers.setdefault(row.layer_id, len(layers))
+        records.append({"parent": None if row is root else numbers[id(row.parent_info)], **record})
+    return records
+
+
+def _packed(sizes: Sizes) -> Any:
+    if isinstance(sizes, tuple):
+        return {"items": [_packed(inner) for inner in sizes]}
+    if isinstance(sizes, Mapping):
+        return {"fields": {key: _packed(inner) for key, inner in sizes.items()}}
+    return sizes
+
+
+def _unpacked(value: Any) -> Sizes:
+    if isinstance(value, dict):
+        if "items" in value:
+            return tuple(_unpacked(inner) for inner in value["items"])
+        return {key: _unpacked(inner) for key, inner in value["fields"].items()}
+    sizes: Sizes = value
+    return sizes
+
+
+def check_document(document: Any) -> None:
+    """Raise ``InputError`` unless this is a document that this version can read."""
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InputError(f"this is no document of modelsummary: expected an object with format={FORMAT!r}")
+    if document.get("version") != VERSION:
+        raise InputError(f"the document has version {document.get('version')!r}; this release reads version {VERSION}")
+
+
+def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
+    """The tree that ``rows_of`` wrote; rows have no live modules.
+
+    Raises:
+        InputError: the rows are incomplete.
+    """
+    rows: list[LayerInfo] = []
+    try:
+        for record in records:
+            facts = {name: record[name] for name in _FACTS}
+            facts |= {name: _unpacked(facts[name]) for name in _SIZES}
+            parent = None if record["parent"] is None else rows[record["parent"]]
+            rows.append(LayerInfo(module=None, parent_info=parent, **facts))
+            if parent is not None:
+                parent.children.append(rows[-1])
+        return rows[0]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(f"row {len(rows)} of the document is incomplete: {type(error).__name__} {error}") from None

@@ -1,0 +1,99 @@
+"""The tree as data (records, CSV, data frames) and as tables for documents (Markdown, LaTeX, HTML)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from typing import Any
+
+from tabulate import tabulate
+
+from modelsummary.layer_info import LayerInfo
+from modelsummary.units import PREFIXES, symbol
+from modelsummary.views.cells import TableOptions, lay_out, rows_shown
+from modelsummary.views.columns import COLUMNS, Column, find_columns
+
+__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_records"]
+
+# Parameters and MACs of a row alone and with its descendants, under names that say which; what a printed table shows
+# is one or the other, by what is below the row.
+_PRINTED = ("num_params", "params_percent", "mult_adds")
+_IDENTITY = ("fqn", "name", "class_name", "depth", "depth_index", "call_index", "executed")
+FACTS = (*_IDENTITY, *(name for name in COLUMNS if name not in (*_IDENTITY, *_PRINTED)))
+
+
+def to_records(root: LayerInfo, options: TableOptions) -> list[dict[str, Any]]:
+    """One dict a row: column name -> raw value, counts and bytes divided by ``options.units`` if there are any.
+
+    Without ``options.columns`` these are ``FACTS``, as far as they were measured.
+
+    Raises:
+        InputError: an unknown column.
+    """
+    names = options.columns
+    rows = rows_shown(root, options)
+    columns = find_columns(FACTS if names is None else names, root, executed=True)
+    if names is None:
+        columns = [(name, column) for name, column in columns if any(column.value(row) is not None for row in rows)]
+    keys = [_key(name, column, options.units) for name, column in columns]
+    return [
+        {
+            key: _scaled(column.of(row, row.depth == options.depth and bool(row.children)), column, options.units)
+            for key, (_, column) in zip(keys, columns, strict=True)
+        }
+        for row in rows
+    ]
+
+
+def _key(name: str, column: Column, units: str | None) -> str:
+    if not units or column.kind not in ("count", "bytes"):
+        return name
+    return f"{name} ({symbol(units, 'B' if column.kind == 'bytes' else '')})"
+
+
+def _scaled(value: Any, column: Column, units: str | None) -> Any:
+    return value / PREFIXES[units] if units and value is not None and column.kind in ("count", "bytes") else value
+
+
+def to_csv(root: LayerInfo, options: TableOptions) -> str:
+    """The records as comma-separated values (RFC 4180) with a header line; shapes as Python prints them."""
+    records = to_records(root, options)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]))
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def to_markdown(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
+    """A table of GitHub's Markdown."""
+    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[_markdown(cell) for cell in row] for row in table.cells]
+    return tabulate(cells, table.headers, "pipe", disable_numparse=True, colalign=table.align)
+
+
+_MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~"}})
+
+
+def _markdown(cell: str) -> str:
+    """The cell as it stands: branches keep their spaces, and nothing is taken for markup."""
+    return cell.translate(_MARKDOWN)
+
+
+def to_latex(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
+    """A ``tabular`` environment for the LaTeX package booktabs, with FQNs in place of branches."""
+    options = replace(options, branching=False, ascii_only=True)
+    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[cell.replace("\n", " ") for cell in row] for row in table.cells]
+    return tabulate(cells, table.headers, "latex_booktabs", disable_numparse=True, colalign=table.align)
+
+
+def to_html(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
+    """An HTML ``<table>`` without style or script."""
+    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[cell.replace(" ", _SPACE) for cell in row] for row in table.cells]
+    return tabulate(cells, table.headers, "html", disable_numparse=True, colalign=table.align)

@@ -1,0 +1,186 @@
+"""The tree for notebooks: foldable, sortable, with bars for shares; one piece of HTML that needs nothing else.
+
+Rows that are open at first, and some below them, are plain ``<details>`` and work without scripts. The others lie in
+the page as data and become rows when their parent is opened, so that a model of thousands of rows stays small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import resources
+from itertools import chain
+
+from modelsummary.layer_info import LayerInfo
+from modelsummary.views.cells import TableOptions, lay_out
+from modelsummary.views.columns import find_columns
+
+__all__ = ["notebook_columns", "to_notebook"]
+
+_MAX_OPEN = 40
+_MAX_STATIC = 300
+_MAX_NAME = 70  # characters; longer text is cut where it is shown
+_MAX_TEXT = 40
+
+
+def notebook_columns(root: LayerInfo) -> list[str]:
+    """Totals of each row, as a folded row stands for what is below it."""
+    measured = {"latency_ms": root.latency_ms, "activation_bytes": root.activation_bytes}
+    return ["input_size", "output_size", "total_params", "macs", *(name for name, value in measured.items() if value)]
+
+
+def to_notebook(
+    root: LayerInfo, options: TableOptions, footer: Sequence[str], *, executed: bool, batch_dim: int | None
+) -> str:
+    """HTML of the tree below ``root``; levels deeper than ``options.depth`` are closed at first.
+
+    Raises:
+        InputError: an unknown column.
+    """
+    return _Page(root, options, executed, batch_dim).html(footer)
+
+
+class _Page:
+    def __init__(self, root: LayerInfo, options: TableOptions, executed: bool, batch_dim: int | None) -> None:
+        names = options.columns if options.columns is not None else notebook_columns(root)
+        shown = TableOptions(columns=names, units=options.units, all_shapes=options.all_shapes)
+        self._columns = find_columns(names, root, executed=executed)
+        self._rows = list(root.walk())
+        self._numbers = {id(row): number for number, row in enumerate(self._rows)}
+        self._table = lay_out(root, shown, executed=executed, batch_dim=batch_dim)
+        self._numeric = [column.is_number for _, column in self._columns]
+        self._shares = [self._shares_of(row) for row in self._rows]
+        self._levels = options.depth
+        self._widths = f"{self._width_of_names()}ch {' '.join(f'{width}ch' for width in self._widths_of_cells())}"
+
+    def _width_of_names(self) -> int:
+        longest = max(len(f"{_label(row)} {_type(row)}") + 2 * row.depth for row in self._rows)
+        return min(longest + 4, _MAX_NAME)
+
+    def _widths_of_cells(self) -> list[int]:
+        lines = [[f"{header}  " for header in self._table.headers], *self._table.cells]  # room for the arrow
+        return [min(max(map(len, column)) + 1, _MAX_TEXT) for column in list(zip(*lines, strict=True))[1:]]
+
+    def _shares_of(self, row: LayerInfo) -> list[float]:
+        """What part of the model's each cell is, in percent; 0 where that means nothing."""
+        shares = []
+        for _, column in self._columns:
+            whole = column.value(self._rows[0]) if column.kind in ("count", "bytes", "ms") else None
+            part = column.value(row)
+            shares.append(round(min(100 * part / whole, 100.0), 1) if whole and part else 0.0)
+        return shares
+
+    def html(self, footer: Sequence[str]) -> str:
+        static = resources.files("modelsummary.views") / "static"
+        style, script = ((static / name).read_text(encoding="utf-8") for name in ("tree.css", "tree.js"))
+        written, opened = self._first_rows()
+        titles = ["Layer", *self._table.headers[1:]]
+        head = "".join(
+            f'<span class="{_kind(numeric)}"><button type="button">{escape(title)}</button></span>'
+            for title, numeric in zip(titles, [False, *self._numeric], strict=True)
+        )
+        lines = "".join(f"<div>{escape(line)}</div>" for line in footer)
+        return (
+            f'<div class="modelsummary" style="--columns: {self._widths}"><style>{style}</style>'
+            f'<div class="ms-grid ms-head">{head}</div>'
+            f'<div class="ms-body">{"".join(self._elements(0, written, opened))}</div>'
+            f'<div class="ms-foot">{lines}</div>'
+            f'<script type="application/json" class="ms-data">{self._data(written)}</script>'
+            f"<script>{script}</script></div>"
+        )
+
+    def _first_rows(self) -> tuple[set[int], set[int]]:
+        """Numbers of the rows that are in the page, and of those that are open; level by level."""
+        written = {0}
+        opened = {0}  # the script fills it if its children are too many
+        level = [self._rows[0]]
+        visible, depth = 1, 0
+        while level:
+            below = list(chain.from_iterable(row.children for row in level))
+            if len(written) + len(below) > _MAX_STATIC:
+                break
+            written.update(self._numbers[id(row)] for row in below)
+            visible += len(below)
+            wanted = visible <= _MAX_OPEN if self._levels is None else depth < self._levels
+            if wanted:
+                opened.update(self._numbers[id(row)] for row in level)
+            level, depth = below, depth + 1
+        return written, opened
+
+    def _elements(self, number: int, written: set[int], opened: set[int]) -> Iterator[str]:
+        """A row and those below it that are in the page, without recursion, as trees can be deep."""
+        pending: list[int | str] = [number]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, str):
+                yield item
+                continue
+            children = [self._numbers[id(child)] for child in self._rows[item].children]
+            if not children:
+                yield self._grid(item, f' data-order="{item}"')
+                continue
+            lazy = children[0] not in written
+            attributes = f' data-order="{item}"{" open" if item in opened else ""}{f" data-row={item}" if lazy else ""}'
+            yield f"<details{attributes}><summary>{self._grid(item)}</summary>"
+            pending.append("</details>")
+            if lazy:
+                pending.append(f'<div class="ms-more">{len(children)} rows, shown where scripts run</div>')
+            else:
+                pending.extend(reversed(children))
+
+    def _grid(self, number: int, attributes: str = "") -> str:
+        row = self._rows[number]
+        cells = "".join(
+            f'<span class="{_kind(numeric)}"{f" style=--share:{share}%" if share else ""}>{escape(text)}</span>'
+            for text, numeric, share in zip(
+                self._table.cells[number][1:], self._numeric, self._shares[number], strict=True
+            )
+        )
+        name = f'{escape(_label(row))} <span class="ms-class">{escape(_type(row))}</span>'
+        return (
+            f'<div class="ms-grid"{attributes}>'
+            f'<span class="ms-name" style="--depth: {row.depth}">{name}</span>{cells}</div>'
+        )
+
+    def _data(self, written: set[int]) -> str:
+        """What the script needs: rows that are not in the page, by number; each text once."""
+        strings: dict[str, int] = {}
+
+        def place(text: str) -> int:
+            return strings.setdefault(text, len(strings))
+
+        lazy = [number for number in range(len(self._rows)) if number not in written]
+        rows = {}
+        for number in lazy:
+            row, shares = self._rows[number], self._shares[number]
+            texts = [place(text) for text in self._table.cells[number][1:]]
+            rows[number] = [_label(row), place(_type(row)), row.depth, texts, shares]
+        parents = {*lazy, *(self._numbers[id(self._rows[number].parent_info)] for number in lazy)}
+        children = {
+            number: [self._numbers[id(child)] for child in self._rows[number].children]
+            for number in sorted(parents)
+            if self._rows[number].children
+        }
+        data = {
+            "numeric": self._numeric,
+            "strings": list(strings),
+            "rows": rows,
+            "children": children,
+        }
+        text = json.dumps(data, separators=(",", ":"))
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _kind(numeric: bool) -> str:
+    return "ms-number" if numeric else "ms-text"
+
+
+def _label(row: LayerInfo) -> str:
+    return row.name or row.class_name
+
+
+def _type(row: LayerInfo) -> str:
+    again = " (recursive)" if row.is_recursive else ""
+    uncalled = "" if row.executed or row.children else " (not called)"
+    return f"{row.class_name if row.name else ''}{again}{uncalled}"

@@ -1,0 +1,220 @@
+"""Data and documents made from the tree: round trips, and texts checked by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
+from modelsummary.views.columns import COLUMNS
+from tests.models import Call
+
+
+def small():
+    return nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2, bias=False)))
+
+
+def nested():
+    """Shapes of all kinds: a tuple, a dict, none, a scalar, an uninitialised and a shared parameter."""
+    lazy = nn.LazyLinear(2)
+    tied = nn.Linear(3, 3)
+    return Call(
+        lambda self, x, flag: ({"a": self.tied(x), "b": (self.again(x).sum(), flag)}, None),
+        tied=tied,
+        again=tied,
+        lazy=lazy,
+    )
+
+
+def test_records():
+    records = Statistics(small(), (2, 4)).to_records()
+    assert [(each["fqn"], each["class_name"], each["depth"]) for each in records] == [
+        ("", "Sequential", 0), ("0", "Linear", 1), ("1", "Sequential", 1), ("1.0", "ReLU", 2), ("1.1", "Linear", 2),
+    ]  # fmt: skip
+    # 4 * 3 + 3 and 3 * 2 parameters; two samples
+    assert [each["total_params"] for each in records] == [21, 15, 6, 0, 6]
+    assert [each["self_macs"] for each in records] == [0, 24, 0, 0, 12]
+    assert [each["output_size"] for each in records] == [[2, 2], [2, 3], [2, 2], [2, 3], [2, 2]]
+    assert records[1]["inner_layers"] == {"weight": [3, 4], "bias": [3]}
+    assert "latency_ms" not in records[0]  # not measured
+    assert set(records[0]) <= set(COLUMNS)
+
+
+def test_columns_depth_and_units():
+    stats = Statistics(small(), (2, 4), depth=1)
+    # as in the table, a row at the deepest level stands for what is below it
+    assert stats.to_records(["fqn", "num_params", "params_bytes"], units="K") == [
+        {"fqn": "", "num_params (K)": 0.0, "params_bytes (kB)": 0.084},
+        {"fqn": "0", "num_params (K)": 0.015, "params_bytes (kB)": 0.06},
+        {"fqn": "1", "num_params (K)": 0.006, "params_bytes (kB)": 0.024},
+    ]
+    assert len(stats.to_records(depth=None)) == 5
+    for call, message in [
+        (lambda: stats.to_records(["nope"]), "unknown column 'nope'"),
+        (lambda: stats.to_csv(depth=-1), "depth=-1"),
+        (lambda: stats.to_markdown(units="Q"), "unknown unit prefix 'Q'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        Statistics(small(), (2, 4)),
+        Statistics(small()),
+        Statistics(nested(), torch.randn(2, 3), "flag"),
+        Statistics(small(), (4,), batch_dim=0, depth=1, branching=False),
+        Statistics(small(), (2, 4), latency=True),
+    ],
+)
+def test_json_round_trip(stats, tmp_path):
+    text = stats.to_json(tmp_path / "model.json", indent=1)
+    for source in (text, tmp_path / "model.json", str(tmp_path / "model.json")):
+        again = ModelStatistics.from_json(source)
+        assert type(again) is ModelStatistics
+        assert str(again) == str(stats)
+        assert again.to_records() == stats.to_records()
+        assert again.to_dict() == stats.to_dict()
+        assert [row.input_size for row in again] == [row.input_size for row in stats]
+        assert again.root.children[0].parent_info is again.root
+    with pytest.raises(InputError, match="needs the live model"):
+        again.measure_latency()
+    assert json.loads(text)["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "no document of modelsummary"),
+        ('{"format": "other"}', "no document of modelsummary"),
+        ('{"format": "modelsummary", "version": 7}', "has version 7; this release reads version 1"),
+        ('{"format": "modelsummary", "version": 1}', "row 0 of the document is incomplete: IndexError"),
+        ('{"format": "modelsummary", "version": 1, "rows": [{}]}', "row 0 of the document is incomplete: KeyError"),
+    ],
+)
+def test_documents_that_cannot_be_read(text, message):
+    with pytest.raises(InputError, match=message):
+        ModelStatistics.from_json(text)
+    document = Statistics(small()).to_dict()
+    del document["options"]
+    with pytest.raises(InputError, match="incomplete: KeyError 'options'"):
+        ModelStatistics.from_json(json.dumps(document))
+    with pytest.raises(FileNotFoundError):
+        ModelStatistics.from_json("nowhere.json")
+
+
+def test_csv(tmp_path):
+    stats = Statistics(small(), (2, 4))
+    text = stats.to_csv(tmp_path / "model.csv", columns=["fqn", "input_size", "macs"])
+    rows = [
+        "fqn,input_size,macs",
+        ',"[2, 4]",36',
+        '0,"[2, 4]",24',
+        '1,"[2, 3]",12',
+        '1.0,"[2, 3]",0',
+        '1.1,"[2, 3]",12',
+    ]
+    assert text == "".join(f"{row}\r\n" for row in rows)
+    assert (tmp_path / "model.csv").read_bytes().decode() == text
+
+
+def test_pandas(monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    stats = Statistics(small(), (2, 4))
+    frame = stats.to_pandas()
+    assert frame["self_macs"].sum() == 36
+    assert frame["macs"].dtype == "int64"
+    assert frame.to_dict("records") == stats.to_records()
+    read = pandas.read_csv(io.StringIO(stats.to_csv()), keep_default_na=False)
+    assert list(read["total_params"]) == list(frame["total_params"])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'torch-modelsummary\[pandas\]'"):
+        stats.to_pandas()
+
+
+def odd():
+    model = nn.Module()
+    model.forward = lambda x: x
+    model.add_module("a|b`c*_<i>\n\\", nn.Linear(2, 2))
+    return Statistics(model)
+
+
+def test_markdown(tmp_path):
+    stats = Statistics(small(), (2, 4))
+    text = stats.to_markdown(tmp_path / "model.md", columns=["output_size", "mult_adds"], depth=1)
+    space = "\N{NO-BREAK SPACE}"
+    rows = [[cell.strip(" ") for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert [cell.replace("-", "") for cell in rows.pop(1)] == [":", ":", ":"]
+    assert rows == [
+        ["Layer (type:depth-idx)", "Output Shape", "Mult-Adds"],
+        ["Sequential", f"\\[2,{space}2\\]", "--"],
+        [f"├─Linear:{space}1-1", f"\\[2,{space}3\\]", "24"],
+        [f"├─Sequential:{space}1-2", f"\\[2,{space}2\\]", "12"],
+    ]
+    assert (tmp_path / "model.md").read_text(encoding="utf-8") == text
+    lines = odd().to_markdown(columns=["fqn"]).splitlines()
+    assert len(lines) == 4
+    assert f"a\\|b\\`c\\*\\_\\<i\\>{space}\\\\" in lines[-1]
+
+
+def test_latex(tmp_path):
+    text = Statistics(small(), (2, 4)).to_latex(tmp_path / "model.tex", columns=["params_percent"], depth=1)
+    lines = [line.strip() for line in text.splitlines()]
+    assert lines[:2] == [r"\begin{tabular}{lr}", r"\toprule"]
+    assert [line.split() for line in lines[4:7]] == [
+        ["Sequential", "&", "--", r"\\"],
+        ["0", "(Linear)", "&", r"71.43\%", r"\\"],
+        ["1", "(Sequential)", "&", r"28.57\%", r"\\"],
+    ]
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert r"\_\ensuremath{<}i\ensuremath{>}" in odd().to_latex()
+
+
+def test_html():
+    class Cells(HTMLParser):
+        def __init__(self, text):
+            super().__init__()
+            self.cells = []
+            self.tags = set()
+            self.feed(text)
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.add(tag)
+
+        def handle_data(self, data):
+            self.cells += [data.strip()] if data.strip() else []
+
+    page = Cells(Statistics(small(), (2, 4)).to_html(columns=["mult_adds"], depth=0))
+    assert page.cells == ["Layer (type:depth-idx)", "Mult-Adds", "Sequential", "36"]
+    assert "i" not in Cells(odd().to_html()).tags
+
+
+@pytest.mark.slow
+def test_torchvision():
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    pandas = pytest.importorskip("pandas")
+    for name in models.list_models(models):
+        settings = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        with torch.device("cpu" if name.startswith(("maxvit", "swin")) else "meta"):  # they compute with their tensors
+            model = models.get_model(name, weights=None, **settings)
+        stats = Statistics(model, (2, 3, 299, 299) if name == "inception_v3" else (2, 3, 224, 224))
+        again = ModelStatistics.from_json(stats.to_json())
+        assert str(again) == str(stats)
+        records = stats.to_records()
+        assert again.to_records() == records
+        read = list(csv.DictReader(io.StringIO(stats.to_csv())))
+        assert [{key: "" if value is None else str(value) for key, value in each.items()} for each in records] == read
+        frame = stats.to_pandas()
+        again = pandas.read_csv(io.StringIO(stats.to_csv()), keep_default_na=False)
+        for column in ("fqn", "total_params", "self_params", "macs", "flops", "bytes_read", "output_bytes"):
+            assert [each[column] for each in records] == list(frame[column])
+            assert [each[column] for each in records] == list(again[column].astype(frame[column].dtype))
