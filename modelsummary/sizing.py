@@ -27,10 +27,10 @@ from modelsummary.recompute import (
     square_root,
 )
 
-__all__ = ["OptimizerLike", "Sizing"]
+__all__ = ["OPTIMIZERS", "OptimizerLike", "Sizing"]
 
 OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3),
     "sgd-momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
     "adam": torch.optim.Adam,
@@ -293,11 +293,11 @@ def _optimizer(optimizer: OptimizerLike | None) -> Callable[[Sequence[nn.Paramet
         return None
     if isinstance(optimizer, torch.optim.Optimizer):
         return partial(type(optimizer), **optimizer.defaults)
-    if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
-        return _OPTIMIZERS[optimizer]
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         return optimizer
     raise InputError(
-        f"optimizer={optimizer!r:.80}; expected one of {', '.join(map(repr, _OPTIMIZERS))}, a class of torch.optim, or "
+        f"optimizer={optimizer!r:.80}; expected one of {', '.join(map(repr, OPTIMIZERS))}, a class of torch.optim, or "
         "an instance"
     )

@@ -37,7 +37,8 @@ class Statistics(ModelStatistics):
         input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword
             arguments; a size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays in place of
             tensors. A list is one argument where forward annotates its first parameter as a list.
-            None and no further arguments: no forward, names and parameters only.
+            None and no further arguments: the ``example_input_array`` of a LightningModule; without one no
+            forward, names and parameters only.
         *args, **kwargs: further arguments of the forward. (One named like an argument of this call, such
             as ``depth``, goes into an ``input_data`` dict.)
         batch_dim: None: sizes include the batch. An integer: a batch of one is inserted there into each
@@ -74,6 +75,8 @@ class Statistics(ModelStatistics):
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
         options = TableOptions(branching=branching, depth=depth)
         called, model = model, unwrap(model)
+        if input_data is None and not args and not kwargs:
+            input_data = getattr(model, "example_input_array", None)
         call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
         recording = list_layers(model) if call is None else capture(model, call, execution)

@@ -18,7 +18,9 @@ LAYERS = {
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
     "statistics": 3,
-    "profiler": 4,
+    **dict.fromkeys(["profiler", "sources", "integrations"], 4),
+    "cli": 5,
+    "__main__": 6,
 }
 
 

@@ -1,0 +1,1 @@
+"""For the libraries that train models; each module needs its library."""

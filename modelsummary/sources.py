@@ -1,0 +1,186 @@
+"""Models by a name on the command line: from libraries, configurations, factories and files."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from modelsummary.errors import InputError, MissingExtraError
+
+__all__ = ["SOURCES", "Source", "build_model"]
+
+SOURCES = "torchvision:NAME, timm:NAME, hf:CONFIG.json, package.module:factory, or a file MODEL.pt2"
+
+
+class Source(NamedTuple):
+    """A model, and what it says of its inputs.
+
+    Attributes:
+        model: the model.
+        inputs: positional and keyword arguments that came with it, or None.
+        takes_indices: its first input is one of token indices.
+    """
+
+    model: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    takes_indices: bool = False
+
+
+def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) -> Source:
+    """Make the model called ``name``.
+
+    Args:
+        name: as in ``SOURCES``.
+        settings: keyword arguments of whatever makes it.
+        with_values: give its parameters (random) values; else they are on meta where the model can be made there.
+
+    Raises:
+        InputError: there is no such model, or making it failed.
+        MissingExtraError: the library it is from is not installed.
+    """
+    if name.endswith(".pt2"):
+        return _exported(Path(name), settings)
+    kind, _, rest = name.partition(":")
+    if not rest:
+        raise InputError(f"model {name!r}; expected {SOURCES}")
+    makers: dict[str, Callable[[str, Mapping[str, Any]], Callable[[], Source]]] = {
+        "torchvision": _torchvision,
+        "timm": _timm,
+        "hf": _transformers,
+    }
+    make = makers[kind](rest, settings) if kind in makers else _factory(kind, rest, settings)
+    try:
+        return _made(make, with_values)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a model's constructor raises
+        raise InputError(f"making {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _made(make: Callable[[], Source], with_values: bool) -> Source:
+    if not with_values:
+        try:
+            with torch.device("meta"):
+                return make()
+        except (NotImplementedError, RuntimeError):  # some compute with their tensors when they are made
+            pass
+    return make()
+
+
+def _torchvision(name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
+    with _needs("torchvision", "torchvision"):
+        from torchvision import models
+    try:
+        builder = models.get_model_builder(name)
+    except ValueError:
+        raise _unknown("torchvision", name, models.list_models()) from None
+    parameters = inspect.signature(builder).parameters
+    without = {each: None for each in ("weights", "weights_backbone") if each in parameters}
+    quick = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return lambda: Source(builder(**{**without, **quick, **settings}))
+
+
+def _timm(name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
+    with _needs("timm", "timm"):
+        import timm
+    if not timm.is_model(name):
+        raise _unknown("timm", name, timm.list_models())
+    return lambda: Source(timm.create_model(name, pretrained=False, **settings))
+
+
+def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
+    with _needs("transformers", "transformers"):
+        import transformers
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    try:
+        facts = {**json.loads(path.read_text(encoding="utf-8")), **settings}
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputError(f"configuration {name!r} cannot be read: {error}") from None
+    if "model_type" not in facts:
+        raise InputError(f"configuration {name!r} has no 'model_type'")
+    config = transformers.AutoConfig.for_model(**facts)
+    architecture = next(iter(facts.get("architectures") or ()), None)
+    kind = getattr(transformers, architecture, None) if architecture else None
+
+    def make() -> Source:
+        model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
+        return Source(model, takes_indices=model.main_input_name == "input_ids")
+
+    return make
+
+
+def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
+    with _working_directory_importable():
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError as error:
+            raise InputError(f"module {module!r} cannot be imported: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise InputError(f"module {module!r} has no {name!r}")
+        found = getattr(found, part)
+    if isinstance(found, nn.Module):
+        model = found
+        return lambda: Source(model)
+    if not callable(found):
+        raise InputError(f"{module}:{name} is {found!r:.80}; expected a function or class that makes a torch.nn.Module")
+
+    def make() -> Source:
+        model = found(**settings)
+        if not isinstance(model, nn.Module):
+            raise InputError(f"{module}:{name} made {model!r:.80}; expected a torch.nn.Module")
+        return Source(model)
+
+    return make
+
+
+def _exported(path: Path, settings: Mapping[str, Any]) -> Source:
+    if settings:
+        raise InputError(f"{str(path)!r} is made already; settings {dict(settings)!r:.80} cannot be applied")
+    if not path.is_file():
+        raise InputError(f"there is no file {str(path)!r}")
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # an archive can be broken in many ways
+        raise InputError(f"{str(path)!r} cannot be read as an exported program: {error}") from error
+    return Source(program.module(), program.example_inputs)
+
+
+def _unknown(library: str, name: str, known: list[str]) -> InputError:
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return InputError(f"{library} has no model {name!r}{hint}")
+
+
+@contextmanager
+def _needs(library: str, extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(library, extra) from error
+    except RuntimeError as error:  # torchvision that was built for another torch
+        raise InputError(f"{library} does not work with torch {torch.__version__}: {error}") from error
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """As with ``python -m``: a console script's path lacks the working directory."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

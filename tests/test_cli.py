@@ -1,0 +1,220 @@
+"""The command line: what it prints, its exit status, and its errors in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
+from modelsummary.cli import run
+from tests.models import Call
+
+
+def mlp(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def embedding():
+    return Call(lambda self, ids, scale: self.table(ids) * scale, table=nn.Embedding(10, 3))
+
+
+def broken():
+    raise ValueError("no such thing")
+
+
+READY = mlp()
+MLP = "tests.test_cli:mlp"
+
+
+def output(capsys, *arguments, status=0):
+    assert run(arguments) == status
+    return capsys.readouterr()
+
+
+def test_text(capsys):
+    said = output(capsys, MLP, "--input", "2,4")
+    assert said.out == f"{Statistics(mlp(), (2, 4))}\n"
+    assert said.err == ""
+    assert output(capsys, MLP).out == f"{Statistics(mlp())}\n"
+    assert output(capsys, "tests.test_cli:READY", "--input", "2,4").out == f"{Statistics(mlp(), (2, 4))}\n"
+
+
+def test_settings_mode_and_table(capsys):
+    said = output(
+        capsys, MLP, "--kwargs", '{"width": 16}', "--input", "2,4", "--mode", "eval", "--columns",
+        "num_params,training", "--depth", "0", "--units", "K",
+    )  # fmt: skip
+    assert said.out == Statistics(mlp(16).eval(), (2, 4)).table(["num_params", "training"], depth=0, units="K") + "\n"
+
+
+@pytest.mark.parametrize("inputs", [["5:long", "3"], ["ids=5:long", "scale=3"], ["scale=3", "ids=5:int32"]])
+def test_inputs(capsys, inputs):
+    arguments = [part for each in inputs for part in ("--input", each)]
+    facts = json.loads(output(capsys, "tests.test_cli:embedding", *arguments, "--format", "json").out)
+    assert facts["rows"][0]["output_size"] == [5, 3]
+    scalar = output(capsys, "tests.test_cli:embedding", "--input", "5:long", "--input", ":float64", "--format", "json")
+    assert json.loads(scalar.out)["rows"][0]["output_bytes"] == 5 * 3 * 4
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "latex", "html"])
+def test_formats(capsys, form, tmp_path):
+    expected = getattr(Statistics(mlp(), (2, 4)), f"to_{form}")(columns=["fqn", "macs"], depth=1).rstrip() + "\n"
+    arguments = [MLP, "--input", "2,4", "--format", form, "--columns", "fqn,macs", "--depth", "1"]
+    assert output(capsys, *arguments).out.replace("\r\n", "\n") == expected.replace("\r\n", "\n")
+    assert output(capsys, *arguments, "--output", str(tmp_path / "out")).out == ""
+    assert (tmp_path / "out").read_bytes().decode().replace("\r\n", "\n") == expected.replace("\r\n", "\n")
+
+
+def test_json(capsys):
+    arguments = [MLP, "--input", "2,4", "--format", "json", "--memory", "adam", "--split", "2"]
+    text = output(capsys, *arguments).out
+    stats = Statistics(mlp(), (2, 4))
+    assert str(ModelStatistics.from_json(text)) == str(stats)
+    facts = json.loads(text)
+    assert facts["memory"]["peak"] == stats.memory(optimizer="adam").peak
+    assert facts["stages"] == stats.split(2).to_records()
+
+
+def test_more_than_the_table(capsys):
+    stats = Statistics(mlp(), (2, 4))
+    said = output(capsys, MLP, "--input", "2,4", "--memory", "none", "--split", "2").out
+    assert said == f"{stats}\n\n{stats.memory()}\n\n{stats.split(2)}\n"
+    assert str(stats.memory("inference")) in output(capsys, MLP, "--input", "2,4", "--memory", "inference").out
+    assert "Latency (ms)" in output(capsys, MLP, "--input", "2,4", "--latency").out
+
+
+def test_diff(capsys):
+    said = output(capsys, MLP, "--input", "2,4", "--diff", "tests.test_cli:READY").out
+    other = Statistics(mlp(), (2, 4))
+    assert said == f"{Statistics(mlp(), (2, 4)).diff(other)}\n"
+    text = output(capsys, MLP, "--kwargs", "{}", "--diff", "tests.test_cli:embedding", "--format", "json").out
+    assert json.loads(text)["diff"]
+
+
+def test_budgets(capsys):
+    # 4 * 8 + 8 + 8 * 2 + 2 parameters, 4 * 8 + 8 * 2 multiply-adds a sample
+    within = ["--max-params", "58", "--max-macs", "0.096K", "--max-memory", "1MiB"]
+    said = output(capsys, MLP, "--input", "2,4", *within)
+    assert said.err == ""
+    beyond = ["--max-params", "57", "--max-macs", "95", "--max-memory", "0.3kB"]
+    said = output(capsys, MLP, "--input", "2,4", *beyond, status=1)
+    peak = Statistics(mlp(), (2, 4)).memory("inference").peak
+    assert said.err.splitlines() == [
+        "exceeded: 58 params, of 57 allowed",
+        "exceeded: 96 macs, of 95 allowed",
+        f"exceeded: {peak} memory bytes, of 300 allowed",
+    ]
+    training = Statistics(mlp(), (2, 4)).memory(optimizer="adam").peak
+    arguments = [MLP, "--input", "2,4", "--memory", "adam", "--max-memory"]
+    assert output(capsys, *arguments, str(training)).err == ""
+    assert f"{training:,} memory bytes" in output(capsys, *arguments, str(training - 1), status=1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: model"),
+        (["mlp"], "model 'mlp'; expected torchvision:NAME"),
+        (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'"),
+        (["tests.test_cli:nothing"], "module 'tests.test_cli' has no 'nothing'"),
+        (["tests.test_cli:MLP"], "is 'tests.test_cli:mlp'; expected a function or class that makes"),
+        (["os:getcwd"], "expected a torch.nn.Module"),
+        (["tests.test_cli:broken"], "making 'tests.test_cli:broken' failed: ValueError: no such thing"),
+        ([MLP, "--kwargs", '{"depth": 1}'], "unexpected keyword argument 'depth'"),
+        ([MLP, "--kwargs", "{"], "'{' is no JSON"),
+        ([MLP, "--kwargs", "[1]"], "'[1]' is no JSON object"),
+        ([MLP, "--input", "2;4"], "'2;4' is no input; expected a size such as 1,3,224,224"),
+        ([MLP, "--input", "2,4:nofloat"], "'nofloat' is no dtype of torch"),
+        ([MLP, "--input", "2,4", "--input", "y=2"], "give different names to all inputs, or none"),
+        ([MLP, "--input", "2,5"], "forward of 0 (Linear) failed with input [2, 5]"),
+        ([MLP, "--input", "2,4", "--columns", "nope"], "unknown column 'nope'"),
+        ([MLP, "--input", "2,4", "--units", "X"], "unknown unit prefix 'X'"),
+        ([MLP, "--input", "2,4", "--format", "yaml"], "invalid choice: 'yaml'"),
+        ([MLP, "--input", "2,4", "--format", "csv", "--split", "2"], "--format csv holds only the table"),
+        ([MLP, "--input", "2,4", "--split", "9"], "9"),
+        ([MLP, "--input", "2,4", "--max-params", "many"], "'many' is no amount"),
+        ([MLP, "--max-macs", "1"], "--max-macs needs an --input"),
+        ([MLP, "--input", "2,4", "--output", "/nowhere/at/all"], "No such file or directory"),
+        ([MLP, "--device", "nowhere"], "'nowhere' is no device"),
+        ([MLP, "--inp", "2,4"], "unrecognized arguments: --inp"),
+        (["missing.pt2"], "there is no file 'missing.pt2'"),
+        (["hf:missing.json"], "configuration 'missing.json' cannot be read"),
+    ],
+)
+def test_errors(capsys, arguments, message):
+    if arguments[:1] == ["hf:missing.json"]:
+        pytest.importorskip("transformers")
+    said = output(capsys, *arguments, status=2)
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert len(said.err.splitlines()) == 1
+    assert message in said.err
+
+
+def test_debug():
+    with pytest.raises(InputError, match="expected torchvision:NAME"):
+        run(["mlp", "--debug"])
+
+
+def test_missing_library(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert "pip install 'torch-modelsummary[timm]'" in output(capsys, "timm:vit", status=2).err
+    with pytest.raises(MissingExtraError):
+        run(["timm:vit", "--debug"])
+
+
+def test_exported_program(capsys, tmp_path):
+    program = torch.export.export(embedding(), (torch.tensor([1, 2]),), {"scale": torch.ones(3)})
+    torch.export.save(program, tmp_path / "model.pt2")
+    facts = json.loads(output(capsys, str(tmp_path / "model.pt2"), "--format", "json").out)
+    assert facts["rows"][0]["num_params"] == 30
+    assert facts["rows"][0]["output_size"] == [2, 3]
+    (tmp_path / "broken.pt2").write_bytes(b"nothing")
+    assert "cannot be read as an exported program" in output(capsys, str(tmp_path / "broken.pt2"), status=2).err
+
+
+def test_torchvision(capsys):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    facts = json.loads(output(capsys, "torchvision:resnet18", "--input", "1,3,224,224", "--format", "json").out)
+    assert facts["rows"][0]["num_params"] == 11_689_512
+    assert "no model 'resnet19'; did you mean resnet18" in output(capsys, "torchvision:resnet19", status=2).err
+    assert "Total params: 27,161,264" in output(capsys, "torchvision:inception_v3", "--depth", "0").out
+
+
+def test_hugging_face(capsys, tmp_path):
+    pytest.importorskip("transformers")
+    settings = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    name = f"hf:{tmp_path / 'config.json'}"
+    facts = json.loads(output(capsys, name, "--input", "1,4", "--format", "json").out)
+    assert facts["rows"][0]["class_name"] == "GPT2Model"
+    # 20 * 8 + 16 * 8 embeddings; a block of 12 * 8 * 8 weights, 9 * 8 biases, 2 norms of 2 * 8; a norm
+    assert facts["rows"][0]["num_params"] == 288 + 768 + 72 + 32 + 16
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "architectures": ["GPT2LMHeadModel"]}))
+    assert "GPT2LMHeadModel" in output(capsys, name).out
+    (tmp_path / "config.json").write_text("{}")
+    assert "has no 'model_type'" in output(capsys, name, status=2).err
+
+
+def test_colour(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert output(capsys, "mlp", status=2).err.startswith("\x1b[31merror:\x1b[0m ")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert output(capsys, "mlp", status=2).err.startswith("error: ")
+
+
+def test_the_process():
+    command = f"{sys.executable} -m modelsummary"
+    said = subprocess.run(f"{command} {MLP} --max-params 1", shell=True, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert "exceeded: 58 params" in said.stderr
+    cut = subprocess.run(f"{command} --help | head -1", shell=True, capture_output=True, text=True, check=True)
+    assert cut.stdout.startswith("usage: modelsummary")
+    assert cut.stderr == ""
