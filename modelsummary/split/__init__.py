@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeVar
 
 from torch import nn
@@ -52,7 +52,16 @@ class Splitter:
         self.model = model
         self._rows = rows
         self._records = iter(records)
+        self._first_record: Record | None = None
         self._tried: list[CallSequence | SplitError] = []
+
+    @property
+    def record(self) -> Record:
+        """The record that holds for most."""
+        if self._first_record is None:
+            self._first_record = next(self._records)
+            self._records = chain([self._first_record], self._records)
+        return self._first_record
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Stages as ``ModelStatistics.split`` says."""
@@ -82,6 +91,7 @@ class Splitter:
         """The calls of each record, or why it cannot be opened; records are made when they are needed."""
         yield from self._tried
         for record in self._records:
+            self._first_record = self._first_record or record
             try:
                 self._tried.append(analyse(record))
             except SplitError as error:
@@ -105,6 +115,7 @@ class Splitter:
             ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
             crossing=[[Crossing.of(value) for value in values] for values in crossing],
             record=sequence.record,
+            calls=[part.events for part in parts],
         )
 
     def _facts(self, sequence: CallSequence, n_stages: int, by: By) -> list[StageFacts]:
