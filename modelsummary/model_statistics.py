@@ -11,13 +11,14 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.errors import InputError, LayerNotFoundError
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.sizing import Sizing
+from modelsummary.splitting import Splitting
 from modelsummary.viewing import Viewing
 from modelsummary.views.text import TableOptions, render
 
 __all__ = ["ModelStatistics"]
 
 
-class ModelStatistics(Viewing, Sizing):
+class ModelStatistics(Viewing, Sizing, Splitting):
     """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``

@@ -13,7 +13,6 @@ from modelsummary.capture.changes import surroundings
 from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.record import record
-from modelsummary.dataflow import Record
 from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.live import Live
@@ -159,11 +158,6 @@ class ModelSplitter:
     def is_current(self) -> bool:
         """Autocast and the like are as they were: the record holds."""
         return self._surroundings == surroundings()
-
-    @property
-    def record(self) -> Record:
-        """What the forward did."""
-        return self._splitter.record
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Stages as ``ModelStatistics.split`` says, checked."""

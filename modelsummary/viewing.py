@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from types import EllipsisType
 
+from modelsummary.capture.record import record_once
 from modelsummary.errors import InputError
 from modelsummary.measuring import Measuring
 from modelsummary.memory_estimate import MemoryEstimate
-from modelsummary.split import Stages
-from modelsummary.splitting import Splitting
+from modelsummary.split import Stages, check_initialized
 from modelsummary.views.diff import ModelDiff, diff_trees
 from modelsummary.views.graph import Graph, dataflow_graph
 from modelsummary.views.plot import Pictures
@@ -21,8 +21,10 @@ from modelsummary.views.trace import trace_events
 __all__ = ["Viewing"]
 
 
-class Viewing(Measuring, Splitting):
+class Viewing(Measuring):
     """The part of ``ModelStatistics`` that shows."""
+
+    execution: str
 
     @property
     def plot(self) -> Pictures:
@@ -32,7 +34,7 @@ class Viewing(Measuring, Splitting):
     def graph(self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None) -> Graph:
         """The dataflow: which module's output goes to which module's input, through which functions.
 
-        Made from a record of the forward, which is also what ``split`` cuts. Edges have the shapes of the tensors,
+        The forward is recorded once more, as for ``split``. Edges have the shapes of the tensors,
         nodes parameters and multiply-adds; a module whose calls are shown one by one is a group.
 
         Args:
@@ -44,20 +46,21 @@ class Viewing(Measuring, Splitting):
 
         Raises:
             InputError: an argument is unusable, or there is no live model with an input.
-            SplitError: the forward cannot be recorded, or the stages were pickled.
+            SplitError: a parameter is not initialised yet, or the stages were pickled.
         """
         if not isinstance(depth, EllipsisType):
             check_depth(depth, least=1)
-        model, _ = self._live("a graph of the dataflow")
-        record = self._splitter().record
-        if stages is not None:
-            if not isinstance(stages, Stages) or stages.model is not model:
-                raise InputError(f"stages={stages!r:.80} are no stages of this model; pass what split() returned")
-            record = stages.record or record
-        calls = stages.calls if stages is not None else ()
-        readable = isinstance(depth, EllipsisType)
+        model, call = self._live("a graph of the dataflow")
+        if stages is not None and (not isinstance(stages, Stages) or stages.model is not model):
+            raise InputError(f"stages={stages!r:.80} are no stages of this model; pass what split() returned")
+        check_initialized(model)
+        record = stages.record if stages is not None else None
         return dataflow_graph(
-            self.root, record, None if isinstance(depth, EllipsisType) else depth, calls, readable=readable
+            self.root,
+            record or record_once(model, call, self.execution),
+            None if isinstance(depth, EllipsisType) else depth,
+            stages.calls if stages is not None else (),
+            readable=isinstance(depth, EllipsisType),
         )
 
     def to_chrome_trace(self, path: str | os.PathLike[str], *, memory: MemoryEstimate | None = None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TypeVar
 
 from torch import nn
@@ -52,16 +52,7 @@ class Splitter:
         self.model = model
         self._rows = rows
         self._records = iter(records)
-        self._first_record: Record | None = None
         self._tried: list[CallSequence | SplitError] = []
-
-    @property
-    def record(self) -> Record:
-        """The record that holds for most."""
-        if self._first_record is None:
-            self._first_record = next(self._records)
-            self._records = chain([self._first_record], self._records)
-        return self._first_record
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Stages as ``ModelStatistics.split`` says."""
@@ -91,7 +82,6 @@ class Splitter:
         """The calls of each record, or why it cannot be opened; records are made when they are needed."""
         yield from self._tried
         for record in self._records:
-            self._first_record = self._first_record or record
             try:
                 self._tried.append(analyse(record))
             except SplitError as error:

@@ -220,10 +220,12 @@ class _Building:
     def graph(self) -> Graph:
         root = self._root
         given = {f"input {place}": each for place, each in enumerate(root.args)} | root.kwargs
+        if len(given) == 1:
+            given = {"input": next(iter(given.values()))}
         items: list[Node | Group] = []
         for name, template in given.items():
             if values := values_in(template):
-                node = Node(self._key(), "input", name, (name if len(given) > 1 else "input",))
+                node = Node(self._key(), "input", name, (name,))
                 items.append(node)
                 self._makes(node.key, values)
         items += self._items(root, 1)
