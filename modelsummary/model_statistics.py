@@ -15,9 +15,9 @@ from modelsummary.capture.latency import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError
 from modelsummary.exporting import Exporting
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
-from modelsummary.measuring import Measuring
 from modelsummary.sizing import Sizing
 from modelsummary.splitting import Splitting
+from modelsummary.viewing import Viewing
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.document import check_document, tree_of
 from modelsummary.views.text import render
@@ -25,7 +25,7 @@ from modelsummary.views.text import render
 __all__ = ["ModelStatistics"]
 
 
-class ModelStatistics(Exporting, Measuring, Sizing, Splitting):
+class ModelStatistics(Exporting, Viewing, Sizing, Splitting):
     """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``

@@ -26,7 +26,8 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "model_statistics"], "statistics"),
+    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing"], "statistics"),
+    "model_statistics": "statistics",
 }
 
 
@@ -61,7 +62,7 @@ def test_importing_costs_torch_and_tabulate_only():
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     )
     added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    optional = {"pandas", "matplotlib", "onnx", "torchvision", "IPython", "numpy", "tqdm"}
+    optional = {"pandas", "matplotlib", "onnx", "torchvision", "IPython", "numpy", "tqdm", "squarify"}
     assert not optional & set(added)
     assert "modelsummary" in added
 

@@ -34,7 +34,7 @@ from modelsummary.dataflow import (
     with_leaves,
 )
 
-__all__ = ["record"]
+__all__ = ["record", "record_once"]
 
 
 def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int | None = None) -> Iterator[Record]:
@@ -49,15 +49,7 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
         The record over all runs; then, for a model that does other things at another batch size or in the other mode,
         records that hold for the mode, the batch size, or both of this run only.
     """
-    modules = modules_of(model)
-    device = device_of(tensors_of_modules(modules))
-
-    def trace(call: CallArguments, *, other_mode: bool = False) -> Tracer:
-        with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
-            tracer = Tracer(model, executes, device)
-            tracer.run(args, kwargs, other_mode=other_mode)
-        return tracer
-
+    trace = _tracing(model, execution)
     first = _Run(trace(call), None, is_other_mode=False)
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
@@ -74,6 +66,25 @@ def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int
     if modes:
         yield _merged([*again, *modes], dim, no_batch, no_mode)
     yield _merged(again, dim, no_batch, no_mode or _NO_MODE)
+
+
+def record_once(model: nn.Module, call: CallArguments, execution: str) -> Record:
+    """Record one forward: what it did, without knowing what holds at other batch sizes and in the other mode."""
+    run = _Run(_tracing(model, execution)(call), None, is_other_mode=False)
+    return _merged([run], 0, "it was run at one batch size", _NO_MODE)
+
+
+def _tracing(model: nn.Module, execution: str) -> Trace:
+    modules = modules_of(model)
+    device = device_of(tensors_of_modules(modules))
+
+    def trace(call: CallArguments, *, other_mode: bool = False) -> Tracer:
+        with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
+            tracer = Tracer(model, executes, device)
+            tracer.run(args, kwargs, other_mode=other_mode)
+        return tracer
+
+    return trace
 
 
 _NO_MODE = "it calls other things in the other mode"

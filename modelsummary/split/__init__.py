@@ -105,6 +105,7 @@ class Splitter:
             ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
             crossing=[[Crossing.of(value) for value in values] for values in crossing],
             record=sequence.record,
+            calls=[part.events for part in parts],
         )
 
     def _facts(self, sequence: CallSequence, n_stages: int, by: By) -> list[StageFacts]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch import nn
 
-from modelsummary.dataflow import Record, leaves_of
+from modelsummary.dataflow import Event, Record, leaves_of
 from modelsummary.errors import InputError, LayerNotFoundError, SplitError
 from modelsummary.split.engine import Pipeline, pipeline_stages
 from modelsummary.split.facts import Crossing, StageFacts, loads_of
@@ -53,6 +53,7 @@ class Stages(Sequence[nn.Sequential]):
         by: what was balanced.
         ideal: the smallest cost of the dearest stage that any cut could have: the mean, or the dearest call.
         record: of the forward that was cut; None after pickling.
+        calls: of each stage, from the record; empty after pickling.
         batch_size: of the recorded input; None if the stages take inputs of its sizes only.
         batch_dim: dimension of the inputs that is the batch.
         inputs: how the model was called.
@@ -71,6 +72,7 @@ class Stages(Sequence[nn.Sequential]):
         ideal: float,
         crossing: Sequence[Sequence[Crossing]],
         record: Record,
+        calls: Sequence[Sequence[Event]],
     ) -> None:
         self._model: nn.Module | None = model
         self._stages = list(stages)
@@ -84,6 +86,7 @@ class Stages(Sequence[nn.Sequential]):
         self.batch_size = record.batch_size
         self.batch_dim = record.batch_dim
         self.record: Record | None = record
+        self.calls = [list(each) for each in calls]
         self._class_name = type(model).__name__
         self._keys = list(model.state_dict(keep_vars=True))
 
@@ -111,7 +114,7 @@ class Stages(Sequence[nn.Sequential]):
         return value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None, "record": None}
+        return {**self.__dict__, "_model": None, "record": None, "calls": []}
 
     @property
     def model(self) -> nn.Module:

@@ -1,0 +1,137 @@
+"""Amounts that add up over the rows of a tree: parameters, multiply-adds, bytes, time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.units import PREFIXES, auto_prefix, symbol
+
+__all__ = ["ADDITIVE", "Amounts", "Unit", "find_amounts"]
+
+Kind = Literal["count", "bytes", "ms", "rate", "percent"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How numbers of one kind are written in a picture: ``1.2 M``, ``3.4 MB``, ``5.60 ms``.
+
+    Attributes:
+        prefix: that the numbers are divided by; chosen from the largest.
+    """
+
+    kind: Kind
+    prefix: str
+
+    @classmethod
+    def of(cls, kind: Kind, largest: float) -> Unit:
+        """The unit for numbers up to ``largest``."""
+        return cls(kind, auto_prefix(largest) if kind in ("count", "bytes") else "")
+
+    @property
+    def factor(self) -> float:
+        """What a number is divided by."""
+        return 0.01 if self.kind == "percent" else PREFIXES[self.prefix]
+
+    @property
+    def symbol(self) -> str:
+        """``M``, ``MB``, ``ms``, or nothing."""
+        written = {"bytes": symbol(self.prefix, "B"), "count": self.prefix, "ms": "ms", "percent": "%"}
+        return written.get(self.kind, "")
+
+    def text(self, value: float) -> str:
+        """A number with its unit."""
+        return f"{value / self.factor:,.{2 if self.symbol else 0}f} {self.symbol}".strip()
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """One amount of all rows of a tree.
+
+    Attributes:
+        title: without unit.
+        own: row -> what belongs to no row below it.
+        total: row -> with everything below it; the sum of the own amounts there.
+    """
+
+    title: str
+    unit: Unit
+    own: dict[LayerInfo, float]
+    total: dict[LayerInfo, float]
+
+    @property
+    def label(self) -> str:
+        """Title with its unit."""
+        return f"{self.title} ({self.unit.symbol})" if self.unit.symbol else self.title
+
+
+def _below(attribute: str) -> Callable[[LayerInfo], float | None]:
+    """Own part of a fact that is only known with everything below."""
+
+    def own(row: LayerInfo) -> float | None:
+        whole = getattr(row, attribute)
+        return None if whole is None else max(0.0, whole - sum(getattr(child, attribute) for child in row.children))
+
+    return own
+
+
+# Names (those of columns, those of split(by=...) and short ones), title, kind, attribute with the own part, and what
+# fills it in.
+_MEASURE, _MEMORY, _ESTIMATE = "measure_latency()", "memory()", "estimate_latency(spec)"
+_KNOWN: list[tuple[str, str, Kind, str, str]] = [
+    ("params num_params total_params self_params", "Parameters", "count", "self_params", ""),
+    ("trainable_params", "Trainable parameters", "count", "self_trainable_params", ""),
+    ("params_bytes param_bytes", "Size of parameters", "bytes", "self_params_bytes", ""),
+    ("buffers num_buffers", "Buffers", "count", "self_buffers", ""),
+    ("buffer_bytes", "Size of buffers", "bytes", "self_buffer_bytes", ""),
+    ("macs mult_adds self_macs", "Multiply-adds", "count", "self_macs", ""),
+    ("flops self_flops", "FLOPs", "count", "self_flops", ""),
+    ("elementwise_ops self_elementwise_ops", "Element-wise operations", "count", "self_elementwise_ops", ""),
+    ("bytes_read self_bytes_read", "Bytes read", "bytes", "self_bytes_read", ""),
+    ("bytes_written self_bytes_written", "Bytes written", "bytes", "self_bytes_written", ""),
+    (
+        "activation activations activation_bytes self_activation_bytes",
+        "Activations kept for backward",
+        "bytes",
+        "self_activation_bytes",
+        _MEMORY,
+    ),
+    ("latency latency_ms self_latency_ms", "Latency", "ms", "self_latency_ms", _MEASURE),
+    (
+        "backward_latency backward_latency_ms backward_self_latency_ms",
+        "Latency of the backward",
+        "ms",
+        "backward_self_latency_ms",
+        "measure_latency(backward=True)",
+    ),
+    ("estimated_latency estimated_latency_ms", "Estimated latency", "ms", "", _ESTIMATE),
+]
+ADDITIVE = {name: known for known in _KNOWN for name in known[0].split()}
+
+
+def find_amounts(root: LayerInfo, by: str) -> Amounts:
+    """The amount of this name, of all rows of the tree.
+
+    Raises:
+        InputError: the name is unknown, the amount was not measured, or the model has nothing of it.
+    """
+    if not isinstance(by, str) or by not in ADDITIVE:
+        raise InputError(f"by={by!r} is no amount that adds up over modules; expected one of: {', '.join(ADDITIVE)}")
+    _, title, kind, attribute, source = ADDITIVE[by]
+    read = _below("estimated_latency_ms") if not attribute else lambda row: getattr(row, attribute)
+    rows = list(root.walk())
+    values = [read(row) for row in rows]
+    if source and all(value is None for value in values):
+        raise InputError(f"by={by!r}: not known yet; call {source} first")
+    own = {row: value or 0 for row, value in zip(rows, values, strict=True)}
+    total = dict(own)
+    for row in reversed(rows):
+        if row.parent_info is not None and row is not root:
+            total[row.parent_info] += total[row]
+    if not total[root]:
+        hint = "" if root.executed else "; pass an input to Statistics to have what a forward does"
+        raise InputError(f"by={by!r}: {root.class_name} has none of it{hint}")
+    return Amounts(title, Unit.of(kind, total[root]), own, total)

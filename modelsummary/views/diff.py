@@ -1,0 +1,297 @@
+"""What differs between two trees, module by module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cached_property
+from typing import Any
+
+from tabulate import tabulate
+
+from modelsummary.layer_info import LayerInfo, Sizes
+from modelsummary.views.rows import one_line
+
+__all__ = ["DiffRow", "ModelDiff", "ModuleFacts", "diff_trees"]
+
+_SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": ">", "same": ""}
+_MEASURES = {"params": "Params", "macs": "MACs", "params_bytes": "Bytes", "latency_ms": "Latency (ms)"}
+Number = int | float | None
+Change = tuple[Number, Number, Number]  # before, after, difference
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """One module with all its calls, without what the modules in it have; the figures add up to the model's.
+
+    Attributes:
+        parameters: shape of each parameter that it registers itself; None while uninitialised.
+        trainable: elements of them with ``requires_grad``.
+        params, params_bytes: of them, a tied one counted where it comes first.
+        macs: its own multiply-adds; None without a forward, as ``input_size`` and ``output_size`` (of the first call).
+        latency_ms: its own time; None if not measured.
+    """
+
+    fqn: str
+    class_name: str
+    parameters: dict[str, list[int] | None]
+    trainable: int
+    params: int
+    params_bytes: int
+    macs: int | None
+    calls: int
+    input_size: Sizes
+    output_size: Sizes
+    latency_ms: float | None
+
+    @property
+    def structure(self) -> tuple[str, str]:
+        """What must be equal for modules of different names to be taken for the same."""
+        return self.class_name, str(self.parameters)
+
+
+@dataclass(frozen=True)
+class DiffRow:
+    """A module before and after.
+
+    Attributes:
+        status: ``"same"``, ``"changed"``, ``"renamed"`` (only the name is another), ``"added"`` or ``"removed"``.
+        before, after: None where there is no such module.
+        differs: names of the facts that differ; latency is never among them.
+    """
+
+    status: str
+    before: ModuleFacts | None
+    after: ModuleFacts | None
+    differs: tuple[str, ...] = ()
+
+    def change(self, measure: str) -> Change:
+        """A measure before and after, and the difference; None where a side does not know it, or has no such module."""
+        if self.before is None:
+            after = getattr(self.after, measure)
+            return None, after, after
+        before = getattr(self.before, measure)
+        if self.after is None:
+            return before, None, None if before is None else -before
+        return _with_change(before, getattr(self.after, measure))
+
+    @property
+    def follows(self) -> bool:
+        """It is given other shapes than before, and nothing else is known to differ: others are the cause."""
+        return "input_size" in self.differs and set(self.differs) <= {"input_size", "output_size"}
+
+
+@dataclass(frozen=True)
+class ModelDiff:
+    """What differs between two models; true if anything does. It prints as a table.
+
+    Attributes:
+        rows: all modules, in the order of the second model; removed ones where they were.
+        models: classes of the two.
+        totals: measure -> figures of the two models and their difference; None where not known.
+    """
+
+    rows: list[DiffRow]
+    models: tuple[str, str]
+    totals: dict[str, Change]
+
+    @property
+    def changed(self) -> bool:
+        """Anything differs but times."""
+        return any(row.status != "same" for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return self.changed
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """A flat dict for each module, ``<fact>_before``, ``<fact>_after`` and ``<fact>_change``; in plain units."""
+        return [_record(row) for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        totals = {
+            measure: dict(zip(("before", "after", "change"), each, strict=True))
+            for measure, each in self.totals.items()
+        }
+        before, after = self.models
+        return {"before": before, "after": after, "changed": self.changed, "totals": totals, "rows": self.to_records()}
+
+    def table(self, all: bool = False) -> str:
+        """What differs, as a table with totals.
+
+        Args:
+            all: also the modules that do not differ, that have another name only because the one around them has, and
+                that differ only in the shapes they are given.
+        """
+        shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
+        measures = [name for name in _MEASURES if any(figure is not None for figure in self.totals[name])]
+        headers = ["", "Module", "Differs in"]
+        for name in measures:
+            headers += [f"{_MEASURES[name]} before", "after", "change"]
+        rows = [[_SIGNS[row.status], _names(row), ", ".join(row.differs), *_cells(row, measures)] for row in shown]
+        rows.append(
+            ["", "Total", "", *(cell for name in measures for cell in map(_cell, (name,) * 3, self.totals[name]))]
+        )
+        align = ["left", "left", "left", *["right"] * (3 * len(measures))]
+        text = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
+        rule = "=" * max(map(len, text))
+        return "\n".join(
+            [rule, text[0], rule, *text[1:-1], *([rule] if shown else []), text[-1], rule, self._verdict(), rule]
+        )
+
+    def _goes_without_saying(self, row: DiffRow) -> bool:
+        """The module has another name only because the one around it has, or other shapes because of others."""
+        if row.follows:
+            return True
+        if row.status != "renamed" or row.before is None or row.after is None:
+            return False
+        (parent, _, name), (other, _, new_name) = row.before.fqn.rpartition("."), row.after.fqn.rpartition(".")
+        return bool(name) and name == new_name and (parent, other) in self._moved
+
+    @cached_property
+    def _moved(self) -> set[tuple[str, str]]:
+        pairs = {(row.before.fqn, row.after.fqn) for row in self.rows if row.before and row.after}
+        return {(before, after) for before, after in pairs if before != after}
+
+    def _verdict(self) -> str:
+        before, after = self.models
+        counts = {status: sum(row.status == status for row in self.rows) for status in _SIGNS}
+        found = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        text = f"{before} -> {after}: {found}"
+        if not self.changed:
+            text = f"Nothing differs: {before} and {after} have the same {counts['same']} modules"
+        if following := sum(row.follows for row in self.rows):
+            text += f"; {following} of them only in the shapes they are given"
+        return text + ("; without MACs and shapes, which need an input" if self.totals["macs"][2] is None else "")
+
+    __str__ = table
+    __repr__ = table
+
+
+def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
+    """Compare two trees. What a side does not know, for want of an input or a measurement, is not compared.
+
+    Modules are matched by FQN where class and parameters are the same; of the others those of the same class and
+    parameters in the same order, which were renamed; what then still has the same FQN has changed.
+    """
+    one, other = _facts_of(before), _facts_of(after)
+    pairs = {fqn: fqn for fqn in one if fqn in other and one[fqn].structure == other[fqn].structure}
+    left = [each for fqn, each in one.items() if fqn not in pairs]
+    right = [each for fqn, each in other.items() if fqn not in pairs]
+    pairs.update(_aligned(left, right))
+    taken = set(pairs.values())
+    pairs.update({fqn: fqn for fqn in one if fqn not in pairs and fqn in other and fqn not in taken})
+    figures, new_figures = _figures(before), _figures(after)
+    totals = {name: _with_change(figures[name], new_figures[name]) for name in _MEASURES}
+    return ModelDiff(list(_rows(one, other, pairs)), (before.class_name, after.class_name), totals)
+
+
+def _facts_of(root: LayerInfo) -> dict[str, ModuleFacts]:
+    calls: dict[str, list[LayerInfo]] = {}
+    for row in root.walk():
+        calls.setdefault(row.fqn, []).append(row)
+    return {fqn: _facts(rows, root) for fqn, rows in calls.items()}
+
+
+def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleFacts:
+    first, ran = rows[0], root.executed
+    times = [row.self_latency_ms for row in rows if row.self_latency_ms is not None]
+    return ModuleFacts(
+        fqn=first.fqn,
+        class_name=first.class_name,
+        parameters=dict(first.inner_layers),
+        trainable=sum(row.self_trainable_params for row in rows),
+        params=sum(row.self_params for row in rows),
+        params_bytes=sum(row.self_params_bytes for row in rows),
+        macs=sum(row.self_macs for row in rows) if ran else None,
+        calls=sum(row.executed for row in rows),
+        input_size=first.input_size if ran else None,
+        output_size=first.output_size if ran else None,
+        latency_ms=sum(times) if times else None,
+    )
+
+
+def _figures(root: LayerInfo) -> dict[str, Number]:
+    macs = root.macs if root.executed else None
+    return dict(zip(_MEASURES, (root.num_params, macs, root.params_bytes, root.latency_ms), strict=True))
+
+
+def _with_change(before: Number, after: Number) -> Change:
+    return before, after, None if before is None or after is None else after - before
+
+
+def _aligned(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> Iterator[tuple[str, str]]:
+    """FQNs of modules of the same structure, in the same order on both sides.
+
+    The matcher may find another alignment if the sides are swapped, so they have an order of their own here.
+    """
+    keys = [each.structure for each in left], [each.structure for each in right]
+    swapped = (len(right), keys[1]) < (len(left), keys[0])
+    if swapped:
+        left, right, keys = right, left, keys[::-1]
+    for start, other, size in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        for one, two in zip(left[start : start + size], right[other : other + size], strict=True):
+            yield (two.fqn, one.fqn) if swapped else (one.fqn, two.fqn)
+
+
+def _rows(one: dict[str, ModuleFacts], other: dict[str, ModuleFacts], pairs: dict[str, str]) -> Iterator[DiffRow]:
+    source = {after: before for before, after in pairs.items()}
+    position = {fqn: number for number, fqn in enumerate(one)}
+    in_order, done = list(one.values()), 0
+
+    def removed(end: int) -> Iterator[DiffRow]:
+        return (DiffRow("removed", each, None) for each in in_order[done:end] if each.fqn not in pairs)
+
+    for fqn, after in other.items():
+        if fqn not in source:
+            yield DiffRow("added", None, after)
+            continue
+        here = position[source[fqn]]
+        yield from removed(here)
+        done = max(done, here)
+        yield _compared(in_order[here], after)
+    yield from removed(len(in_order))
+
+
+_COMPARED = ("class_name", "parameters", "trainable", "params", "params_bytes")
+_OF_FORWARD = ("macs", "calls", "input_size", "output_size")
+
+
+def _compared(before: ModuleFacts, after: ModuleFacts) -> DiffRow:
+    names: tuple[str, ...] = _COMPARED if before.macs is None or after.macs is None else _COMPARED + _OF_FORWARD
+    if before.parameters != after.parameters:  # the other figures of parameters follow
+        names = tuple(name for name in names if name not in ("trainable", "params", "params_bytes"))
+    differs = tuple(name for name in names if getattr(before, name) != getattr(after, name))
+    same = "same" if before.fqn == after.fqn else "renamed"
+    return DiffRow("changed" if differs else same, before, after, differs)
+
+
+# --------------------------------------------------------------------------------------------- writing
+
+
+def _record(row: DiffRow) -> dict[str, Any]:
+    record: dict[str, Any] = {"status": row.status, "differs": list(row.differs)}
+    for name in ("fqn", "class_name"):
+        for side, facts in (("before", row.before), ("after", row.after)):
+            record[f"{name}_{side}"] = None if facts is None else getattr(facts, name)
+    for name in _MEASURES:
+        record.update(zip((f"{name}_before", f"{name}_after", f"{name}_change"), row.change(name), strict=True))
+    return record
+
+
+def _names(row: DiffRow) -> str:
+    names = [
+        f"{one_line(each.fqn) or '(model)'} ({each.class_name})" for each in (row.before, row.after) if each is not None
+    ]
+    return " -> ".join(dict.fromkeys(names))
+
+
+def _cells(row: DiffRow, measures: Sequence[str]) -> list[str]:
+    return [cell for name in measures for cell in map(_cell, (name,) * 3, row.change(name))]
+
+
+def _cell(measure: str, value: Number) -> str:
+    if value is None:
+        return "--"
+    return f"{value:,.3f}" if measure == "latency_ms" else f"{value:,}"

@@ -1,0 +1,335 @@
+"""The dataflow between modules as a graph, for Mermaid and Graphviz."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelsummary.dataflow import Event, Record, Value, attributes_in, values_in
+from modelsummary.layer_info import LayerInfo
+from modelsummary.units import auto_prefix, format_number
+from modelsummary.views.rows import one_line
+
+__all__ = ["Edge", "Graph", "Group", "Node", "dataflow_graph"]
+
+_READABLE = 60  # nodes: the depth that is chosen where none is given shows no more
+_SHAPES_SHOWN = 3
+_STAGE_COLOURS = ("#cfe2f3", "#fde2c4", "#d4ecd2", "#f6cfcf", "#e0d5ee", "#e8dad4", "#f7d9ec", "#eeeec2")
+_FUNCTION_COLOUR = "#eeeeee"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A call of a module or a function, an input, or the output.
+
+    Attributes:
+        key: unique in the graph.
+        kind: ``"module"``, ``"function"``, ``"input"`` or ``"output"``.
+        name: FQN of the module, or the name of the function.
+        lines: what is written into it.
+        stage: number of the stage that calls it; None without stages.
+    """
+
+    key: str
+    kind: str
+    name: str
+    lines: tuple[str, ...]
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Tensors that one node makes and another takes.
+
+    Attributes:
+        source, target: keys of the nodes.
+        shapes: of the tensors, each tensor once.
+    """
+
+    source: str
+    target: str
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def label(self) -> str:
+        """The shapes, or the first of many."""
+        more = len(self.shapes) - _SHAPES_SHOWN
+        shown = ", ".join(str(list(shape)) for shape in self.shapes[:_SHAPES_SHOWN])
+        return f"{shown} and {more} more" if more > 0 else shown
+
+
+@dataclass(frozen=True)
+class Group:
+    """A module whose calls are shown one by one."""
+
+    key: str
+    label: str
+    items: list[Node | Group] = field(default_factory=list)
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes inside."""
+        for item in self.items:
+            yield from item.nodes() if isinstance(item, Group) else [item]
+
+
+@dataclass(frozen=True, repr=False)
+class Graph:
+    """What a forward did: modules, the functions between them, and the tensors that they hand on.
+
+    ``str`` is Mermaid, which Jupyter, GitHub and GitLab draw; ``to_dot`` is for Graphviz.
+
+    Attributes:
+        model: the model; its items are nodes and groups.
+    """
+
+    model: Group
+    edges: list[Edge]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes in the order of the calls."""
+        return list(self.model.nodes())
+
+    def to_mermaid(self) -> str:
+        """A Mermaid flowchart. (Mermaid draws up to 500 edges and 50,000 characters unless it is told otherwise.)"""
+        lines = ["flowchart TD", *_mermaid_items(self.model, "  ")]
+        lines += [f'  {edge.source} -->|"{_for_mermaid(edge.label)}"| {edge.target}' for edge in self.edges]
+        classes = {_class_of(node): _colour_of(node) for node in self.nodes if _colour_of(node)}
+        lines += [f"  classDef {name} fill:{colour},color:#000" for name, colour in classes.items()]
+        return "\n".join(lines)
+
+    def to_dot(self) -> str:
+        """A graph in the DOT language of Graphviz."""
+        lines = [
+            f"digraph {_for_dot(self.model.label)} {{",
+            '  node [shape=box, style="rounded,filled", fillcolor=white]',
+        ]
+        lines += _dot_items(self.model, "  ")
+        lines += [f"  {edge.source} -> {edge.target} [label={_for_dot(edge.label)}]" for edge in self.edges]
+        return "\n".join([*lines, "}"])
+
+    __str__ = to_mermaid
+
+    def __repr__(self) -> str:
+        return f"<graph of {self.model.label}: {len(self.nodes)} nodes, {len(self.edges)} edges>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002
+        return {"text/plain": repr(self), "text/vnd.mermaid": self.to_mermaid()}
+
+
+# --------------------------------------------------------------------------------------------- writing
+
+
+def _for_mermaid(text: str) -> str:
+    """Everything that could mean something to Mermaid or HTML as the code of its character."""
+    return re.sub(r"[^\w .,:()\[\]-]", lambda found: f"#{ord(found[0])};", one_line(text))
+
+
+def _for_dot(*lines: str) -> str:
+    """A quoted string; Graphviz knows escapes by backslash and by ampersand."""
+    text = "\n".join(map(one_line, lines)).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;")
+    return '"' + text.replace("\n", r"\n") + '"'
+
+
+def _class_of(node: Node) -> str:
+    return node.kind if node.stage is None else f"stage{node.stage}"
+
+
+def _colour_of(node: Node) -> str:
+    if node.stage is not None:
+        return _STAGE_COLOURS[node.stage % len(_STAGE_COLOURS)]
+    return _FUNCTION_COLOUR if node.kind == "function" else ""
+
+
+def _mermaid_items(group: Group, indent: str) -> Iterator[str]:
+    for item in group.items:
+        if isinstance(item, Group):
+            yield f'{indent}subgraph {item.key}["{_for_mermaid(item.label)}"]'
+            yield from _mermaid_items(item, indent + "  ")
+            yield f"{indent}end"
+        else:
+            opening, closing = "[]" if item.kind == "module" else ("([", "])")
+            styled = f":::{_class_of(item)}" if _colour_of(item) else ""
+            yield f'{indent}{item.key}{opening}"{"<br/>".join(map(_for_mermaid, item.lines))}"{closing}{styled}'
+
+
+def _dot_items(group: Group, indent: str) -> Iterator[str]:
+    for item in group.items:
+        if isinstance(item, Group):
+            yield f"{indent}subgraph cluster_{item.key} {{"
+            yield f"{indent}  label={_for_dot(item.label)}"
+            yield from _dot_items(item, indent + "  ")
+            yield f"{indent}}}"
+        else:
+            shape = "" if item.kind == "module" else ", shape=oval"
+            fill = f', fillcolor="{_colour_of(item)}"' if _colour_of(item) else ""
+            yield f"{indent}{item.key} [label={_for_dot(*item.lines)}{shape}{fill}]"
+
+
+# -------------------------------------------------------------------------------------------- building
+
+
+def dataflow_graph(
+    root: LayerInfo,
+    record: Record,
+    depth: int | None,
+    stages: Sequence[Sequence[Event]] = (),
+    *,
+    readable: bool = False,
+) -> Graph:
+    """The graph of a recorded forward.
+
+    Args:
+        root: of the tree, for parameters and multiply-adds.
+        depth: the calls of a module are shown one by one down to this level of nested calls; None: all.
+        stages: the calls of each stage; a module that is cut is always shown one by one.
+        readable: choose the largest depth, up to ``depth``, with few enough nodes.
+    """
+    rows = {(row.fqn, row.call_index): row for row in root.walk()}
+    if not readable:
+        return _Building(rows, record, depth, stages).graph()
+    shallow = _Building(rows, record, 1, stages).graph()
+    for level in range(2, 100):
+        deeper = _Building(rows, record, level, stages).graph()
+        if not len(shallow.nodes) < len(deeper.nodes) <= _READABLE:
+            break
+        shallow = deeper
+    return shallow
+
+
+class _Building:
+    """Follows the values of one record."""
+
+    def __init__(
+        self,
+        rows: Mapping[tuple[str, int], LayerInfo],
+        record: Record,
+        depth: int | None,
+        stages: Sequence[Sequence[Event]],
+    ) -> None:
+        self._rows, self._root, self._depth = rows, record.root, depth
+        self._stage = {inner: number for number, calls in enumerate(stages) for call in calls for inner in call.walk()}
+        self._maker: dict[Value, str] = {}
+        self._in_storage: defaultdict[int, list[Value]] = defaultdict(list)
+        self._crossing: dict[tuple[str, str], list[Value]] = {}
+        self._n_keys = 0
+
+    def graph(self) -> Graph:
+        root = self._root
+        given = {f"input {place}": each for place, each in enumerate(root.args)} | root.kwargs
+        if len(given) == 1:
+            given = {"input": next(iter(given.values()))}
+        items: list[Node | Group] = []
+        for name, template in given.items():
+            if values := values_in(template):
+                node = Node(self._key(), "input", name, (name,))
+                items.append(node)
+                self._makes(node.key, values)
+        items += self._items(root, 1)
+        output = Node(self._key(), "output", "output", ("output",))
+        self._takes(output.key, values_in(root.result))
+        model = Group("model", one_line(self._rows["", 0].class_name), [*items, output])
+        return self._without_dead_ends(model)
+
+    def _key(self) -> str:
+        self._n_keys += 1
+        return f"n{self._n_keys}"
+
+    def _items(self, event: Event, level: int) -> list[Node | Group]:
+        items: list[Node | Group] = []
+        for child in event.children:
+            if self._is_open(child, level):
+                row = self._rows.get((child.fqn, child.call_index))
+                label = f"{_name(child)}: {row.class_name}" if row is not None else _name(child)
+                group = Group(f"g{self._key()}", label, self._items(child, level + 1))
+                items.append(group)
+                last = list(group.nodes())[-1:]
+                for value in values_in(child.result) if last else ():
+                    self._maker.setdefault(value, last[0].key)  # made out of sight
+            else:
+                items.append(self._node(child))
+        return items
+
+    def _is_open(self, event: Event, level: int) -> bool:
+        inner = [each for each in event.walk() if each is not event]
+        if not event.is_module or not inner:
+            return False
+        if self._stage and len({self._stage[each] for each in inner if each in self._stage}) > 1:
+            return True
+        return (self._depth is None or level < self._depth) and any(each.is_module for each in inner)
+
+    def _node(self, event: Event) -> Node:
+        stage = next((self._stage[each] for each in event.walk() if each in self._stage), None)
+        lines = [_name(event)]
+        row = self._rows.get((event.fqn, event.call_index)) if event.is_module else None
+        if row is not None:
+            lines.append(row.class_name)
+        else:
+            lines += [attribute.fqn for attribute in attributes_in((event.args, event.kwargs))]
+        counts = ((row.num_params if row is not None else 0, "params"), (row.macs if row else event.macs, "MACs"))
+        figures = [f"{_short(count)} {unit}" for count, unit in counts if count]
+        lines += [", ".join(figures)] if figures else []
+        lines += [f"stage {stage}"] if stage is not None else []
+        kind = "module" if event.is_module else "function"
+        node = Node(self._key(), kind, event.name, tuple(lines), stage)
+        self._takes(node.key, values_in((event.args, event.kwargs)))
+        for inner in event.walk():  # a tensor that left by another way than the result
+            for value in values_in(inner.result) if inner is not event else ():
+                if value not in self._maker:
+                    self._makes(node.key, [value])
+        written = event.writes[0] if event.writes else frozenset()
+        self._makes(node.key, [value for storage in written for value in self._in_storage.get(storage, ())])
+        self._makes(node.key, values_in(event.result))
+        return node
+
+    def _takes(self, key: str, values: Sequence[Value]) -> None:
+        for value in values:
+            source = self._maker.get(value)
+            if source is not None:
+                self._crossing.setdefault((source, key), []).append(value)
+
+    def _makes(self, key: str, values: Sequence[Value]) -> None:
+        for value in values:
+            if value not in self._maker:
+                self._in_storage[value.storages[0]].append(value)
+            self._maker[value] = key
+
+    def _without_dead_ends(self, model: Group) -> Graph:
+        """Without functions that lead to nothing: checks, sizes that were looked at."""
+        sources: defaultdict[str, list[str]] = defaultdict(list)
+        for source, target in self._crossing:
+            sources[target].append(source)
+        pending = [node.key for node in model.nodes() if node.kind != "function"]
+        alive: set[str] = set()
+        while pending:
+            key = pending.pop()
+            if key not in alive:
+                alive.add(key)
+                pending += sources[key]
+        edges = [
+            Edge(source, target, tuple(value.shape for value in values))
+            for (source, target), values in self._crossing.items()
+            if target in alive
+        ]
+        return Graph(_pruned(model, alive), edges)
+
+
+def _pruned(group: Group, alive: set[str]) -> Group:
+    items = [_pruned(item, alive) if isinstance(item, Group) else item for item in group.items]
+    return Group(
+        group.key,
+        group.label,
+        [item for item in items if (item.items if isinstance(item, Group) else item.key in alive)],
+    )
+
+
+def _name(event: Event) -> str:
+    return f"{event.name} (call {event.call_index + 1})" if event.is_module and event.call_index else event.name
+
+
+def _short(count: int) -> str:
+    prefix = auto_prefix(count)
+    return f"{format_number(count, prefix)}{prefix}"

@@ -1,0 +1,134 @@
+"""Where the rectangles of treemaps and icicles lie: plain numbers, nothing is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from modelsummary.errors import MissingExtraError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.views.amounts import Amounts
+from modelsummary.views.rows import one_line, row_label
+
+__all__ = ["Piece", "Rectangle", "heads_of", "icicle", "pieces", "treemap"]
+
+_DOMINANT = 0.9
+_WORTH_OPENING = 4  # times the smallest amount that is shown
+
+
+@dataclass(eq=False)
+class Piece:
+    """A part of a model that is drawn as one: its amount is the sum of those inside, exactly.
+
+    Attributes:
+        row: a module; of several, the first.
+        labels: what to write: the FQN, its last two names, its last one.
+        kind: ``"module"``; ``"own"`` for what a module does itself; ``"rest"`` for several that are too small.
+    """
+
+    row: LayerInfo
+    amount: float
+    labels: tuple[str, ...]
+    kind: str = "module"
+    inside: list[Piece] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Where a piece lies; ``level`` is 0 for the model."""
+
+    piece: Piece
+    x: float
+    y: float
+    width: float
+    height: float
+    level: int = 0
+
+
+def pieces(root: LayerInfo, amounts: Amounts, depth: int | None, smallest: float) -> Piece:
+    """The tree as pieces, down to ``depth``; what has less than ``smallest`` is put together with its neighbours."""
+    piece = Piece(root, amounts.total[root], _labels(root))
+    if piece.amount < _WORTH_OPENING * smallest or (depth is not None and root.depth >= depth):
+        return piece
+    small: list[Piece] = []
+    for child in root.children:
+        if amounts.total[child] >= smallest:
+            piece.inside.append(pieces(child, amounts, depth, smallest))
+        elif amounts.total[child]:
+            small.append(Piece(child, amounts.total[child], _labels(child)))
+    own = amounts.own[root]
+    if own and root.children:
+        labels = (*(f"{label} (own)" for label in _labels(root)), "(own)")
+        (piece.inside if own >= smallest else small).append(Piece(root, own, labels, "own"))
+    rest = list(_together(small, smallest))
+    if piece.inside or len(rest) > 1:
+        piece.inside += rest
+    return piece
+
+
+def _labels(row: LayerInfo) -> tuple[str, ...]:
+    fqn = row_label(row)
+    names = [fqn, ".".join(one_line(row.fqn).split(".")[-2:]), one_line(row.name)]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _together(small: Sequence[Piece], smallest: float) -> Iterator[Piece]:
+    """Neighbours as one, as soon as they have enough; what is left at the end joins none and may be smaller."""
+    group: list[Piece] = []
+    for number, each in enumerate(small):
+        group.append(each)
+        amount = sum(part.amount for part in group)
+        if amount < smallest and number < len(small) - 1:
+            continue
+        if len(group) == 1:
+            yield group[0]
+        else:
+            first, last = (one_line(part.row.name or part.row.class_name) for part in (group[0], group[-1]))
+            labels = (f"{len(group)} small: {first} … {last}", f"{len(group)} small")
+            yield Piece(group[0].row, amount, labels, "rest")
+        group = []
+
+
+def icicle(piece: Piece, start: float = 0.0, level: int = 0) -> Iterator[Rectangle]:
+    """Levels beside one another, amounts below one another: a rectangle is as high as those to its right together."""
+    yield Rectangle(piece, level, start, 1.0, piece.amount, level)
+    for each in piece.inside:
+        yield from icicle(each, start, level + 1)
+        start += each.amount
+
+
+def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
+    """Squarified (Bruls, Huizing, van Wijk 2000), level within level: the areas of the leaves fill ``width x height``.
+
+    Raises:
+        MissingExtraError: squarify is not installed.
+    """
+    try:
+        import squarify
+    except ImportError as error:
+        raise MissingExtraError("squarify", "plot") from error
+    pending = [Rectangle(piece, 0.0, 0.0, width, height)]
+    while pending:
+        outer = pending.pop()
+        yield outer
+        parts = sorted(outer.piece.inside, key=lambda each: -each.amount)
+        if parts and outer.width > 0 and outer.height > 0:
+            least = 1e-9 * outer.piece.amount  # the layout divides by what it has left
+            amounts = [max(each.amount, least) for each in parts]
+            sizes = squarify.normalize_sizes(amounts, outer.width, outer.height)
+            places = squarify.squarify(sizes, outer.x, outer.y, outer.width, outer.height)
+            for part, at in zip(parts, places, strict=True):
+                pending.append(Rectangle(part, at["x"], at["y"], at["dx"], at["dy"], outer.level + 1))
+
+
+def heads_of(root: LayerInfo, total: dict[LayerInfo, float]) -> list[LayerInfo]:
+    """The rows that get a colour of their own: the children of the model; where one has nearly all, its children."""
+    heads: list[LayerInfo] = []
+    row = root
+    while row.children:
+        largest = max(row.children, key=lambda child: total[child])
+        if total[largest] < _DOMINANT * total[root] or not largest.children:
+            break
+        heads += [child for child in row.children if child is not largest]
+        row = largest
+    return [head for head in (*heads, *row.children) if total[head]]

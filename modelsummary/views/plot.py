@@ -1,0 +1,337 @@
+"""Pictures of a tree with matplotlib: bars, treemap, icicle, roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.device_spec import DeviceSpec, Precision
+from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
+from modelsummary.views.columns import COLUMNS
+from modelsummary.views.layout import Piece, Rectangle, heads_of, icicle, pieces, treemap
+from modelsummary.views.rows import check_depth, one_line, row_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Pictures"]
+
+_NUMBERS = ("count", "bytes", "ms", "rate", "percent")
+_POINTS = 72.0
+_GRAY = (0.55, 0.55, 0.55)
+_COLOURS = (0, 1, 2, 3, 4, 5, 6, 8, 9)  # of "tab10", without its gray
+_SMALLEST_AREA, _SMALLEST_HEIGHT = 1 / 600, 1 / 250  # of the picture: below it nothing could be read
+_MOST_NAMES = 8
+
+
+class Pictures:
+    """Pictures of one tree; called, the one named by ``kind``. Each takes ``ax``, where to draw, and returns it.
+
+    Colours tell the children of the model apart; of a model with one child that has nearly all, its children.
+
+    Args:
+        root: of the tree.
+        precision: dtype whose peak is the roof, where none is chosen.
+    """
+
+    def __init__(self, root: LayerInfo, precision: Callable[[], Precision]) -> None:
+        self._root = root
+        self._precision = precision
+
+    def __call__(self, kind: str = "treemap", *args: Any, **options: Any) -> Axes:
+        """The picture named ``"bars"``, ``"treemap"``, ``"icicle"`` or ``"roofline"``, with its arguments.
+
+        Raises:
+            InputError: there is no such picture, or an argument is unusable.
+        """
+        if kind not in ("bars", "treemap", "icicle", "roofline"):
+            raise InputError(f"no picture {kind!r}; expected 'bars', 'treemap', 'icicle' or 'roofline'")
+        axes: Axes = getattr(self, kind)(*args, **options)
+        return axes
+
+    def bars(self, by: str = "params", depth: int | None = None, *, top: int = 30, ax: Axes | None = None) -> Axes:
+        """The rows that have most, as bars; a last bar has all others together.
+
+        A row has what belongs to no row below it, and what is below it where that is not shown: the bars add up to the
+        model. Columns that do not add up, such as ``"output_bytes"`` or ``"peak_bytes"``, are drawn as they are.
+
+        Args:
+            by: an amount (``"params"``, ``"macs"``, ``"latency"``, ``"activation"`` ...) or a column of numbers.
+            depth: deepest level shown; None: all.
+            top: number of bars.
+
+        Raises:
+            InputError: an argument is unusable, or ``by`` was not measured.
+            MissingExtraError: matplotlib is not installed.
+        """
+        check_depth(depth)
+        if type(top) is not int or top < 1:
+            raise InputError(f"top={top!r}; expected an integer >= 1")
+        values, total, title, unit = self._values(by, depth)
+        largest = sorted(values, key=lambda row: -values[row])[:top]
+        rows = [(row_label(row), values[row], row) for row in largest]
+        others = len(values) - len(rows)
+        if others and by in ADDITIVE:
+            rest = sum(values.values()) - sum(value for _, value, _ in rows)
+            rows.append((f"{others} others", rest, self._root))
+        axes = _axes(ax, (10, 1 + 0.24 * len(rows)))
+        colour = _Colours(self._root, total)
+        lengths = [value / unit.factor for _, value, _ in rows]
+        bars = axes.barh(range(len(rows)), lengths, color=[colour(row) for *_, row in rows])
+        axes.bar_label(bars, [unit.text(value) for _, value, _ in rows], padding=3, fontsize=8)
+        axes.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8, parse_math=False)
+        axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"{title} ({unit.symbol})" if unit.symbol else title)
+        axes.margins(x=0.12)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(one_line(self._root.class_name), parse_math=False)
+        return axes
+
+    def _values(self, by: str, depth: int | None) -> tuple[dict[LayerInfo, float], dict[LayerInfo, float], str, Unit]:
+        """What each row shown has, without those that have nothing; what tells which rows matter; title and unit."""
+        if isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS:
+            column = COLUMNS[by]
+            found = {row: column.value(row) for row in self._root.walk(depth)}
+            values = {row: float(value) for row, value in found.items() if value}
+            if not values:
+                raise InputError(f"by={by!r}: no row has it; measure_latency() and memory() fill in what they measure")
+            unit = Unit.of(column.kind, max(values.values()))  # type: ignore[arg-type]  # a kind of numbers
+            return values, values, column.header.removesuffix(" (ms)").removesuffix(" %"), unit
+        amounts = find_amounts(self._root, by)
+        shown = _shown(self._root, amounts, depth)
+        return shown, amounts.total, amounts.title, Unit.of(amounts.unit.kind, max(shown.values()))
+
+    def treemap(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
+        """Modules as areas, level within level; what a module has itself is an area of its own.
+
+        Modules too small to be seen are put together, a level is opened as far as it can be read.
+
+        Args:
+            by: an amount: ``"params"``, ``"macs"``, ``"latency"``, ``"activation"`` ...
+            depth: deepest level shown; None: as deep as can be read.
+
+        Raises:
+            InputError: an argument is unusable, ``by`` does not add up, or was not measured.
+            MissingExtraError: matplotlib or squarify is not installed.
+        """
+        check_depth(depth)
+        amounts = find_amounts(self._root, by)
+        axes = _axes(ax, (12, 7))
+        width, height = _size(axes)
+        whole = pieces(self._root, amounts, depth, amounts.total[self._root] * _SMALLEST_AREA)
+        rectangles = list(treemap(whole, width, height))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        leaves = [each for each in rectangles if not each.piece.inside]
+        _draw(axes, leaves, self._root, amounts, (1.0, 1.0), lambda piece: (_in_two(piece.labels[0]), *piece.labels))
+        heads = set(heads_of(self._root, amounts.total))
+        for each in rectangles:
+            if each.piece.row in heads and each.piece.kind == "module":
+                _outline(axes, each)
+        return _framed(axes, self._root, amounts, "area")
+
+    def icicle(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
+        """Levels from left to right, modules from top to bottom as in the table, each as high as what it has.
+
+        Args:
+            by, depth: as for ``treemap``.
+
+        Raises:
+            InputError: an argument is unusable, ``by`` does not add up, or was not measured.
+            MissingExtraError: matplotlib is not installed.
+        """
+        check_depth(depth)
+        amounts = find_amounts(self._root, by)
+        axes = _axes(ax, (12, 8))
+        width, height = _size(axes)
+        total = amounts.total[self._root]
+        rectangles = list(icicle(pieces(self._root, amounts, depth, total * _SMALLEST_HEIGHT)))
+        levels = 1 + max(each.level for each in rectangles)
+        axes.set(xlim=(0, levels), ylim=(total, 0))
+        _draw(axes, rectangles, self._root, amounts, (width / levels, height / total), lambda piece: piece.labels[-1:])
+        return _framed(axes, self._root, amounts, "height")
+
+    def roofline(
+        self,
+        spec: DeviceSpec | str,
+        dtype: Precision | None = None,
+        depth: int | None = None,
+        *,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """FLOP/s that the rows reached over their FLOPs for each byte moved, below the roof of a device.
+
+        A row counts with what belongs to no row below it, and with what is below it where that is not shown. Areas of
+        points are shares of the latency. Rows without multiply-adds have no place on logarithmic axes.
+
+        Args:
+            spec: the device, or its name in the table of ``DeviceSpec.of``.
+            dtype: whose peak is the roof; default: that of most parameters.
+            depth: deepest level shown; None: all.
+
+        Raises:
+            InputError: nothing was measured, or the device or its peak with this dtype is unknown.
+            MissingExtraError: matplotlib is not installed.
+        """
+        check_depth(depth)
+        device = spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
+        dtype = dtype or self._precision()
+        peak = device.peak(dtype)
+        amounts = [find_amounts(self._root, by) for by in ("latency", "flops", "bytes_read", "bytes_written")]
+        latency, flops, read, written = (_shown(self._root, each, depth) for each in amounts)
+        points = {
+            row: (flops[row] / (read[row] + written.get(row, 0)), flops[row] / latency[row] * 1e3)
+            for row in latency
+            if row in flops and row in read
+        }
+        axes = _axes(ax, (10, 6))
+        colour = _Colours(self._root, amounts[0].total)
+        whole = sum(latency.values())
+        axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved", ylabel="FLOP/s")
+        axes.scatter(
+            [x for x, _ in points.values()],
+            [y for _, y in points.values()],
+            s=[12 + 1500 * latency[row] / whole for row in points],
+            c=[colour(row) for row in points],
+            edgecolors="black",
+            linewidths=0.5,
+            alpha=0.85,
+            zorder=3,
+        )
+        knee = peak / device.bandwidth
+        low = min([knee, *(x for x, _ in points.values())]) / 3
+        high = max([knee, *(x for x, _ in points.values())]) * 3
+        axes.plot([low, knee, high], [low * device.bandwidth, peak, peak], color="black", zorder=2)
+        axes.set_xlim(low, high)
+        axes.set_ylim(top=2 * max([peak, *(y for _, y in points.values())]))
+        _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
+        precision = str(dtype).removeprefix("torch.")
+        axes.set_title(f"{one_line(self._root.class_name)} on {device.name}, {precision}", parse_math=False)
+        axes.grid(alpha=0.3, which="major")
+        return axes
+
+
+def _shown(root: LayerInfo, amounts: Amounts, depth: int | None) -> dict[LayerInfo, float]:
+    """What each row down to ``depth`` has, with what is below it where that is hidden; without those of nothing."""
+    found = {row: (amounts.total if row.depth == depth else amounts.own)[row] for row in root.walk(depth)}
+    return {row: value for row, value in found.items() if value}
+
+
+# --------------------------------------------------------------------------------------------- drawing
+
+
+def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    try:
+        from matplotlib import pyplot
+        from matplotlib.axes import Axes
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plot") from error
+    if ax is None:
+        return pyplot.subplots(figsize=size, layout="constrained")[1]
+    if not isinstance(ax, Axes):
+        raise InputError(f"ax={ax!r:.80} is no matplotlib Axes; pass one of pyplot.subplots()")
+    return ax
+
+
+def _size(axes: Axes) -> tuple[float, float]:
+    """Width and height in points."""
+    box = axes.get_position()
+    width, height = axes.figure.get_figwidth(), axes.figure.get_figheight()  # type: ignore[union-attr]
+    return width * box.width * _POINTS, height * box.height * _POINTS
+
+
+class _Colours:
+    """The colour of a row: that of the head it belongs to."""
+
+    def __init__(self, root: LayerInfo, total: dict[LayerInfo, float]) -> None:
+        from matplotlib import colormaps
+
+        full = {row: total.get(row, 0) for row in root.walk()}
+        self._colours = {
+            head: tuple(colormaps["tab10"](_COLOURS[number % len(_COLOURS)])[:3])
+            for number, head in enumerate(heads_of(root, full))
+        }
+
+    def __call__(self, row: LayerInfo, strength: float = 0.6) -> tuple[float, ...]:
+        """Mixed with white."""
+        found: LayerInfo | None = row
+        while found is not None and found not in self._colours:
+            found = found.parent_info
+        base = _GRAY if found is None else self._colours[found]
+        return tuple(1 - strength * (1 - part) for part in base)
+
+
+_STRENGTH = {"module": 0.6, "own": 0.4, "rest": 0.25}
+
+
+def _draw(
+    axes: Axes,
+    rectangles: Iterable[Rectangle],
+    root: LayerInfo,
+    amounts: Amounts,
+    scale: tuple[float, float],
+    labels: Callable[[Piece], Sequence[str]],
+) -> None:
+    """Rectangles with what can be written into them; ``scale`` is points for each unit of x and y."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle as Patch
+
+    colour = _Colours(root, amounts.total)
+    patches, fills = [], []
+    for each in rectangles:
+        patches.append(Patch((each.x, each.y), each.width, each.height))
+        fills.append(colour(each.piece.row, _STRENGTH[each.piece.kind]))
+        _write(axes, each, labels(each.piece), amounts.unit.text(each.piece.amount), scale)
+    lines = [min(0.6, min(each.get_width() * scale[0], each.get_height() * scale[1]) / 8) for each in patches]
+    axes.add_collection(PatchCollection(patches, facecolors=fills, edgecolors="white", linewidths=lines))
+
+
+def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale: tuple[float, float]) -> None:
+    """The first label that can be read there, with the amount if there is room; else upright, else none."""
+    width, height = at.width * scale[0] - 4, at.height * scale[1] - 2
+    texts = [f"{label}{between}{amount}" for label in labels for between in ("\n", "  ")] + list(labels)
+    for least, across, along, rotation in ((7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)):
+        for text in texts:
+            lines = text.split("\n")
+            size = min(10.0, across / (0.58 * max(map(len, lines))), along / (1.25 * len(lines)))
+            if size >= least:
+                place = (at.x + at.width / 2, at.y + at.height / 2)
+                style: dict[str, Any] = {"fontsize": size, "rotation": rotation, "parse_math": False, "clip_on": True}
+                axes.text(*place, text, ha="center", va="center", **style)
+                return
+
+
+def _in_two(label: str) -> str:
+    """A long FQN on two lines."""
+    dots = [place for place, char in enumerate(label) if char == "."]
+    if len(label) < 20 or not dots:
+        return label
+    middle = min(dots, key=lambda place: abs(2 * place - len(label))) + 1
+    return f"{label[:middle]}\n{label[middle:]}"
+
+
+def _outline(axes: Axes, at: Rectangle) -> None:
+    from matplotlib.patches import Rectangle as Patch
+
+    axes.add_patch(Patch((at.x, at.y), at.width, at.height, fill=False, edgecolor="white", linewidth=2.5))
+
+
+def _name_points(axes: Axes, rows: Iterable[LayerInfo], points: dict[LayerInfo, tuple[float, float]]) -> None:
+    """Names beside the first points, but not over one another."""
+    taken: list[tuple[float, float]] = []
+    for row in rows:
+        x, y = axes.transData.transform(points[row])
+        if len(taken) < _MOST_NAMES and all(abs(x - other) > 150 or abs(y - next_) > 14 for other, next_ in taken):
+            taken.append((x, y))
+            style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "parse_math": False, "zorder": 4}
+            axes.annotate(row_label(row), points[row], (7, -2), **style)
+
+
+def _framed(axes: Axes, root: LayerInfo, amounts: Amounts, what: str) -> Axes:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    text = f"{what}: {amounts.title}, {amounts.unit.text(amounts.total[root])} in all"
+    axes.set_xlabel(text)
+    axes.set_title(one_line(root.class_name), parse_math=False)
+    return axes

@@ -1,0 +1,206 @@
+"""What differs between two models."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from modelsummary import InputError, Statistics
+from modelsummary.views.diff import diff_trees
+from tests.untouched import untouched
+
+
+def mlp(hidden=8, out=2):
+    return nn.Sequential(nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, out))
+
+
+def found(diff):
+    """Status, names and what differs, of all that is not the same."""
+    return [
+        (row.status, row.before and row.before.fqn, row.after and row.after.fqn, row.differs)
+        for row in diff.rows
+        if row.status != "same"
+    ]
+
+
+def test_equal_models():
+    model, other = mlp(), Statistics(mlp(), (3, 4))
+    with untouched(model):
+        diff = Statistics(model, (3, 4)).diff(other)
+    assert not diff
+    assert diff.changed is False
+    assert found(diff) == []
+    assert "Nothing differs: Sequential and Sequential have the same 4 modules" in str(diff)
+    assert "Linear" not in str(diff)
+    assert str(diff.table(all=True)).count("Linear") == 2
+
+
+def test_a_changed_layer():
+    diff = Statistics(mlp(), (3, 4)).diff(Statistics(mlp(out=5), (3, 4)))
+    assert diff
+    assert found(diff) == [
+        ("changed", "", "", ("output_size",)),
+        ("changed", "2", "2", ("parameters", "macs", "output_size")),
+    ]
+    last = diff.rows[-1]
+    assert last.change("params") == (18, 45, 27)  # 8 x 2 + 2 and 8 x 5 + 5
+    assert last.change("macs") == (48, 120, 72)  # 3 x 8 x 2 and 3 x 8 x 5
+    assert last.change("params_bytes") == (72, 180, 108)
+    assert last.change("latency_ms") == (None, None, None)
+    assert diff.totals["params"] == (58, 85, 27)
+    assert diff.totals["macs"] == (144, 216, 72)
+
+
+def test_the_table():
+    changed = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2), nn.Softmax(-1))
+    lines = str(Statistics(mlp(), (3, 4)).diff(Statistics(changed, (3, 4)))).splitlines()
+    cells = [" ".join(line.split()) for line in lines if "===" not in line]
+    assert cells == [
+        "Module Differs in Params before after change MACs before after change Bytes before after change",
+        "~ 1 (ReLU) -> 1 (GELU) class_name 0 0 0 0 0 0 0 0 0",
+        "+ 3 (Softmax) -- 0 0 -- 0 0 -- 0 0",
+        "Total 58 58 0 144 144 0 232 232 0",
+        "Sequential -> Sequential: 1 added, 1 changed, 3 same",
+    ]
+    assert len(set(map(len, (line for line in lines if "===" in line)))) == 1
+
+
+def test_an_inserted_layer_renames_those_behind_it():
+    before, after = mlp(), nn.Sequential(nn.Linear(4, 4), *mlp())
+    diff = Statistics(before, (3, 4)).diff(Statistics(after, (3, 4)))
+    assert found(diff) == [
+        ("added", None, "0", ()),
+        ("renamed", "0", "1", ()),
+        ("renamed", "1", "2", ()),
+        ("renamed", "2", "3", ()),
+    ]
+    assert "> 0 (Linear) -> 1 (Linear)" in " ".join(str(diff).split())
+    removed = Statistics(after, (3, 4)).diff(Statistics(before, (3, 4)))
+    assert found(removed)[0] == ("removed", "0", None, ())
+
+
+def test_a_wrapped_model():
+    diff = Statistics(mlp(), (3, 4)).diff(Statistics(nn.ModuleDict({"model": mlp()})))
+    assert found(diff)[:2] == [("added", None, "", ()), ("renamed", "", "model", ())]
+    assert [status for status, *_ in found(diff)] == ["added", *["renamed"] * 4]
+    shown = str(diff)
+    assert "(model) (Sequential) -> model (Sequential)" in shown
+    assert "model.0" not in shown  # it has another name because the one around it has
+    assert "model.0" in diff.table(all=True)
+    assert "without MACs and shapes, which need an input" in shown
+
+
+def test_without_an_input():
+    bare = Statistics(mlp())
+    diff = bare.diff(Statistics(mlp(), (3, 4)))
+    assert not diff
+    assert diff.totals["macs"] == (None, 144, None)
+    assert "--" in str(diff)
+    neither = bare.diff(Statistics(mlp(out=3)))
+    assert "MACs before" not in str(neither)
+    assert found(neither) == [("changed", "2", "2", ("parameters",))]
+
+
+def test_what_only_follows_is_hidden():
+    diff = Statistics(mlp(), (3, 4)).diff(Statistics(mlp(), (6, 4)))
+    assert "1 (ReLU)" not in str(diff)
+    assert "1 (ReLU)" in diff.table(all=True)
+    assert "; 2 of them only in the shapes they are given" in str(diff)
+
+
+def test_frozen_half_and_tied():
+    frozen = mlp()
+    frozen[0].weight.requires_grad_(False)
+    assert found(Statistics(mlp()).diff(Statistics(frozen))) == [("changed", "0", "0", ("trainable",))]
+    half = Statistics(mlp().half())
+    assert found(Statistics(mlp()).diff(half))[0] == ("changed", "0", "0", ("params_bytes",))
+    square = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    untied = Statistics(nn.Sequential(*square))
+    square[1].weight = square[0].weight
+    tied = untied.diff(Statistics(nn.Sequential(*square)))
+    assert found(tied) == [("changed", "1", "1", ("trainable", "params", "params_bytes"))]
+    assert tied.totals["params"] == (40, 24, -16)
+
+
+def test_another_root_and_calls():
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return super().forward(super().forward(x))
+
+    one, two = (Statistics(cls(nn.Linear(4, 4)), (3, 4)) for cls in (nn.Sequential, Twice))
+    diff = one.diff(two)
+    assert found(diff) == [("changed", "", "", ("class_name",)), ("changed", "0", "0", ("macs", "calls"))]
+    assert diff.rows[1].change("macs") == (48, 96, 48)
+
+
+def test_latency_is_shown_and_is_no_difference():
+    one, two = (Statistics(mlp(), (3, 4)).measure_latency(runs=1, warmup=0) for _ in range(2))
+    diff = one.diff(two)
+    assert not diff
+    before, after, change = diff.totals["latency_ms"]
+    assert (before, after, change) == (one.root.latency_ms, two.root.latency_ms, after - before)
+    assert "Latency (ms) before" in str(diff)
+    assert sum(row.change("latency_ms")[2] for row in diff.rows) == pytest.approx(change)
+
+
+def test_it_is_plain_data():
+    diff = Statistics(mlp(), (3, 4)).diff(Statistics(mlp(out=5)))
+    assert pickle.loads(pickle.dumps(diff)) == diff
+    as_dict = json.loads(json.dumps(diff.to_dict()))
+    assert as_dict["totals"]["params"] == {"before": 58, "after": 85, "change": 27}
+    assert as_dict["changed"] is True
+    record = diff.to_records()[-1]
+    assert record["fqn_before"] == record["fqn_after"] == "2"
+    assert (record["status"], record["differs"]) == ("changed", ["parameters"])
+    assert (record["macs_before"], record["macs_after"], record["macs_change"]) == (48, None, None)
+
+
+def test_hostile_names_stay_on_their_line():
+    model = nn.Sequential()
+    model.add_module('a\nb"<script>', nn.Linear(2, 2))
+    text = str(Statistics(nn.Sequential(), (1, 2)).diff(Statistics(model, (1, 2))))
+    assert '+   a b"<script> (Linear)' in text
+
+
+def test_errors():
+    with pytest.raises(InputError, match="expected the Statistics of another model, got Sequential"):
+        Statistics(mlp()).diff(mlp())
+
+
+LAYERS = [lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 3), nn.ReLU, lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())]
+MODELS = st.lists(st.sampled_from(range(len(LAYERS))), max_size=7)
+MIRRORED = {"added": "removed", "removed": "added"}
+
+
+def row_of(numbers):
+    return Statistics(nn.Sequential(*(LAYERS[number]() for number in numbers))).root
+
+
+@given(MODELS)
+def test_a_model_does_not_differ_from_itself(numbers):
+    assert not diff_trees(row_of(numbers), row_of(numbers))
+
+
+@given(MODELS, MODELS)
+def test_the_other_way_round_it_is_the_mirror_image(numbers, others):
+    one, other = row_of(numbers), row_of(others)
+    there, back = diff_trees(one, other), diff_trees(other, one)
+    mirrored = [(MIRRORED.get(row.status, row.status), row.after, row.before, row.differs) for row in back.rows]
+    forth = [(row.status, row.before, row.after, row.differs) for row in there.rows]
+    assert sorted(map(str, forth)) == sorted(map(str, mirrored))
+    assert there.changed == back.changed == (numbers != others)
+    for side, root in (("before", one), ("after", other)):
+        fqns = [getattr(row, side).fqn for row in there.rows if getattr(row, side) is not None]
+        assert sorted(fqns) == sorted(row.fqn for row in root.walk())
+    assert sum(row.change("params")[2] for row in there.rows) == there.totals["params"][2]
+
+
+def test_many_modules_are_quick():
+    deep = [nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(700)]
+    diff = Statistics(nn.Sequential(*deep)).diff(Statistics(nn.Sequential(nn.Sequential(*deep[:-1]), nn.Identity())))
+    assert sum(row.status == "removed" for row in diff.rows) == 2  # a container is taken for the new one
