@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.utils.flop_counter import flop_registry
 
 from modelsummary.errors import RegistrationError
 
@@ -262,6 +261,8 @@ def find_formula(func: Any) -> Formula | None:
 
 
 def _torch_formula(operator: Any) -> Formula | None:
+    from torch.utils.flop_counter import flop_registry  # here, as it imports triton, which takes 70 ms
+
     flops = flop_registry.get(operator)
     if flops is None:
         return None

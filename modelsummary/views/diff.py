@@ -125,7 +125,7 @@ class ModelDiff:
                 that differ only in the shapes they are given.
         """
         shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
-        measures = [name for name in _MEASURES if any(figure is not None for figure in self.totals[name])]
+        measures = [name for name in _MEASURES if self._is_shown(name)]
         headers = ["", "Module", "Differs in"]
         for name in measures:
             headers += [f"{_MEASURES[name]} before", "after", "change"]
@@ -139,6 +139,10 @@ class ModelDiff:
         return "\n".join(
             [rule, text[0], rule, *text[1:-1], *([rule] if shown else []), text[-1], rule, self._verdict(), rule]
         )
+
+    def _is_shown(self, measure: str) -> bool:
+        before, after, change = self.totals[measure]
+        return change is not None or (measure != "latency_ms" and (before is not None or after is not None))
 
     def _goes_without_saying(self, row: DiffRow) -> bool:
         """The module has another name only because the one around it has, or other shapes because of others."""
