@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any
 
@@ -173,13 +173,13 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     """Compare two trees. What a side does not know, for want of an input or a measurement, is not compared.
 
     Modules are matched by FQN where class and parameters are the same; of the others those of the same class and
-    parameters in the same order, which were renamed; what then still has the same FQN has changed.
+    parameters, which were renamed; what then still has the same FQN has changed.
     """
     one, other = _facts_of(before), _facts_of(after)
     pairs = {fqn: fqn for fqn in one if fqn in other and one[fqn].structure == other[fqn].structure}
     left = [each for fqn, each in one.items() if fqn not in pairs]
     right = [each for fqn, each in other.items() if fqn not in pairs]
-    pairs.update(_aligned(left, right))
+    pairs |= _renamed(left, right)
     taken = set(pairs.values())
     pairs.update({fqn: fqn for fqn in one if fqn not in pairs and fqn in other and fqn not in taken})
     figures, new_figures = _figures(before), _figures(after)
@@ -221,18 +221,28 @@ def _with_change(before: Number, after: Number) -> Change:
     return before, after, None if before is None or after is None else after - before
 
 
-def _aligned(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> Iterator[tuple[str, str]]:
-    """FQNs of modules of the same structure, in the same order on both sides.
+def _renamed(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> dict[str, str]:
+    """Modules of the same structure: those with most names at the end of their FQN in common, then any, in order."""
+    pairs: dict[str, str] = {}
+    longest = max((each.fqn.count(".") + 1 for each in (*left, *right)), default=0)
+    for length in range(longest, -1, -1):
+        waiting: defaultdict[Any, deque[str]] = defaultdict(deque)
+        for each in right:
+            waiting[each.structure, _last_names(each.fqn, length)].append(each.fqn)
+        for each in left:
+            same = waiting.get((each.structure, _last_names(each.fqn, length)))
+            if same:
+                pairs[each.fqn] = same.popleft()
+        taken = set(pairs.values())
+        left, right = (
+            [each for each in left if each.fqn not in pairs],
+            [each for each in right if each.fqn not in taken],
+        )
+    return pairs
 
-    The matcher may find another alignment if the sides are swapped, so they have an order of their own here.
-    """
-    keys = [each.structure for each in left], [each.structure for each in right]
-    swapped = (len(right), keys[1]) < (len(left), keys[0])
-    if swapped:
-        left, right, keys = right, left, keys[::-1]
-    for start, other, size in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
-        for one, two in zip(left[start : start + size], right[other : other + size], strict=True):
-            yield (two.fqn, one.fqn) if swapped else (one.fqn, two.fqn)
+
+def _last_names(fqn: str, length: int) -> tuple[str, ...]:
+    return tuple(fqn.split(".")[-length:]) if length else ()
 
 
 def _rows(one: dict[str, ModuleFacts], other: dict[str, ModuleFacts], pairs: dict[str, str]) -> Iterator[DiffRow]:

@@ -290,7 +290,8 @@ def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale:
     """The first label that can be read there, with the amount if there is room; else upright, else none."""
     width, height = at.width * scale[0] - 4, at.height * scale[1] - 2
     texts = [f"{label}{between}{amount}" for label in labels for between in ("\n", "  ")] + list(labels)
-    for least, across, along, rotation in ((7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)):
+    ways = [(7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)]
+    for least, across, along, rotation in ways if height > 1.5 * width else ways[:2]:
         for text in texts:
             lines = text.split("\n")
             size = min(10.0, across / (0.58 * max(map(len, lines))), along / (1.25 * len(lines)))
