@@ -127,6 +127,19 @@ def test_frozen_half_and_tied():
     assert tied.totals["params"] == (40, 24, -16)
 
 
+def test_settings_and_buffers():
+    one, two = (
+        Statistics(nn.Sequential(nn.Dropout(p), nn.BatchNorm1d(4, track_running_stats=keeps)), (3, 4))
+        for p, keeps in ((0.1, True), (0.2, False))
+    )
+    assert found(one.diff(two)) == [
+        ("changed", "0", "0", ("settings",)),
+        ("changed", "1", "1", ("buffer_bytes", "settings")),
+    ]
+    pickled = pickle.loads(pickle.dumps(one))  # without live modules their settings are not known
+    assert found(pickled.diff(two)) == [("changed", "1", "1", ("buffer_bytes",))]
+
+
 def test_another_root_and_calls():
     class Twice(nn.Sequential):
         def forward(self, x):
