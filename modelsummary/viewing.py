@@ -84,10 +84,10 @@ class Viewing(Measuring):
             raise InputError(f"memory={memory!r:.80} is no MemoryEstimate; pass what memory() returned")
         if memory is None and self.root.latency_ms is None:
             raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
+        text = json.dumps({"traceEvents": trace_events(self.root, memory), "displayTimeUnit": "ms"})
         try:
             target = Path(path)
-            events = {"traceEvents": trace_events(self.root, memory), "displayTimeUnit": "ms"}
-            target.write_text(json.dumps(events), encoding="utf-8")
+            target.write_text(text, encoding="utf-8")
         except (OSError, TypeError) as error:
             raise InputError(f"path={path!r} cannot be written: {error}") from error
         return target

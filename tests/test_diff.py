@@ -127,6 +127,19 @@ def test_frozen_half_and_tied():
     assert tied.totals["params"] == (40, 24, -16)
 
 
+def test_settings_and_buffers():
+    one, two = (
+        Statistics(nn.Sequential(nn.Dropout(p), nn.BatchNorm1d(4, track_running_stats=keeps)), (3, 4))
+        for p, keeps in ((0.1, True), (0.2, False))
+    )
+    assert found(one.diff(two)) == [
+        ("changed", "0", "0", ("settings",)),
+        ("changed", "1", "1", ("buffer_bytes", "settings")),
+    ]
+    pickled = pickle.loads(pickle.dumps(one))  # without live modules their settings are not known
+    assert found(pickled.diff(two)) == [("changed", "1", "1", ("buffer_bytes",))]
+
+
 def test_another_root_and_calls():
     class Twice(nn.Sequential):
         def forward(self, x):
@@ -201,6 +214,12 @@ def test_the_other_way_round_it_is_the_mirror_image(numbers, others):
 
 
 def test_many_modules_are_quick():
-    deep = [nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(700)]
-    diff = Statistics(nn.Sequential(*deep)).diff(Statistics(nn.Sequential(nn.Sequential(*deep[:-1]), nn.Identity())))
-    assert sum(row.status == "removed" for row in diff.rows) == 2  # a container is taken for the new one
+    def blocks(count, width):
+        return [nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, width)) for _ in range(count)]
+
+    before, after = (nn.Sequential(*blocks(700, 3)), nn.ModuleDict({"model": nn.Sequential(*blocks(700, 4))}))
+    diff = Statistics(before).diff(Statistics(after))
+    renamed = [row for row in diff.rows if row.status == "renamed"]
+    assert len(renamed) == 1 + 3 * 700
+    assert all(row.after.fqn == f"model.{row.before.fqn}".rstrip(".") for row in renamed)
+    assert sum(row.status == "removed" for row in diff.rows) == 700

@@ -19,7 +19,7 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export"])
+@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export", "views"])
 def test_code_runs_and_comments_are_true(name):
     namespace = {}
     for block in blocks(f"docs/{name}.md", "python"):

@@ -62,6 +62,14 @@ def test_forward_and_backward_by_hand():
     assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["Row", "forward", "backward"]
 
 
+def test_a_row_that_was_not_timed_gives_way_to_what_is_in_it():
+    root = timed((20, [(300, [(50, [])]), (40, [])]))
+    root.children[0].self_latency_ms = None
+    assert spans(trace_events(root)) == {"": (0, 110), "0.0": (0, 50), "1": (50, 90)}
+    root.self_latency_ms = None
+    assert spans(trace_events(root)) == {}
+
+
 @given(SPECS)
 def test_bars_nest_and_add_up(spec):
     root = timed(spec)

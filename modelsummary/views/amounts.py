@@ -44,7 +44,8 @@ class Unit:
 
     def text(self, value: float) -> str:
         """A number with its unit."""
-        return f"{value / self.factor:,.{2 if self.symbol else 0}f} {self.symbol}".strip()
+        is_whole = self.kind in ("count", "bytes") and not self.prefix
+        return f"{value / self.factor:,.{0 if is_whole else 2}f} {self.symbol}".strip()
 
 
 @dataclass(frozen=True)

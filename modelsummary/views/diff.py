@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any
 
@@ -27,8 +27,9 @@ class ModuleFacts:
 
     Attributes:
         parameters: shape of each parameter that it registers itself; None while uninitialised.
+        settings: what ``repr`` shows of it; None where the live module is gone.
         trainable: elements of them with ``requires_grad``.
-        params, params_bytes: of them, a tied one counted where it comes first.
+        params, params_bytes, buffer_bytes: its own, a tied one counted where it comes first.
         macs: its own multiply-adds; None without a forward, as ``input_size`` and ``output_size`` (of the first call).
         latency_ms: its own time; None if not measured.
     """
@@ -36,9 +37,11 @@ class ModuleFacts:
     fqn: str
     class_name: str
     parameters: dict[str, list[int] | None]
+    settings: str | None
     trainable: int
     params: int
     params_bytes: int
+    buffer_bytes: int
     macs: int | None
     calls: int
     input_size: Sizes
@@ -129,16 +132,16 @@ class ModelDiff:
         headers = ["", "Module", "Differs in"]
         for name in measures:
             headers += [f"{_MEASURES[name]} before", "after", "change"]
-        rows = [[_SIGNS[row.status], _names(row), ", ".join(row.differs), *_cells(row, measures)] for row in shown]
-        rows.append(
-            ["", "Total", "", *(cell for name in measures for cell in map(_cell, (name,) * 3, self.totals[name]))]
-        )
+        rows = [
+            [_SIGNS[row.status], _names(row), ", ".join(row.differs), *_cells({n: row.change(n) for n in measures})]
+            for row in shown
+        ]
+        rows.append(["", "Total", "", *_cells({name: self.totals[name] for name in measures})])
         align = ["left", "left", "left", *["right"] * (3 * len(measures))]
         text = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
         rule = "=" * max(map(len, text))
-        return "\n".join(
-            [rule, text[0], rule, *text[1:-1], *([rule] if shown else []), text[-1], rule, self._verdict(), rule]
-        )
+        body = [*text[1:-1], rule] if shown else []
+        return "\n".join([rule, text[0], rule, *body, text[-1], rule, self._verdict(), rule])
 
     def _is_shown(self, measure: str) -> bool:
         before, after, change = self.totals[measure]
@@ -177,13 +180,13 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     """Compare two trees. What a side does not know, for want of an input or a measurement, is not compared.
 
     Modules are matched by FQN where class and parameters are the same; of the others those of the same class and
-    parameters in the same order, which were renamed; what then still has the same FQN has changed.
+    parameters, which were renamed; what then still has the same FQN has changed.
     """
     one, other = _facts_of(before), _facts_of(after)
     pairs = {fqn: fqn for fqn in one if fqn in other and one[fqn].structure == other[fqn].structure}
     left = [each for fqn, each in one.items() if fqn not in pairs]
     right = [each for fqn, each in other.items() if fqn not in pairs]
-    pairs.update(_aligned(left, right))
+    pairs |= _renamed(left, right)
     taken = set(pairs.values())
     pairs.update({fqn: fqn for fqn in one if fqn not in pairs and fqn in other and fqn not in taken})
     figures, new_figures = _figures(before), _figures(after)
@@ -205,9 +208,11 @@ def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleFacts:
         fqn=first.fqn,
         class_name=first.class_name,
         parameters=dict(first.inner_layers),
+        settings=" ".join(first.module.extra_repr().split()) if first.module is not None else None,
         trainable=sum(row.self_trainable_params for row in rows),
         params=sum(row.self_params for row in rows),
         params_bytes=sum(row.self_params_bytes for row in rows),
+        buffer_bytes=sum(row.self_buffer_bytes for row in rows),
         macs=sum(row.self_macs for row in rows) if ran else None,
         calls=sum(row.executed for row in rows),
         input_size=first.input_size if ran else None,
@@ -225,18 +230,26 @@ def _with_change(before: Number, after: Number) -> Change:
     return before, after, None if before is None or after is None else after - before
 
 
-def _aligned(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> Iterator[tuple[str, str]]:
-    """FQNs of modules of the same structure, in the same order on both sides.
+def _renamed(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> dict[str, str]:
+    """Modules of the same structure: those with most names at the end of their FQN in common, then any, in order."""
+    pairs: dict[str, str] = {}
+    longest = max((each.fqn.count(".") + 1 for each in (*left, *right)), default=0)
+    for length in range(longest, -1, -1):
+        waiting: defaultdict[Any, deque[str]] = defaultdict(deque)
+        for each in right:
+            waiting[each.structure, _last_names(each.fqn, length)].append(each.fqn)
+        for each in left:
+            same = waiting.get((each.structure, _last_names(each.fqn, length)))
+            if same:
+                pairs[each.fqn] = same.popleft()
+        taken = set(pairs.values())
+        left = [each for each in left if each.fqn not in pairs]
+        right = [each for each in right if each.fqn not in taken]
+    return pairs
 
-    The matcher may find another alignment if the sides are swapped, so they have an order of their own here.
-    """
-    keys = [each.structure for each in left], [each.structure for each in right]
-    swapped = (len(right), keys[1]) < (len(left), keys[0])
-    if swapped:
-        left, right, keys = right, left, keys[::-1]
-    for start, other, size in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
-        for one, two in zip(left[start : start + size], right[other : other + size], strict=True):
-            yield (two.fqn, one.fqn) if swapped else (one.fqn, two.fqn)
+
+def _last_names(fqn: str, length: int) -> tuple[str, ...]:
+    return tuple(fqn.split(".")[-length:]) if length else ()
 
 
 def _rows(one: dict[str, ModuleFacts], other: dict[str, ModuleFacts], pairs: dict[str, str]) -> Iterator[DiffRow]:
@@ -258,14 +271,19 @@ def _rows(one: dict[str, ModuleFacts], other: dict[str, ModuleFacts], pairs: dic
     yield from removed(len(in_order))
 
 
-_COMPARED = ("class_name", "parameters", "trainable", "params", "params_bytes")
+_COMPARED = ("class_name", "parameters", "buffer_bytes")
+_SAID_BY_PARAMETERS = ("trainable", "params", "params_bytes")
 _OF_FORWARD = ("macs", "calls", "input_size", "output_size")
 
 
 def _compared(before: ModuleFacts, after: ModuleFacts) -> DiffRow:
-    names: tuple[str, ...] = _COMPARED if before.macs is None or after.macs is None else _COMPARED + _OF_FORWARD
-    if before.parameters != after.parameters:  # the other figures of parameters follow
-        names = tuple(name for name in names if name not in ("trainable", "params", "params_bytes"))
+    names = list(_COMPARED)
+    if before.parameters == after.parameters:
+        names += _SAID_BY_PARAMETERS
+    if before.structure == after.structure and before.settings is not None and after.settings is not None:
+        names.append("settings")
+    if before.macs is not None and after.macs is not None:
+        names += _OF_FORWARD
     differs = tuple(name for name in names if getattr(before, name) != getattr(after, name))
     same = "same" if before.fqn == after.fqn else "renamed"
     return DiffRow("changed" if differs else same, before, after, differs)
@@ -291,8 +309,8 @@ def _names(row: DiffRow) -> str:
     return " -> ".join(dict.fromkeys(names))
 
 
-def _cells(row: DiffRow, measures: Sequence[str]) -> list[str]:
-    return [cell for name in measures for cell in map(_cell, (name,) * 3, row.change(name))]
+def _cells(changes: dict[str, Change]) -> list[str]:
+    return [_cell(measure, figure) for measure, change in changes.items() for figure in change]
 
 
 def _cell(measure: str, value: Number) -> str:

@@ -75,9 +75,10 @@ def _labels(row: LayerInfo) -> tuple[str, ...]:
 def _together(small: Sequence[Piece], smallest: float) -> Iterator[Piece]:
     """Neighbours as one, as soon as they have enough; what is left at the end joins none and may be smaller."""
     group: list[Piece] = []
+    amount: float = 0
     for number, each in enumerate(small):
         group.append(each)
-        amount = sum(part.amount for part in group)
+        amount += each.amount
         if amount < smallest and number < len(small) - 1:
             continue
         if len(group) == 1:
@@ -86,7 +87,7 @@ def _together(small: Sequence[Piece], smallest: float) -> Iterator[Piece]:
             first, last = (one_line(part.row.name or part.row.class_name) for part in (group[0], group[-1]))
             labels = (f"{len(group)} small: {first} … {last}", f"{len(group)} small")
             yield Piece(group[0].row, amount, labels, "rest")
-        group = []
+        group, amount = [], 0
 
 
 def icicle(piece: Piece, start: float = 0.0, level: int = 0) -> Iterator[Rectangle]:

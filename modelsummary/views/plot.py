@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.device_spec import DeviceSpec, Precision
@@ -69,7 +70,8 @@ class Pictures:
         check_depth(depth)
         if type(top) is not int or top < 1:
             raise InputError(f"top={top!r}; expected an integer >= 1")
-        values, total, title, unit = self._values(by, depth)
+        amounts = self._shown_or_column(by, depth)
+        unit, values = amounts.unit, amounts.own
         largest = sorted(values, key=lambda row: -values[row])[:top]
         rows = [(row_label(row), values[row], row) for row in largest]
         others = len(values) - len(rows)
@@ -77,30 +79,30 @@ class Pictures:
             rest = sum(values.values()) - sum(value for _, value, _ in rows)
             rows.append((f"{others} others", rest, self._root))
         axes = _axes(ax, (10, 1 + 0.24 * len(rows)))
-        colour = _Colours(self._root, total)
+        colour = _Colours(self._root, amounts.total)
         lengths = [value / unit.factor for _, value, _ in rows]
         bars = axes.barh(range(len(rows)), lengths, color=[colour(row) for *_, row in rows])
         axes.bar_label(bars, [unit.text(value) for _, value, _ in rows], padding=3, fontsize=8)
         axes.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8, parse_math=False)
-        axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"{title} ({unit.symbol})" if unit.symbol else title)
+        axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=amounts.label)
         axes.margins(x=0.12)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(one_line(self._root.class_name), parse_math=False)
         return axes
 
-    def _values(self, by: str, depth: int | None) -> tuple[dict[LayerInfo, float], dict[LayerInfo, float], str, Unit]:
-        """What each row shown has, without those that have nothing; what tells which rows matter; title and unit."""
-        if isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS:
-            column = COLUMNS[by]
-            found = {row: column.value(row) for row in self._root.walk(depth)}
-            values = {row: float(value) for row, value in found.items() if value}
-            if not values:
-                raise InputError(f"by={by!r}: no row has it; measure_latency() and memory() fill in what they measure")
-            unit = Unit.of(column.kind, max(values.values()))  # type: ignore[arg-type]  # a kind of numbers
-            return values, values, column.header.removesuffix(" (ms)").removesuffix(" %"), unit
-        amounts = find_amounts(self._root, by)
-        shown = _shown(self._root, amounts, depth)
-        return shown, amounts.total, amounts.title, Unit.of(amounts.unit.kind, max(shown.values()))
+    def _shown_or_column(self, by: str, depth: int | None) -> Amounts:
+        """What each row shown has, without those that have nothing; or the values of a column that does not add up."""
+        if not (isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS):
+            amounts = find_amounts(self._root, by)
+            shown = _shown(self._root, amounts, depth)
+            return replace(amounts, own=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
+        column = COLUMNS[by]
+        found = {row: column.value(row) for row in self._root.walk(depth)}
+        values = {row: float(value) for row, value in found.items() if value}
+        if not values:
+            raise InputError(f"by={by!r}: no row has it; measure_latency() and memory() fill in what they measure")
+        unit = Unit.of(column.kind, max(values.values()))  # type: ignore[arg-type]  # a kind of numbers
+        return Amounts(column.header.removesuffix(" (ms)").removesuffix(" %"), unit, values, values)
 
     def treemap(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
         """Modules as areas, level within level; what a module has itself is an area of its own.
@@ -117,7 +119,7 @@ class Pictures:
         """
         check_depth(depth)
         amounts = find_amounts(self._root, by)
-        axes = _axes(ax, (12, 7))
+        axes = _framed(_axes(ax, (12, 7)), self._root, amounts, "area")
         width, height = _size(axes)
         whole = pieces(self._root, amounts, depth, amounts.total[self._root] * _SMALLEST_AREA)
         rectangles = list(treemap(whole, width, height))
@@ -128,7 +130,7 @@ class Pictures:
         for each in rectangles:
             if each.piece.row in heads and each.piece.kind == "module":
                 _outline(axes, each)
-        return _framed(axes, self._root, amounts, "area")
+        return axes
 
     def icicle(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
         """Levels from left to right, modules from top to bottom as in the table, each as high as what it has.
@@ -142,14 +144,14 @@ class Pictures:
         """
         check_depth(depth)
         amounts = find_amounts(self._root, by)
-        axes = _axes(ax, (12, 8))
+        axes = _framed(_axes(ax, (12, 8)), self._root, amounts, "height")
         width, height = _size(axes)
         total = amounts.total[self._root]
         rectangles = list(icicle(pieces(self._root, amounts, depth, total * _SMALLEST_HEIGHT)))
         levels = 1 + max(each.level for each in rectangles)
         axes.set(xlim=(0, levels), ylim=(total, 0))
         _draw(axes, rectangles, self._root, amounts, (width / levels, height / total), lambda piece: piece.labels[-1:])
-        return _framed(axes, self._root, amounts, "height")
+        return axes
 
     def roofline(
         self,
@@ -184,13 +186,14 @@ class Pictures:
             for row in latency
             if row in flops and row in read
         }
+        x, y = [x for x, _ in points.values()], [y for _, y in points.values()]
         axes = _axes(ax, (10, 6))
         colour = _Colours(self._root, amounts[0].total)
         whole = sum(latency.values())
         axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved", ylabel="FLOP/s")
         axes.scatter(
-            [x for x, _ in points.values()],
-            [y for _, y in points.values()],
+            x,
+            y,
             s=[12 + 1500 * latency[row] / whole for row in points],
             c=[colour(row) for row in points],
             edgecolors="black",
@@ -199,11 +202,10 @@ class Pictures:
             zorder=3,
         )
         knee = peak / device.bandwidth
-        low = min([knee, *(x for x, _ in points.values())]) / 3
-        high = max([knee, *(x for x, _ in points.values())]) * 3
+        low, high = min(knee, *x) / 3, max(knee, *x) * 3
         axes.plot([low, knee, high], [low * device.bandwidth, peak, peak], color="black", zorder=2)
         axes.set_xlim(low, high)
-        axes.set_ylim(top=2 * max([peak, *(y for _, y in points.values())]))
+        axes.set_ylim(top=2 * max(peak, *y))
         _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
         precision = str(dtype).removeprefix("torch.")
         axes.set_title(f"{one_line(self._root.class_name)} on {device.name}, {precision}", parse_math=False)
@@ -234,10 +236,11 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
 
 def _size(axes: Axes) -> tuple[float, float]:
-    """Width and height in points."""
-    box = axes.get_position()
-    width, height = axes.figure.get_figwidth(), axes.figure.get_figheight()  # type: ignore[union-attr]
-    return width * box.width * _POINTS, height * box.height * _POINTS
+    """Width and height in points, once title and labels have got their room."""
+    figure: Any = axes.figure
+    figure.figure.draw_without_rendering()
+    box = axes.get_window_extent()
+    return box.width * _POINTS / figure.dpi, box.height * _POINTS / figure.dpi
 
 
 class _Colours:
@@ -290,7 +293,8 @@ def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale:
     """The first label that can be read there, with the amount if there is room; else upright, else none."""
     width, height = at.width * scale[0] - 4, at.height * scale[1] - 2
     texts = [f"{label}{between}{amount}" for label in labels for between in ("\n", "  ")] + list(labels)
-    for least, across, along, rotation in ((7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)):
+    ways = [(7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)]
+    for least, across, along, rotation in ways if height > 1.5 * width else ways[:2]:
         for text in texts:
             lines = text.split("\n")
             size = min(10.0, across / (0.58 * max(map(len, lines))), along / (1.25 * len(lines)))

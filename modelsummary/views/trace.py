@@ -38,7 +38,7 @@ def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[
     a microsecond where they were not timed.
     """
     forward = _spans(root, "self_latency_ms", 0)
-    ends = forward[root].duration if root in forward else 0
+    ends = forward[root].duration if forward else 0
     backward = _spans(root, "backward_self_latency_ms", ends, reverse=True)
     events = [_name("process_name", 0, root.class_name)]
     for thread, (title, phase, spans) in enumerate((("forward", "", forward), ("backward", "backward_", backward)), 1):
@@ -51,24 +51,26 @@ def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[
 
 
 def _spans(root: LayerInfo, own: str, start: int, *, reverse: bool = False) -> Spans:
-    """Start and duration of all rows that were timed; a row takes what it does itself, and its children."""
+    """Start and duration of all rows that were timed; a row takes what it does itself, and what is in it."""
     rows = [row for row in root.walk() if getattr(row, own) is not None]
     durations = {row: round(1e6 * getattr(row, own)) for row in rows}
-    for row in reversed(rows):
-        if row.parent_info in durations and row is not root:
-            durations[row.parent_info] += durations[row]
-    spans: Spans = {}
-    free = {root: start}  # where the next child of a row starts, or ends if the order is reversed
-    for row in rows:
-        if row is root:
-            at = start
-        else:
-            parent = row.parent_info
-            assert parent is not None
-            at = free[parent] - durations[row] if reverse else free[parent]
-            free[parent] = at if reverse else at + durations[row]
-        spans[row] = Span(at, durations[row])
-        free[row] = at + durations[row] if reverse else at
+    if root not in durations:
+        return {}
+    around: dict[LayerInfo, LayerInfo] = {}  # the next row above that was timed
+    for row in rows[1:]:
+        parent = row.parent_info
+        while parent is not None and parent not in durations:
+            parent = parent.parent_info
+        around[row] = parent or root
+    for row in reversed(rows[1:]):
+        durations[around[row]] += durations[row]
+    spans = {root: Span(start, durations[root])}
+    free = dict.fromkeys(rows, 0)  # how much of a row its children have taken so far
+    for row in rows[1:]:
+        outer, taken = spans[around[row]], free[around[row]]
+        at = outer.duration - taken - durations[row] if reverse else taken
+        spans[row] = Span(outer.start + at, durations[row])
+        free[around[row]] += durations[row]
     return spans
 
 
