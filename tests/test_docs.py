@@ -10,6 +10,7 @@ import torch
 
 import modelsummary
 from modelsummary import Statistics
+from modelsummary.cli import run
 from tests.test_text import TABLE, Small
 
 ROOT = Path(__file__).parents[1]
@@ -58,3 +59,11 @@ def test_every_number_in_the_definitions_exists():
     names = re.findall(r"`([a-z_]+)`", text.partition("## Where")[0])
     known = set(dir(modelsummary.ModelStatistics)) | set(dir(modelsummary.LayerInfo("", "", "", 0, None)))
     assert {name for name in names if not name.endswith("_")} <= known | set(modelsummary.__all__)
+
+
+def test_readme_command(capsys):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    text = (ROOT / "README.md").read_text()
+    arguments = re.search(r"`modelsummary (torchvision:vit_b_16[^`]*)`", text).group(1).split()
+    assert run(arguments) == 0
+    assert capsys.readouterr().out in text.partition("<!-- command -->")[2]
