@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -186,6 +186,7 @@ def test_what_it_looks_like():
     assert graph._repr_mimebundle_() == {"text/plain": repr(graph), "text/vnd.mermaid": MERMAID}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_names_mean_nothing_to_the_languages(name):
     node = Node("n1", "module", name, (name, "Linear"))
