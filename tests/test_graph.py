@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -98,6 +98,16 @@ def test_in_place_writes_and_second_calls():
     ]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_model_without_calls_is_one_node():
+    whole = [("input", "Linear", "[2, 4]"), ("Linear", "output", "[2, 4]")]
+    assert flow(Statistics(nn.Linear(4, 4), (2, 4)).graph()) == whole
+    attention = Statistics(nn.MultiheadAttention(4, 1), [(3, 2, 4)] * 3).graph()
+    assert flow(attention)[:3] == [(f"input {n}", "MultiheadAttention", "[3, 2, 4]") for n in range(3)]
+    scripted = Statistics(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), (2, 4)).graph()
+    assert flow(scripted) == [("input", "Sequential", "[2, 4]"), ("Sequential", "output", "[2, 4]")]
+
+
 def test_several_tensors_on_one_edge():
     class Pair(nn.Module):
         def forward(self, x):
@@ -176,6 +186,7 @@ def test_what_it_looks_like():
     assert graph._repr_mimebundle_() == {"text/plain": repr(graph), "text/vnd.mermaid": MERMAID}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_names_mean_nothing_to_the_languages(name):
     node = Node("n1", "module", name, (name, "Linear"))

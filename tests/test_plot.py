@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -110,6 +111,7 @@ def test_heights_of_an_icicle():
     assert len(rectangles(Statistics(WithOwn(), (2, 2)).plot.icicle("params", depth=0))) == 1
 
 
+@settings(deadline=None)
 @given(SPECS, st.integers(1, 50), st.integers(0, 4) | st.none())
 def test_pieces_add_up_exactly(spec, parts, depth):
     root = tree(spec)
@@ -127,6 +129,7 @@ def test_pieces_add_up_exactly(spec, parts, depth):
     assert sum(piece.amount for piece in leaves) == root.num_params
 
 
+@settings(deadline=None)
 @given(SPECS)
 def test_rectangles_lie_in_their_parents_and_fill_them(spec):
     root = tree(spec)
@@ -232,6 +235,12 @@ def test_deep_and_wide_models(kind):
     axes = Statistics(model, (1, 3)).plot(kind)
     assert len(axes.patches) + sum(len(each.get_paths()) for each in axes.collections) < 1000
     axes.figure.canvas.draw()
+
+
+def test_pickled_statistics_are_drawn():
+    stats = pickle.loads(pickle.dumps(Statistics(WithOwn(), (2, 2)).measure_latency(runs=1, warmup=0)))
+    assert len(rectangles(stats.plot.treemap("macs"))) == 3
+    assert stats.plot.roofline("H100").get_title() == "WithOwn on H100, float32"
 
 
 def test_errors():

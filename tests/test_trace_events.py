@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -70,6 +70,7 @@ def test_a_row_that_was_not_timed_gives_way_to_what_is_in_it():
     assert spans(trace_events(root)) == {}
 
 
+@settings(deadline=None)
 @given(SPECS)
 def test_bars_nest_and_add_up(spec):
     root = timed(spec)
@@ -107,6 +108,7 @@ def test_memory_stands_where_the_modules_run():
     assert set(counters[0]["args"]) == set(CATEGORIES)
 
 
+@settings(deadline=None)
 @given(SPECS, st.lists(st.tuples(st.sampled_from(["", "0", "1", "0.0"]), st.sampled_from(["forward", "backward"]))))
 def test_counters_never_hide_one_another(spec, points):
     points = sorted(points, key=lambda point: point[1], reverse=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
@@ -12,22 +10,21 @@ from modelsummary.units import PREFIXES, auto_prefix, symbol
 
 __all__ = ["ADDITIVE", "Amounts", "Unit", "find_amounts"]
 
-Kind = Literal["count", "bytes", "ms", "rate", "percent"]
-
 
 @dataclass(frozen=True)
 class Unit:
     """How numbers of one kind are written in a picture: ``1.2 M``, ``3.4 MB``, ``5.60 ms``.
 
     Attributes:
+        kind: that of the columns: ``"count"``, ``"bytes"``, ``"ms"``, ``"percent"`` or ``"rate"``.
         prefix: that the numbers are divided by; chosen from the largest.
     """
 
-    kind: Kind
+    kind: str
     prefix: str
 
     @classmethod
-    def of(cls, kind: Kind, largest: float) -> Unit:
+    def of(cls, kind: str, largest: float) -> Unit:
         """The unit for numbers up to ``largest``."""
         return cls(kind, auto_prefix(largest) if kind in ("count", "bytes") else "")
 
@@ -69,48 +66,33 @@ class Amounts:
         return f"{self.title} ({self.unit.symbol})" if self.unit.symbol else self.title
 
 
-def _below(attribute: str) -> Callable[[LayerInfo], float | None]:
-    """Own part of a fact that is only known with everything below."""
-
-    def own(row: LayerInfo) -> float | None:
-        whole = getattr(row, attribute)
-        return None if whole is None else max(0.0, whole - sum(getattr(child, attribute) for child in row.children))
-
-    return own
-
-
-# Names (those of columns, those of split(by=...) and short ones), title, kind, attribute with the own part, and what
-# fills it in.
-_MEASURE, _MEMORY, _ESTIMATE = "measure_latency()", "memory()", "estimate_latency(spec)"
-_KNOWN: list[tuple[str, str, Kind, str, str]] = [
-    ("params num_params total_params self_params", "Parameters", "count", "self_params", ""),
-    ("trainable_params", "Trainable parameters", "count", "self_trainable_params", ""),
-    ("params_bytes param_bytes", "Size of parameters", "bytes", "self_params_bytes", ""),
-    ("buffers num_buffers", "Buffers", "count", "self_buffers", ""),
-    ("buffer_bytes", "Size of buffers", "bytes", "self_buffer_bytes", ""),
-    ("macs mult_adds self_macs", "Multiply-adds", "count", "self_macs", ""),
-    ("flops self_flops", "FLOPs", "count", "self_flops", ""),
-    ("elementwise_ops self_elementwise_ops", "Element-wise operations", "count", "self_elementwise_ops", ""),
-    ("bytes_read self_bytes_read", "Bytes read", "bytes", "self_bytes_read", ""),
-    ("bytes_written self_bytes_written", "Bytes written", "bytes", "self_bytes_written", ""),
-    (
-        "activation activations activation_bytes self_activation_bytes",
-        "Activations kept for backward",
-        "bytes",
-        "self_activation_bytes",
-        _MEMORY,
+_NAMES = {  # those of columns, those of split(by=...) and short ones; title, kind, attribute of the own part
+    "params num_params total_params self_params": ("Parameters", "count", "self_params"),
+    "trainable_params": ("Trainable parameters", "count", "self_trainable_params"),
+    "params_bytes param_bytes": ("Size of parameters", "bytes", "self_params_bytes"),
+    "buffers num_buffers": ("Buffers", "count", "self_buffers"),
+    "buffer_bytes": ("Size of buffers", "bytes", "self_buffer_bytes"),
+    "macs mult_adds self_macs": ("Multiply-adds", "count", "self_macs"),
+    "flops self_flops": ("FLOPs", "count", "self_flops"),
+    "elementwise_ops self_elementwise_ops": ("Element-wise operations", "count", "self_elementwise_ops"),
+    "bytes_read self_bytes_read": ("Bytes read", "bytes", "self_bytes_read"),
+    "bytes_written self_bytes_written": ("Bytes written", "bytes", "self_bytes_written"),
+    "activation activations activation_bytes self_activation_bytes": (
+        ("Activations kept for backward", "bytes", "self_activation_bytes")
     ),
-    ("latency latency_ms self_latency_ms", "Latency", "ms", "self_latency_ms", _MEASURE),
-    (
-        "backward_latency backward_latency_ms backward_self_latency_ms",
-        "Latency of the backward",
-        "ms",
-        "backward_self_latency_ms",
-        "measure_latency(backward=True)",
+    "latency latency_ms self_latency_ms": ("Latency", "ms", "self_latency_ms"),
+    "backward_latency backward_latency_ms backward_self_latency_ms": (
+        ("Latency of the backward", "ms", "backward_self_latency_ms")
     ),
-    ("estimated_latency estimated_latency_ms", "Estimated latency", "ms", "", _ESTIMATE),
-]
-ADDITIVE = {name: known for known in _KNOWN for name in known[0].split()}
+    "estimated_latency estimated_latency_ms": ("Estimated latency", "ms", "estimated_latency_ms"),
+}
+_FILLED_BY = {
+    "self_activation_bytes": "memory()",
+    "self_latency_ms": "measure_latency()",
+    "backward_self_latency_ms": "measure_latency(backward=True)",
+    "estimated_latency_ms": "estimate_latency(spec)",
+}
+ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.split()}
 
 
 def find_amounts(root: LayerInfo, by: str) -> Amounts:
@@ -121,13 +103,14 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
     """
     if not isinstance(by, str) or by not in ADDITIVE:
         raise InputError(f"by={by!r} is no amount that adds up over modules; expected one of: {', '.join(ADDITIVE)}")
-    _, title, kind, attribute, source = ADDITIVE[by]
-    read = _below("estimated_latency_ms") if not attribute else lambda row: getattr(row, attribute)
+    title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())
-    values = [read(row) for row in rows]
-    if source and all(value is None for value in values):
-        raise InputError(f"by={by!r}: not known yet; call {source} first")
-    own = {row: value or 0 for row, value in zip(rows, values, strict=True)}
+    values = {row: getattr(row, attribute) for row in rows}
+    if all(value is None for value in values.values()):
+        raise InputError(f"by={by!r}: not known yet; call {_FILLED_BY[attribute]} first")
+    own: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
+    if attribute == "estimated_latency_ms":  # the only one that is not kept without what is below
+        own = {row: max(0.0, own[row] - sum(own[child] for child in row.children)) for row in rows}
     total = dict(own)
     for row in reversed(rows):
         if row.parent_info is not None and row is not root:

@@ -167,7 +167,7 @@ class ModelDiff:
         found = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         text = f"{before} -> {after}: {found}"
         if not self.changed:
-            text = f"Nothing differs: {before} and {after} have the same {counts['same']} modules"
+            text = f"Nothing differs: {before} and {after} have the same {counts['same']} module(s)"
         if following := sum(row.follows for row in self.rows):
             text += f"; {following} of them only in the shapes they are given"
         return text + ("; without MACs and shapes, which need an input" if self.totals["macs"][2] is None else "")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from modelsummary.dataflow import Event, Record, Value, attributes_in, values_in
 from modelsummary.layer_info import LayerInfo
 from modelsummary.units import auto_prefix, format_number
@@ -228,10 +230,12 @@ class _Building:
                 node = Node(self._key(), "input", name, (name,))
                 items.append(node)
                 self._makes(node.key, values)
-        items += self._items(root, 1)
+        model_row = self._rows["", 0]
+        is_opaque = not root.children or isinstance(model_row.module, torch.jit.ScriptModule)
+        items += [self._node(root)] if is_opaque else self._items(root, 1)
         output = Node(self._key(), "output", "output", ("output",))
         self._takes(output.key, values_in(root.result))
-        model = Group("model", one_line(self._rows["", 0].class_name), [*items, output])
+        model = Group("model", one_line(model_row.class_name), [*items, output])
         return self._without_dead_ends(model)
 
     def _key(self) -> str:
@@ -263,7 +267,7 @@ class _Building:
 
     def _node(self, event: Event) -> Node:
         stage = next((self._stage[each] for each in event.walk() if each in self._stage), None)
-        lines = [_name(event)]
+        lines = [_name(event)] if event.name else []
         row = self._rows.get((event.fqn, event.call_index)) if event.is_module else None
         if row is not None:
             lines.append(row.class_name)

@@ -101,7 +101,7 @@ class Pictures:
         values = {row: float(value) for row, value in found.items() if value}
         if not values:
             raise InputError(f"by={by!r}: no row has it; measure_latency() and memory() fill in what they measure")
-        unit = Unit.of(column.kind, max(values.values()))  # type: ignore[arg-type]  # a kind of numbers
+        unit = Unit.of(column.kind, max(values.values()))
         return Amounts(column.header.removesuffix(" (ms)").removesuffix(" %"), unit, values, values)
 
     def treemap(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
