@@ -9,6 +9,7 @@ from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.errors import InputError, LayerNotFoundError
+from modelsummary.formatting import ReadableNumbers
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.measuring import Measuring
 from modelsummary.sizing import Sizing
@@ -18,7 +19,7 @@ from modelsummary.views.text import TableOptions, render
 __all__ = ["ModelStatistics"]
 
 
-class ModelStatistics(Measuring, Sizing, Splitting):
+class ModelStatistics(Measuring, Sizing, Splitting, ReadableNumbers):
     """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
