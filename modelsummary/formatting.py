@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from modelsummary.enums import ColumnSettings, RowSettings, Units, Verbosity
@@ -36,7 +36,8 @@ class FormattingOptions:
         verbose: 2 lists every parameter below its row.
         col_names: columns, in this order.
         col_width: characters of each column but the first.
-        ascii_only, show_var_name, show_depth, hide_recursive_layers: from the row settings.
+        row_settings: what the four flags below were set from.
+        ascii_only, show_var_name, show_depth, hide_recursive_layers: what rows show, and which.
         params_count_units: prefix of the numbers of parameters below the table; in full by default.
         params_size_units: prefix of the sizes in bytes below the table; M by default.
         macs_units: prefix of the mult-adds below the table; M, G or T by default.
@@ -47,7 +48,7 @@ class FormattingOptions:
     verbose: int
     col_names: tuple[ColumnSettings, ...]
     col_width: int
-    row_settings: InitVar[set[RowSettings]]
+    row_settings: set[RowSettings]
     ascii_only: bool = field(init=False)
     show_var_name: bool = field(init=False)
     show_depth: bool = field(init=False)
@@ -57,12 +58,11 @@ class FormattingOptions:
     macs_units: Units = Units.AUTO
     layer_name_width: int = _NAME_WIDTH
 
-    def __post_init__(self, row_settings: set[RowSettings]) -> None:
-        self.row_settings = row_settings
-        self.ascii_only = RowSettings.ASCII_ONLY in row_settings
-        self.show_var_name = RowSettings.VAR_NAMES in row_settings
-        self.show_depth = RowSettings.DEPTH in row_settings
-        self.hide_recursive_layers = RowSettings.HIDE_RECURSIVE_LAYERS in row_settings
+    def __post_init__(self) -> None:
+        self.ascii_only = RowSettings.ASCII_ONLY in self.row_settings
+        self.show_var_name = RowSettings.VAR_NAMES in self.row_settings
+        self.show_depth = RowSettings.DEPTH in self.row_settings
+        self.hide_recursive_layers = RowSettings.HIDE_RECURSIVE_LAYERS in self.row_settings
 
     @property
     def params_units(self) -> Units:
@@ -217,7 +217,7 @@ def _sizes(totals: SummaryTotals, units: Units) -> Iterator[str]:
     }
     for title, size in sizes.items():
         used, number = ReadableNumbers.to_readable(size, units)
-        yield f"{title}{_in_parentheses(used, is_bytes=True)}: {number:,.2f}"
+        yield f"{title}{_in_parentheses(used, is_bytes=True)}: {number:.2f}"
 
 
 def _in_parentheses(units: Units, is_bytes: bool) -> str:

@@ -99,7 +99,9 @@ def _state(model: nn.Module) -> Iterator[Hashable]:
         yield name, id(module), module.training
         yield tuple((key, value) for key, value in vars(module).items() if _is_plain(value))
         for tensors in (module._parameters, module._buffers):
-            yield tuple((key, None if each is None else _tensor_identity(each) or object()) for key, each in tensors.items())
+            yield tuple(
+                (key, None if each is None else _tensor_identity(each) or object()) for key, each in tensors.items()
+            )
 
 
 def _is_plain(value: Any) -> bool:

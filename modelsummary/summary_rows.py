@@ -114,10 +114,10 @@ class SummaryRow:
         counts = {name: (shape, count) for name, shape, count in self._parameters()}
         cells = {}
         for position, (name, (shape, count)) in enumerate(counts.items(), start=1):
-            if name == "weight" and len(shape) > 1:  # inputs first
-                shape = [shape[1], shape[0], *shape[2:]]
+            swapped = name == "weight" and len(shape) > 1  # inputs first
+            written = str([shape[1], shape[0], *shape[2:]] if swapped else shape)
             branch = "└─" if position == len(counts) else "├─"
-            cells[name] = {ColumnSettings.KERNEL_SIZE: str(shape), ColumnSettings.NUM_PARAMS: f"{branch}{count:,}"}
+            cells[name] = {ColumnSettings.KERNEL_SIZE: written, ColumnSettings.NUM_PARAMS: f"{branch}{count:,}"}
         return cells
 
     def _parameters(self) -> Iterator[tuple[str, list[int], int]]:

@@ -226,10 +226,11 @@ def _sizes(input_size: Any) -> list[Any]:
     if not isinstance(input_size, (list, tuple)):
         raise InputError(f"input_size={input_size!r}; expected a size such as (1, 3, 224, 224), or a list of sizes")
     sizes = [input_size] if all(isinstance(each, int) for each in input_size) else input_size
-    sizes = [tuple(size) if size is input_size else size for size in sizes]
-    if not input_size or any(isinstance(each, (int, float)) and each <= 0 for size in sizes for each in size):
+    if not all(isinstance(size, (list, tuple)) for size in sizes):
+        raise InputError(f"input_size={input_size!r} holds something that is no size; expected sizes only")
+    if not input_size or any(number <= 0 for size in sizes for number in size):
         raise InputError(f"input_size={input_size!r} is empty, or holds a number below 1")
-    return sizes
+    return [tuple(size) if size is input_size else size for size in sizes]
 
 
 def _sizes_in(data: Any) -> Any:

@@ -27,6 +27,7 @@ class InputSize:
     dtype: torch.dtype
 
     def random(self, device: torch.device) -> Tensor:
+        """A tensor of this size: random numbers, zeros for integers."""
         if self.dtype.is_floating_point or self.dtype.is_complex:
             return torch.rand(self.shape, dtype=self.dtype, device=device)
         return torch.zeros(self.shape, dtype=self.dtype, device=device)  # an index that every table has
@@ -231,8 +232,8 @@ def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
         return None
     if all(map(_is_number, input_data)):
         return [input_data]
-    are_sizes = [isinstance(each, (list, tuple)) and bool(each) and all(map(_is_number, each)) for each in input_data]
-    if all(are_sizes):
+    are_sizes = [isinstance(each, (list, tuple)) and all(map(_is_number, each)) for each in input_data]
+    if all(are_sizes) and any(input_data):  # () among others is the size of a scalar
         return list(input_data)
     if any(are_sizes) and any(isinstance(each, Tensor) for each in input_data):
         raise InputError(f"input_data={_short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
@@ -240,7 +241,9 @@ def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (hasattr(value, "__index__") and not isinstance(value, Tensor))
+    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays have an __index__, too
+        return False
+    return isinstance(value, (int, float)) or hasattr(value, "__index__")
 
 
 def _from_sizes(
