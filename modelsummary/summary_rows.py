@@ -84,9 +84,10 @@ class SummaryRow:
 
     @property
     def output_size(self) -> list[int]:
-        """Shape of the first tensor in the result, of a dict in its last value; empty without one."""
+        """Shape of the first tensor in the result, or of the tensor a dict ends with; empty without one."""
         size = self.info.output_size
-        return _shape(list(size.values())[-1] if isinstance(size, Mapping) and size else size)
+        last = list(size.values())[-1] if isinstance(size, Mapping) and size else None
+        return _shape(last if isinstance(last, list) else size)
 
     @property
     def output_bytes(self) -> int:
