@@ -19,7 +19,7 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"))
+TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
 
 
 @pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", TORCHINFO])
