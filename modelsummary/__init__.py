@@ -9,6 +9,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from modelsummary.device_spec import DeviceSpec
+from modelsummary.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
 from modelsummary.errors import (
     DataDependentError,
     ForwardError,
@@ -28,9 +29,11 @@ from modelsummary.profiler import Profiler, TIDSProfiler, profile
 from modelsummary.recompute import CheckpointPlan, apply_checkpoint
 from modelsummary.split import Stages
 from modelsummary.statistics import Statistics, measure_memory
+from modelsummary.torchinfo import summary
 
 __all__ = [
     "CheckpointPlan",
+    "ColumnSettings",
     "DataDependentError",
     "DeviceSpec",
     "ForwardError",
@@ -39,19 +42,24 @@ __all__ = [
     "LayerNotFoundError",
     "MemoryEstimate",
     "MissingExtraError",
+    "Mode",
     "ModelStatistics",
     "ModelSummaryError",
     "Profiler",
     "ProfilerError",
     "RegistrationError",
+    "RowSettings",
     "SplitError",
     "Stages",
     "Statistics",
     "TIDSProfiler",
+    "Units",
+    "Verbosity",
     "apply_checkpoint",
     "measure_memory",
     "profile",
     "register_op_cost",
+    "summary",
 ]
 
 try:

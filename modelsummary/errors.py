@@ -21,10 +21,11 @@ class ModelSummaryError(Exception):
     """Base class of the library's errors."""
 
 
-class InputError(ModelSummaryError, TypeError, ValueError):
+class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):
     """An argument is unusable; the message echoes it and says what to pass instead.
 
-    It is a ``TypeError`` and a ``ValueError``, so either ``except`` catches it.
+    It is a ``TypeError``, a ``ValueError`` and a ``RuntimeError``, so that code written for torchinfo catches it
+    whichever it names.
     """
 
 

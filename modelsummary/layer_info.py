@@ -47,6 +47,7 @@ class LayerInfo:
         depth: 0 for the model.
         depth_index: running number among the rows of the same depth, from 1.
         call_index: running number among the calls of the same module, from 0.
+        call_order: running number among all calls in the order in which they began, from 0; None if not called.
         executed: the module was called.
         is_recursive: the module, or every parameter it owns, stands in an earlier row already.
         training: ``module.training`` during the run.
@@ -87,6 +88,7 @@ class LayerInfo:
     depth: int = 0
     depth_index: int = 0
     call_index: int = 0
+    call_order: int | None = None
     executed: bool = False
     is_recursive: bool = False
     training: bool = False

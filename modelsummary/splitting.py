@@ -26,7 +26,6 @@ class Splitting(Live):
     """The part of ``ModelStatistics`` that cuts."""
 
     execution: str
-    summary_list: list[LayerInfo]
     _cut: ModelSplitter | None = None
 
     def split(
@@ -109,7 +108,7 @@ class Splitting(Live):
     def _splitter(self) -> ModelSplitter:
         """Made at the first use, and where autocast was switched since."""
         if self._cut is None or not self._cut.is_current():
-            rows = [self.root, *self.summary_list]
+            rows = list(self.root.walk())
             self._cut = ModelSplitter(self.root.module, self._call, self.execution, self.batch_dim, rows)
         return self._cut
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.facts import is_compiled, unwrap
-from modelsummary.capture.inputs import call_arguments
+from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.errors import DataDependentError, ForwardError, InputError
 from modelsummary.memory_estimate import MemoryMeasurement
 from modelsummary.model_statistics import ModelStatistics
@@ -80,13 +80,27 @@ class Statistics(ModelStatistics):
         call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
         recording = list_layers(model) if call is None else capture(model, call, execution)
+        self._fill(called, call, recording, batch_dim=batch_dim, options=options)
+        if latency:
+            self.measure_latency()
+
+    def _fill(
+        self,
+        called: nn.Module,
+        call: CallArguments | None,
+        recording: Recording,
+        *,
+        batch_dim: int | None,
+        options: TableOptions | None = None,
+    ) -> None:
+        """Take over what was recorded; raises ``ForwardError`` where the forward did."""
         facts: dict[str, Any] = {
             "execution": recording.execution,
             "fallback_reason": recording.fallback_reason,
             "batch_dim": batch_dim,
             "options": options,
         }
-        super().__init__(recording.root, **facts)
+        ModelStatistics.__init__(self, recording.root, **facts)
         self._call = call
         self._called = called if is_compiled(called) else None
         if call is not None and recording.error is not None:
@@ -94,8 +108,6 @@ class Statistics(ModelStatistics):
                 raise InputError(call.nothing_found) from recording.error
             partial = ModelStatistics(recording.root, **facts)
             raise ForwardError(_failure(recording, call.size_dtypes), partial) from recording.error
-        if latency:
-            self.measure_latency()
 
 
 def measure_memory(model: nn.Module, input_data: Any, mode: str = "train", **options: Any) -> MemoryMeasurement:

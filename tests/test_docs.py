@@ -20,8 +20,13 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export", "views"])
+TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
+
+
+@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export", "views", TORCHINFO])
 def test_code_runs_and_comments_are_true(name):
+    if name == "torchinfo":
+        pytest.importorskip("torchinfo")
     namespace = {}
     for block in blocks(f"docs/{name}.md", "python"):
         exec(block, namespace)
@@ -52,6 +57,11 @@ def test_readme_example():
 def test_the_table_in_the_readme():
     assert TABLE in (ROOT / "README.md").read_text()
     assert str(Statistics(Small(), torch.rand(1, 1, 4, 4))) == TABLE
+
+
+def test_the_table_in_the_page_on_torchinfo(capsys):
+    exec(blocks("docs/torchinfo.md", "python")[0], {})
+    assert capsys.readouterr().out == blocks("docs/torchinfo.md", "text")[0]
 
 
 def test_every_number_in_the_definitions_exists():

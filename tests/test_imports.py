@@ -13,10 +13,10 @@ PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only modules of a lower layer, or of its own family.
 LAYERS = {
     "errors": -1,
-    "units": 0,
+    **dict.fromkeys(["units", "enums"], 0),
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
     "recompute": 1.5,
-    **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
+    **dict.fromkeys(["capture", "views", "split", "roofline", "summary_rows"], 2),
     "statistics": 3,
     **dict.fromkeys(["profiler", "sources", "integrations"], 4),
     "cli": 5,
@@ -28,6 +28,8 @@ FAMILIES = {
     "op_formulas": "op_costs",
     **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing"], "statistics"),
     "model_statistics": "statistics",
+    "formatting": "summary_rows",
+    **dict.fromkeys(["torchinfo", "run_cache"], "statistics"),
 }
 
 
