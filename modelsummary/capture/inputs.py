@@ -16,17 +16,18 @@ from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.structure import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
-__all__ = ["CallArguments", "available_device", "call_arguments", "call_like"]
+__all__ = ["CallArguments", "InputSize", "available_device", "call_arguments", "call_like"]
 
 
 @dataclass(frozen=True)
-class _Sized:
+class InputSize:
     """An input given by its size; the tensor is made when the execution is known."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def random(self, device: torch.device) -> Tensor:
+        """A tensor of this size: random numbers, zeros for integers."""
         if self.dtype.is_floating_point or self.dtype.is_complex:
             return torch.rand(self.shape, dtype=self.dtype, device=device)
         return torch.zeros(self.shape, dtype=self.dtype, device=device)  # an index that every table has
@@ -57,7 +58,7 @@ class CallArguments:
         """The arguments with ``twin(tensor)`` for tensors and arrays, and meta tensors for sizes."""
 
         def convert(leaf: Any) -> Any:
-            if isinstance(leaf, _Sized):
+            if isinstance(leaf, InputSize):
                 return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
             return twin(tensor) if (tensor := _tensor_of(leaf)) is not None else leaf
 
@@ -70,7 +71,7 @@ class CallArguments:
         place = self.device
 
         def convert(leaf: Any) -> Any:
-            if isinstance(leaf, _Sized):
+            if isinstance(leaf, InputSize):
                 return leaf.random(place or default)
             if raw_arrays and isinstance(leaf, _Array):
                 return leaf.value.copy()
@@ -90,7 +91,7 @@ class CallArguments:
     @property
     def size_dtypes(self) -> list[torch.dtype]:
         """Dtypes of the inputs given by size."""
-        return [each.dtype for each in self.args if isinstance(each, _Sized)]
+        return [each.dtype for each in self.args if isinstance(each, InputSize)]
 
     def size_along(self, dim: int) -> int | None:
         """Size of the first input that has this dimension; None if none has."""
@@ -110,7 +111,7 @@ class CallArguments:
             shape = _shape_of(leaf)
             if shape is None or len(shape) <= dim or shape[dim] != size:
                 return leaf
-            if isinstance(leaf, _Sized):
+            if isinstance(leaf, InputSize):
                 return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))
             if isinstance(leaf, _Array):
                 return _Array(leaf.value.take(rows(torch.device("cpu")).numpy(), axis=dim))
@@ -231,8 +232,8 @@ def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
         return None
     if all(map(_is_number, input_data)):
         return [input_data]
-    are_sizes = [isinstance(each, (list, tuple)) and bool(each) and all(map(_is_number, each)) for each in input_data]
-    if all(are_sizes):
+    are_sizes = [isinstance(each, (list, tuple)) and all(map(_is_number, each)) for each in input_data]
+    if all(are_sizes) and any(input_data):  # () among others is the size of a scalar
         return list(input_data)
     if any(are_sizes) and any(isinstance(each, Tensor) for each in input_data):
         raise InputError(f"input_data={_short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
@@ -240,7 +241,9 @@ def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (hasattr(value, "__index__") and not isinstance(value, Tensor))
+    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays have an __index__, too
+        return False
+    return isinstance(value, (int, float)) or hasattr(value, "__index__")
 
 
 def _from_sizes(
@@ -248,7 +251,7 @@ def _from_sizes(
     sizes: list[Sequence[Any]],
     batch_dim: int | None,
     dtypes: torch.dtype | Sequence[torch.dtype] | None,
-) -> tuple[_Sized, ...]:
+) -> tuple[InputSize, ...]:
     if dtypes is None:
         floats = (each.dtype for each in model.parameters() if each.dtype.is_floating_point)
         each_dtype = [next(floats, torch.get_default_dtype())] * len(sizes)
@@ -262,7 +265,7 @@ def _from_sizes(
             if not isinstance(dtype, torch.dtype):
                 raise InputError(f"dtypes holds {dtype!r}; expected a torch.dtype such as torch.long")
     shapes = (_with_batch(_checked_size(size), batch_dim) for size in sizes)
-    return tuple(_Sized(shape, dtype) for shape, dtype in zip(shapes, each_dtype, strict=True))
+    return tuple(InputSize(shape, dtype) for shape, dtype in zip(shapes, each_dtype, strict=True))
 
 
 def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
@@ -310,7 +313,7 @@ def _tensor_of(leaf: Any) -> Tensor | None:
 
 
 def _shape_of(leaf: Any) -> tuple[int, ...] | None:
-    if isinstance(leaf, _Sized):
+    if isinstance(leaf, InputSize):
         return leaf.shape
     leaf = leaf.value if isinstance(leaf, _Array) else leaf
     return tuple(leaf.shape) if is_array(leaf) or isinstance(leaf, Tensor) else None

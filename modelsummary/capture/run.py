@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import warnings
@@ -82,10 +83,11 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
         if only_shapes:
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
         return _real(model, modules, call)
-    run = _attempt(model, modules, call, on_shapes=True)
-    reason = _obstacle(run)
-    if reason is None:
-        return _recording(run, "shape")
+    with no_collection():
+        run = _attempt(model, modules, call, on_shapes=True)
+        reason = _obstacle(run)
+        if reason is None:
+            return _recording(run, "shape")
     if execution == "shape" or only_shapes:
         return _with_obstacle(run)
     recording = _real(model, modules, call)
@@ -218,7 +220,9 @@ def running(
         grad: with gradients enabled.
         as_is: leave on what hides operators: fused fast paths and compiled functions.
     """
-    with suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=_META if on_shapes else None) as held:
+    pause = no_collection() if on_shapes else nullcontext()
+    lazy_device = _META if on_shapes else None
+    with pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
         execution = ShapeOnly() if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
         try:
             if isinstance(execution, ShapeOnly):
@@ -234,6 +238,21 @@ def running(
         finally:
             if isinstance(execution, RealExecution):
                 execution.put_back()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Context without the cyclic garbage collector.
+
+    It would go over the whole model again and again, as a record of many calls grows: half of the time of a large one.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

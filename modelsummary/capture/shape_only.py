@@ -14,7 +14,7 @@ Two things make it more than ``model.to("meta")``:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn.parameter import is_lazy
 
+from modelsummary.capture.known_values import KnownValues
 from modelsummary.capture.shape_rules import SHAPE_RULES
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
@@ -32,9 +33,6 @@ __all__ = ["ShapeOnly", "selects_by_mask"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
-# Largest tensors whose values are followed: enough for positions and masks, too small to cost time.
-_MAX_KNOWN = 2**16
-_MAX_KNOWN_PARAMETER = 16
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 
 Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
@@ -55,10 +53,7 @@ class ShapeOnly:
         self.log: list[Any] | None = None
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # id(meta tensor) -> meta tensor, values
-        self._storages: dict[int, Any] = {}  # id(known meta tensor) -> its storage; .data = ... exchanges it
-        self._borrowed: set[int] = set()  # ids of known meta tensors whose values belong to the model
-        self._overwritten: dict[int, Any] = {}  # meta storages (kept alive) that lost what was known of them
+        self._known = KnownValues()
 
     def input(self, tensor: Tensor) -> Tensor:
         """The meta twin of an input tensor. Values of floating point inputs count as unknown."""
@@ -117,27 +112,28 @@ class ShapeOnly:
                 kwargs["pin_memory"] = False
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
-        values = self._values(rule, args, kwargs)
+        known = self._known.cover(rule, args, kwargs)
         if rule.needs_values or selects_by_mask(rule, args):
-            return self._run_on_values(func, rule, values), NO_COST
+            return self._run_on_values(func, rule, args, kwargs, known), NO_COST
+        for tensor in _written(rule, args, kwargs):
+            self._known.before_write(tensor)
         try:
             out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
         except Exception:
-            if values is None:
+            if not known:
                 self.obstacle = self.obstacle or rule.name
                 raise
-            return self._run_on_values(func, rule, values), NO_COST
-        self._follow(func, rule, args, kwargs, values, out)
-        if copies_to_cpu and id(out) in self._known:  # a copy with values, as .tolist() and .numpy() ask for
-            return self._known[id(out)][1].clone(), cost
+            return self._run_on_values(func, rule, args, kwargs, known), NO_COST
+        self._follow(func, rule, args, kwargs, known, out)
+        if copies_to_cpu and known:  # a copy with values, as .tolist() and .numpy() ask for
+            value = self._known.value(out)
+            return (out if value is None else value), cost
         return out, cost
 
     def _refuse_to_write_strangers(self, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> None:
         """A write into a tensor that is not on meta would reach only its twin; Python would read it unchanged."""
-        for place in rule.writes:
-            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
-                if not tensor.is_meta:
-                    raise self._needing_values(rule)
+        if any(not tensor.is_meta for tensor in _written(rule, args, kwargs)):
+            raise self._needing_values(rule)
 
     def _needing_values(self, rule: OpRule) -> DataDependentError:
         if self.obstacle is None:
@@ -200,10 +196,7 @@ class ShapeOnly:
     def _adopt(self, tensor: Tensor) -> Tensor:
         """The twin of a tensor whose values are known as long as nobody writes them."""
         twin = self._new_twin(tensor)
-        limit = _MAX_KNOWN_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_KNOWN
-        if tensor.numel() <= limit and tensor.layout is torch.strided:
-            self._set_known(twin, tensor)
-            self._borrowed.add(id(twin))
+        self._known.borrow(twin, tensor)
         return twin
 
     def _new_twin(self, tensor: Tensor) -> Tensor:
@@ -222,68 +215,30 @@ class ShapeOnly:
 
     # ---------------------------------------------------------------------------------- known values
 
-    def _values(self, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The arguments with values for tensors, if all are known and the result is determined by them."""
-        if rule.is_random:
-            return None
-        for tensor in tensors_in((args, kwargs)):
-            if id(tensor) not in self._known:
-                return None
-            storage = tensor.untyped_storage()._cdata
-            if storage in self._overwritten or storage != self._storages[id(tensor)]._cdata:
-                return None
-        args, kwargs = map_tensors(self._own_value, (args, kwargs))
-        if kwargs.get("device") is not None:
-            kwargs["device"] = _CPU
-        return args, kwargs
-
-    def _own_value(self, meta: Tensor) -> Tensor:
-        """The values of a known tensor, copied before anything could write into the model's own."""
-        if id(meta) in self._borrowed:
-            self._borrowed.discard(id(meta))
-            self._known[id(meta)] = (meta, self._known[id(meta)][1].detach().to(_CPU, copy=True))
-        return self._known[id(meta)][1]
-
-    def _run_on_values(self, func: Any, rule: OpRule, values: tuple[Any, dict[str, Any]] | None) -> Any:
+    def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
+        values = self._known.filled_in(args, kwargs) if known else None
         if values is None:
             raise self._needing_values(rule)
         return map_tensors(self._know, func(*values[0], **values[1]))
 
     def _know(self, value: Tensor) -> Tensor:
         twin = self._new_twin(value)
-        self._set_known(twin, value)
+        self._known.set(twin, value)
         return twin
 
-    def _set_known(self, meta: Tensor, value: Tensor) -> None:
-        if id(meta) not in self._known:
-            self._known[id(meta)] = (meta, value)
-            self._storages[id(meta)] = meta.untyped_storage()
+    def _follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool, out: Any) -> None:
+        """Keep what is known true after an operator: follow its results, or forget what it overwrote."""
+        followed = known and isinstance(func, OpOverload)
+        if followed and self._known.follow(func, rule, args, kwargs, list(tensors_in(out))):
+            return
+        for tensor in _written(rule, args, kwargs):
+            self._known.overwritten(tensor)
 
-    def _follow(
-        self,
-        func: Any,
-        rule: OpRule,
-        args: Any,
-        kwargs: dict[str, Any],
-        values: tuple[Any, dict[str, Any]] | None,
-        out: Any,
-    ) -> None:
-        """Keep what is known true after an operator: compute its values, or forget what it overwrote."""
-        if values is not None and isinstance(func, OpOverload):
-            outputs = list(tensors_in(out))
-            if sum(tensor.numel() for tensor in outputs) <= _MAX_KNOWN:
-                try:
-                    computed = list(tensors_in(func(*values[0], **values[1])))
-                except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
-                    computed = []
-                for meta, value in zip(outputs, computed, strict=False):
-                    self._set_known(meta, value)
-                if computed:
-                    return
-        for place in rule.writes if self._known else ():
-            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
-                storage = tensor.untyped_storage()
-                self._overwritten[storage._cdata] = storage
+
+def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Tensors that the operator writes in place."""
+    for place in rule.writes:
+        yield from tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
 
 
 _SAME_DTYPE = frozenset(f"aten.{name}" for name in ("mm", "addmm", "mv", "addmv", "dot", "vdot", "baddbmm"))

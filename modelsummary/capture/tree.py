@@ -86,6 +86,7 @@ class _Tree:
         if own is not None:
             _fill(row, call)
             row.call_index = self._calls[id(call.module)]
+            row.call_order = len(self._row_of_call)
             self._calls[id(call.module)] += 1
         self._row_of_call[call] = row
         row.self_macs += call.macs
