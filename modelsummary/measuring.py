@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import available_device, call_like
 from modelsummary.capture.latency import LatencyOverhead, measure_latency
 from modelsummary.device_spec import DeviceSpec, Precision
@@ -33,6 +34,7 @@ class Measuring(Live):
     latency_overhead: LatencyOverhead | None = None
     _called: nn.Module | None = None  # what to call for the model: a compiled one
 
+    @exclusive
     def measure_latency(
         self,
         x: Any = None,

@@ -17,6 +17,7 @@ from modelsummary.capture import Recording, capture
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.latency import LatencyOverhead
@@ -222,6 +223,7 @@ class _Session:
             return None
         return key
 
+    @exclusive
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | Exception:
         try:
             return capture(unwrap(self._model), CallArguments(args, kwargs, None), "auto")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.measured import measure_step
 from modelsummary.capture.memory import RowMemory, StepPlan, simulate_step
@@ -42,6 +43,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Sizing(Live):
     """The part of ``ModelStatistics`` that is about memory."""
 
+    @exclusive
     def memory(
         self,
         mode: str = "train",
@@ -108,6 +110,7 @@ class Sizing(Live):
             checkpoint = [row.fqn for row in blocks] if checkpoint == "every" else square_root(blocks)
         return _plan(mode, checkpoint=checkpoint, **options)
 
+    @exclusive
     def measure_memory(self, mode: str = "train", **options: Any) -> MemoryMeasurement:
         """Run two steps for real and measure the second; the model is afterwards as before.
 
@@ -127,6 +130,7 @@ class Sizing(Live):
         predicted, _ = self._simulate(model, call, plan)
         return MemoryMeasurement(measured.held_after_forward, measured.peak, predicted)
 
+    @exclusive
     def suggest_checkpoint(self, budget_bytes: int, **options: Any) -> CheckpointPlan:
         """Which modules to recompute in the backward so that a training step fits, with the fewest MACs done again.
 
@@ -174,6 +178,7 @@ class Sizing(Live):
                 )
             needed = [each + max(peak - budget_bytes, 1) for each in needed]  # the figures were too hopeful
 
+    @exclusive
     def max_batch_size(self, memory_bytes: int, mode: str = "train", **options: Any) -> int:
         """The largest batch whose peak fits.
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.changes import surroundings
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.record import record
@@ -28,6 +29,7 @@ class Splitting(Live):
     execution: str
     _cut: ModelSplitter | None = None
 
+    @exclusive
     def split(
         self,
         n_stages: int,
@@ -62,6 +64,7 @@ class Splitting(Live):
         wishes = Wishes(n_stages, max_memory, boundaries, max_crossing_bytes, single_tensor_cuts)
         return self._splitter().split(by, wishes)
 
+    @exclusive
     def plan(
         self,
         devices: int,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import is_compiled, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.errors import DataDependentError, ForwardError, InputError
@@ -56,6 +57,7 @@ class Statistics(ModelStatistics):
         ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
     """
 
+    @exclusive
     def __init__(
         self,
         model: nn.Module,

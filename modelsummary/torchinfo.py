@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from modelsummary.capture import capture, list_layers
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.structure import is_array
@@ -31,6 +32,7 @@ _NEED_INPUT = (ColumnSettings.INPUT_SIZE, ColumnSettings.OUTPUT_SIZE, ColumnSett
 _cache = RunCache()
 
 
+@exclusive
 def summary(
     model: nn.Module,
     input_size: Sequence[Any] | None = None,

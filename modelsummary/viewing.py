@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from types import EllipsisType
 
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.record import record_once
 from modelsummary.errors import InputError
 from modelsummary.measuring import Measuring
@@ -31,6 +32,7 @@ class Viewing(Measuring):
         """Pictures with matplotlib: ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
         return Pictures(self.root, self._dtype)
 
+    @exclusive
     def graph(self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None) -> Graph:
         """The dataflow: which module's output goes to which module's input, through which functions.
 
