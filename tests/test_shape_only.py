@@ -322,3 +322,65 @@ def test_exchanged_data_is_not_known_by_its_old_values():
     model.register_buffer("n", torch.tensor([3, 4]))
     with untouched(model):
         assert Statistics(model, torch.ones(1)).root.output_size == [4]
+
+
+# ------------------------------------------------------------------------------- values that change unseen
+
+
+def branching(condition, prepare=lambda model: None):
+    """A forward that takes the small layer (24 MACs for a batch of 3) if ``condition`` holds, else the large one."""
+    model = Call(lambda self, x: (self.a if condition(self, x) else self.b)(x), a=nn.Linear(4, 2), b=nn.Linear(4, 300))
+    prepare(model)
+    return model
+
+
+def changed_array(_model, _x):
+    array = np.zeros(2, dtype=np.int64)
+    later = torch.from_numpy(array) + 1  # computed with the values of now
+    array[0] = 5
+    return bool(later[0] == 1)
+
+
+def with_view(model):
+    model.register_buffer("whole", torch.zeros(4))
+    model.register_buffer("part", model.whole[:2])
+
+
+def with_expanded(model):
+    model.register_buffer("one", torch.zeros(1).expand(4))
+
+
+def norm(model):
+    model.norm = nn.BatchNorm1d(4)
+
+
+@pytest.mark.parametrize(
+    ("condition", "prepare"),
+    [
+        (changed_array, lambda model: None),
+        (lambda self, _: bool(self.whole.add_(1).sum() > 0 and self.part.sum() > 0), with_view),
+        (lambda self, _: bool(self.part.add_(1).sum() > 0 and self.whole.sum() > 0), with_view),
+        (lambda self, _: bool(self.one[0].fill_(1) > 0 and self.one.sum() == 4), with_expanded),
+        # running statistics are written, though the schema of the operator does not say so
+        (lambda self, x: bool(self.norm(x).dim() == 2 and self.norm.running_mean.sum() > 0), norm),
+        (lambda self, x: bool(self.norm(x).dim() == 2 and self.norm.running_var.sum() < 4), norm),
+    ],
+)
+def test_values_that_change(condition, prepare):
+    x = torch.rand(3, 4) + 5
+    really = Statistics(branching(condition, prepare), x, execution="real")
+    assert Statistics(branching(condition, prepare), x).total_mult_adds == really.total_mult_adds == 24
+
+
+def test_deferred_values():
+    def condition(_model, x):
+        mask = torch.ones(3, 3).tril()
+        first = mask.sum()  # of the mask before it is written
+        mask.fill_(0)
+        chain = torch.zeros(())
+        for _ in range(3000):  # deep, but without recursion
+            chain = chain + 1
+        return bool(first == 6 and mask.sum() == 0 and chain == 3000)
+
+    stats = Statistics(branching(condition), (3, 4))
+    assert (stats.execution, stats.total_mult_adds) == ("shape", 24)

@@ -38,17 +38,34 @@ class KnownValues:
     def __init__(self) -> None:
         self._values: dict[int, tuple[Tensor, Tensor | None]] = {}  # id -> meta tensor, values; None while deferred
         self._storages: dict[int, Any] = {}  # id -> storage of the meta tensor; .data = ... exchanges it
+        self._owners: dict[int, tuple[Any, Tensor]] = {}  # storages of the model -> kept alive, first meta tensor
         self._in_use: set[int] = set()  # the storages of all that are or were known
         self._borrowed: set[int] = set()  # ids of meta tensors whose values belong to the model
         self._overwritten: dict[int, Any] = {}  # meta storages (kept alive) that lost what was known of them
         self._deferred: list[_Deferred] = []
 
-    def borrow(self, meta: Tensor, tensor: Tensor) -> None:
-        """``meta`` stands for a tensor of the model, if that is small enough to be followed."""
+    def borrow(self, meta: Tensor, tensor: Tensor, copy: bool = False) -> None:
+        """``meta`` stands for a tensor of the model, if that is small enough to be followed.
+
+        Tensors that share memory are not: a write to one would have to reach the others.
+        """
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        first = self._owners.setdefault(storage._cdata, (storage, meta))[1]
+        if first is not meta:
+            self._forget(first)
+            return
         most = _MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS
-        if tensor.numel() <= most and tensor.layout is torch.strided:
-            self.set(meta, tensor)
-            self._borrowed.add(id(meta))
+        if tensor.numel() <= most and storage.nbytes() == tensor.nbytes:
+            self.set(meta, tensor.detach().clone() if copy else tensor)
+            if not copy:
+                self._borrowed.add(id(meta))
+
+    def _forget(self, meta: Tensor) -> None:
+        self._compute()
+        self._values.pop(id(meta), None)
+        self._borrowed.discard(id(meta))
 
     def set(self, meta: Tensor, value: Tensor | None) -> None:
         """The values of ``meta`` are these; None: they are deferred. A tensor that is known stays as it is."""

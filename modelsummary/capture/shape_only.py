@@ -64,11 +64,11 @@ class ShapeOnly:
         return self._adopt(tensor)
 
     def twin(self, tensor: Tensor) -> Tensor:
-        """The meta twin of a tensor of the model."""
+        """The meta twin of a tensor that an operator meets."""
         if tensor.is_meta:
             return tensor
         known_twin = self._twins.get(id(tensor))
-        return known_twin[1] if known_twin is not None else self._adopt(tensor)
+        return known_twin[1] if known_twin is not None else self._adopt(tensor, is_stray=True)
 
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
         """Put twins in the place of parameters, buffers and plain tensor attributes."""
@@ -79,7 +79,8 @@ class ShapeOnly:
                     continue
                 for name, tensor in tensors.items():
                     if type(tensor) in (nn.Parameter, Tensor) and not tensor.is_meta and not is_lazy(tensor):
-                        tensors[name] = self.twin(tensor)
+                        known_twin = self._twins.get(id(tensor))
+                        tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
             if isinstance(module, nn.RNNBase):
                 flat = module._flat_weights
                 module._flat_weights = [weight if weight is None else self.twin(weight) for weight in flat]
@@ -193,10 +194,13 @@ class ShapeOnly:
         key.append(value)
         return _META if kind is torch.device else value
 
-    def _adopt(self, tensor: Tensor) -> Tensor:
-        """The twin of a tensor whose values are known as long as nobody writes them."""
+    def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
+        """The twin of a tensor whose values are known as long as nobody writes them.
+
+        The memory of a stray one may belong to somebody else, such as a numpy array, who can write at any time.
+        """
         twin = self._new_twin(tensor)
-        self._known.borrow(twin, tensor)
+        self._known.borrow(twin, tensor, copy=is_stray)
         return twin
 
     def _new_twin(self, tensor: Tensor) -> Tensor:
@@ -237,10 +241,13 @@ class ShapeOnly:
 
 def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
     """Tensors that the operator writes in place."""
+    if rule.name in _WRITES_STATISTICS and args[5]:  # while training, of which the schema says nothing
+        yield from tensors_in(args[3:5])
     for place in rule.writes:
         yield from tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
 
 
+_WRITES_STATISTICS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
 _SAME_DTYPE = frozenset(f"aten.{name}" for name in ("mm", "addmm", "mv", "addmv", "dot", "vdot", "baddbmm"))
 _NORMS = frozenset({"aten.native_layer_norm", "aten.native_batch_norm", "aten.native_group_norm"})
 
