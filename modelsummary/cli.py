@@ -9,6 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from decimal import Decimal
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +57,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main() -> NoReturn:
     """Run the command of this process and leave with its exit status."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the terminal or the pipe has no box-drawing characters
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
@@ -76,10 +81,14 @@ def run(arguments: Sequence[str]) -> int:
         lines = str(error).splitlines() or [type(error).__name__]
         print(f"{_red('error:')} {lines[0]}", file=sys.stderr)
         return 2
-    except OSError as error:
-        if debug or isinstance(error, BrokenPipeError):
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # status 1 is for budgets alone
+        if debug:
             raise
-        print(f"{_red('error:')} {error}", file=sys.stderr)
+        lines = str(error).splitlines() or [""]
+        name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        print(f"{_red('error:')} {name}{lines[0]} (--debug shows the traceback)", file=sys.stderr)
         return 2
 
 
@@ -107,7 +116,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--diff", metavar="MODEL", help="compare with another model, made and called alike")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
         add(f"--max-{what}", type=_amount, metavar=unit, help=f"exit with 1 where the model has more {what}")
-    add("--device", help="where the model is made; default: nowhere (meta), or the CPU to run it")
+    add("--device", help="where to run the model; default: the CPU")
     add("--debug", action="store_true", help="show tracebacks")
     add("--version", action="version", version=_version())
     _complete(parser)
@@ -137,7 +146,7 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 # ------------------------------------------------------------------------------------------- arguments
 
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGTP]i?)?B?")
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
 
 
 _Input = tuple[str | None, list[int], torch.dtype | None]
@@ -169,7 +178,7 @@ def _amount(text: str) -> int:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount; expected a number such as 25M, 4.1G or 16GiB")
     prefix = (found["prefix"] or "").replace("k", "K")
-    return int(float(found["number"]) * PREFIXES[prefix])
+    return int(Decimal(found["number"]) * PREFIXES[prefix])
 
 
 # ------------------------------------------------------------------------------------------------ work
@@ -180,19 +189,22 @@ def _run(options: argparse.Namespace) -> int:
     if extra and options.format not in ("text", "json"):
         raise InputError(f"--format {options.format} holds only the table; --{extra[0]} needs text or json")
     stats = _statistics(options.model, options)
-    if stats.execution == "none" and options.max_macs is not None:
-        raise InputError("--max-macs needs an --input")
-    if options.latency:
-        stats.measure_latency()
+    asks = ("max_macs", "max_memory", "memory", "split", "latency")
+    asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
+    if stats.execution == "none" and asked:
+        raise InputError(f"--{asked[0]} needs an --input")
     memory = _memory(stats, options)
     stages = None if options.split is None else stats.split(options.split)
     other = None if options.diff is None else _statistics(options.diff, options)
+    for each in (stats, other) if options.latency else ():
+        if each is not None:
+            each.measure_latency()
     _write(_report(stats, memory, stages, other, options), options.output)
     return _exceeded(stats, memory, options)
 
 
 def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
-    with_values = options.latency or options.device is not None
+    with_values = options.latency or options.device not in (None, "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
     model = source.model if options.device is None else source.model.to(available_device(options.device))
     if options.mode is not None:

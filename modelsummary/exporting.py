@@ -29,9 +29,9 @@ Path_ = str | PathLike[str] | None
 class Exporting(Measuring):
     """The part of ``ModelStatistics`` that writes it in other formats.
 
-    All methods take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``), ``depth`` (the deepest level shown;
-    None: all; default: that of ``Statistics``) and ``units`` (a prefix such as ``"M"`` for counts and bytes), and raise
-    ``InputError`` for an unusable one.
+    All methods but ``to_dict`` and ``to_json`` take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``),
+    ``depth`` (the deepest level shown; None: all; default: that of ``Statistics``) and ``units`` (a prefix such as
+    ``"M"`` for counts and bytes), and raise ``InputError`` for an unusable one.
     """
 
     root: LayerInfo
@@ -161,5 +161,5 @@ class Exporting(Measuring):
 
 def _written(text: str, path: Path_) -> str:
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     return text

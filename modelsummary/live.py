@@ -23,6 +23,7 @@ class Live:
         model = self.root.module
         if model is None or self._call is None:
             raise InputError(
-                f"{what} needs the live model and an input: Statistics(model, input_data) that was not pickled"
+                f"{what} needs the live model and an input: pass input_data to Statistics; what was pickled, loaded or "
+                "cut short by an error has none"
             )
         return model, self._call

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import available_device, call_like
@@ -110,7 +111,7 @@ class Measuring(Live):
         """Floating point dtype of most parameters; float32 without any."""
         counts: dict[torch.dtype, int] = {}
         for parameter in self.root.module.parameters() if self.root.module is not None else ():
-            if parameter.dtype.is_floating_point:
+            if parameter.dtype.is_floating_point and not is_lazy(parameter):
                 counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
         return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
 

@@ -72,14 +72,18 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, ReadableNumbers):
         Raises:
             InputError: this is no such document, or one of another version.
         """
-        is_text = isinstance(source, str) and source.lstrip().startswith(("{", "["))
-        text = source if is_text and isinstance(source, str) else Path(source).read_text(encoding="utf-8")
+        if not isinstance(source, (str, PathLike)) or not str(source):
+            raise InputError(f"source={source!r:.80}; expected JSON text, or the path of a file with it")
+        is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
         try:
-            facts = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{text!r:.40} is no JSON: {error}") from None
+            text = str(source) if is_text else Path(source).read_text(encoding="utf-8-sig")
+            facts = json.loads(text.lstrip("\ufeff"))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{source!r:.80} is no text in UTF-8: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{source!r:.40} is no JSON: {error}") from None
         check_document(facts)
-        root = tree_of(facts.get("rows", []))
+        root = tree_of(facts["rows"])
         try:
             names = ("execution", "fallback_reason", "batch_dim")
             options = TableOptions(**facts["options"])

@@ -134,11 +134,15 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     Raises:
         InputError: a name is no module of the model, or no such segment; nothing was changed then.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
     if isinstance(fqns, str):
         raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
+    chosen = list(dict.fromkeys(fqns)) if isinstance(fqns, Iterable) else [fqns]
+    if not all(isinstance(fqn, str) for fqn in chosen):
+        raise InputError(f"fqns={fqns!r}; expected a list of names of modules")
     modules = dict(model.named_modules())
     segments: defaultdict[str, list[range]] = defaultdict(list)
-    chosen = list(dict.fromkeys(fqns))
     for fqn in chosen:
         container, segment = _segment(fqn)
         if container not in modules:
@@ -146,6 +150,13 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)
+    for fqn in {_segment(fqn)[0]: fqn for fqn in chosen}.values():
+        container, _ = _segment(fqn)
+        if container in segments and container in chosen:
+            raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; name one of them")
+        forward = vars(modules[container]).get("forward")
+        if isinstance(forward, partial) and forward.func in (checkpoint, _in_segments):
+            raise InputError(f"{fqn!r} is checkpointed already")
     for fqn in chosen:
         if fqn in modules:
             modules[fqn].forward = partial(checkpoint, modules[fqn].forward, use_reentrant=False)

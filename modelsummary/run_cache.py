@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
@@ -16,6 +18,8 @@ from modelsummary.layer_info import LayerInfo
 
 __all__ = ["RunCache"]
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_REGISTERED = frozenset(name for name in vars(nn.Module()) if name != "training")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -30,8 +34,9 @@ class _Entry:
 class RunCache:
     """The last recording of each model that is alive.
 
-    It is found again for the same arguments (sizes, or the very tensors, unwritten since) while modules, plain
-    attributes, parameters and buffers are what they were. Arguments that cannot be compared are never found.
+    It is found again for the same arguments (sizes, or the very tensors, unwritten since) while modules, their
+    attributes and hooks, parameters and buffers are what they were. Models and arguments that hold something which
+    cannot be compared are never found.
     """
 
     def __init__(self) -> None:
@@ -96,13 +101,23 @@ def _tensor_identity(tensor: Tensor) -> Hashable:
 
 def _state(model: nn.Module) -> Iterator[Hashable]:
     for name, module in model.named_modules():
-        yield name, id(module), module.training
-        yield tuple((key, value) for key, value in vars(module).items() if _is_plain(value))
+        yield name, id(module)
+        yield tuple((key, _frozen(value)) for key, value in vars(module).items() if key not in _REGISTERED)
+        yield tuple((key, tuple(map(id, hooks.values()))) for key, hooks in vars(module).items() if key in _HOOKS)
         for tensors in (module._parameters, module._buffers):
             yield tuple(
                 (key, None if each is None else _tensor_identity(each) or object()) for key, each in tensors.items()
             )
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+def _frozen(value: Any) -> Hashable:
+    """Equal for equal values; what cannot be compared equals nothing."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return dict, tuple((key, _frozen(inner)) for key, inner in value.items())
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType, torch.dtype, torch.device)):
+        return value
+    return object()

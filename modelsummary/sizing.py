@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
@@ -60,9 +61,9 @@ class Sizing(Live):
         """Predict the memory of one step without running it: nothing is computed or allocated.
 
         The forward, the backward and the optimizer's step run on fake tensors, and every storage is followed until it
-        is gone. Fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of every row. Counted are the
-        storages of tensors, not what an operator needs for itself while it runs, nor what an allocator keeps in
-        reserve. The model is taken in the modes that its modules have.
+        is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of every row.
+        Counted are the storages of tensors, not what an operator needs for itself while it runs, nor what an allocator
+        keeps in reserve. The model is taken in the modes that its modules have.
 
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.
@@ -86,7 +87,7 @@ class Sizing(Live):
         options |= {"optimizer": optimizer, "dtype": dtype, "device": device, "block_bytes": block_bytes}
         plan = self._plan(mode, autocast=autocast, **options)
         estimate, by_call = self._simulate(model, call, plan)
-        rows = list(self.root.walk())
+        rows = list(self.root.walk()) if plan.train else []
         for row in rows:
             found = by_call.get((row.fqn, row.call_index)) if row.executed else None
             row.self_activation_bytes = found.activation_bytes if found is not None else 0
@@ -96,6 +97,13 @@ class Sizing(Live):
             if row.parent_info is not None:
                 row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
         return estimate
+
+    def _live(self, what: str) -> tuple[nn.Module, CallArguments]:
+        model, call = super()._live(what)
+        lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
+        if lazy is not None and what.endswith("memory"):
+            raise InputError(f"{what}: parameter {lazy!r} is not initialised; run the model once")
+        return model, call
 
     def _simulate(
         self, model: nn.Module, call: CallArguments, plan: StepPlan
@@ -271,6 +279,8 @@ def _plan(
         raise InputError(f"mode={mode!r}; expected 'train' or 'inference'")
     if isinstance(checkpoint, str):
         raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}], 'every', or 'sqrt'")
+    if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
+        raise InputError(f"checkpoint={checkpoint!r}; expected a list of names, 'every', 'sqrt', or None")
     for name, kind in (("dtype", dtype), ("autocast", autocast)):
         if kind is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
             raise InputError(f"{name}={kind!r}; expected a floating point torch.dtype")

@@ -6,8 +6,6 @@ import difflib
 import importlib
 import inspect
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +71,9 @@ def _made(make: Callable[[], Source], with_values: bool) -> Source:
         try:
             with torch.device("meta"):
                 return make()
-        except (NotImplementedError, RuntimeError):  # some compute with their tensors when they are made
+        except InputError:
+            raise
+        except Exception:  # some compute with their tensors when they are made; if it is something else, it comes again
             pass
     return make()
 
@@ -107,11 +107,14 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
         path /= "config.json"
     try:
         facts = {**json.loads(path.read_text(encoding="utf-8")), **settings}
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"configuration {name!r} cannot be read: {error}") from None
     if "model_type" not in facts:
         raise InputError(f"configuration {name!r} has no 'model_type'")
-    config = transformers.AutoConfig.for_model(**facts)
+    try:
+        config = transformers.AutoConfig.for_model(**facts)
+    except ValueError as error:
+        raise InputError(f"configuration {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     architecture = next(iter(facts.get("architectures") or ()), None)
     kind = getattr(transformers, architecture, None) if architecture else None
 
@@ -123,17 +126,19 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
 
 
 def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
-    with _working_directory_importable():
-        try:
-            found: Any = importlib.import_module(module)
-        except ImportError as error:
-            raise InputError(f"module {module!r} cannot be imported: {error}") from error
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever the code of a module raises
+        what = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise InputError(f"module {module!r} cannot be imported: {what}{error}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise InputError(f"module {module!r} has no {name!r}")
         found = getattr(found, part)
     if isinstance(found, nn.Module):
         model = found
+        if settings:
+            raise InputError(f"{module}:{name} is made already; settings {dict(settings)!r:.80} cannot be applied")
         return lambda: Source(model)
     if not callable(found):
         raise InputError(f"{module}:{name} is {found!r:.80}; expected a function or class that makes a torch.nn.Module")
@@ -173,14 +178,3 @@ def _needs(library: str, extra: str) -> Iterator[None]:
         raise MissingExtraError(library, extra) from error
     except RuntimeError as error:  # torchvision that was built for another torch
         raise InputError(f"{library} does not work with torch {torch.__version__}: {error}") from error
-
-
-@contextmanager
-def _working_directory_importable() -> Iterator[None]:
-    """As with ``python -m``: a console script's path lacks the working directory."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)

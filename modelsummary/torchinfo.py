@@ -87,9 +87,12 @@ def summary(
         verbose=verbose,
         col_names=_columns(col_names, with_input),
         col_width=col_width,
-        row_settings={_member(RowSettings, name, "row_settings") for name in row_settings or [RowSettings.DEPTH]},
+        row_settings={
+            _member(RowSettings, name, "row_settings")
+            for name in _listed(row_settings or [RowSettings.DEPTH], "row_settings")
+        },
     )
-    _check(verbose, col_width, device)
+    _check(verbose, col_width, depth, device)
     if input_size is not None and input_data is not None:
         raise InputError("input_size and input_data are both given; pass one of them")
     run = Mode.EVAL if mode is None else _member(Mode, mode, "mode")
@@ -186,6 +189,10 @@ class SummaryStatistics(Statistics):
         return render_summary(self.summary_list, totals, self.formatting, ran=self.execution != "none")
 
     __repr__ = __str__
+    _repr_html_ = None  # type: ignore[assignment]  # a notebook shows the text, as for torchinfo
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self)}
 
 
 # --------------------------------------------------------------------------------------------- arguments
@@ -201,21 +208,29 @@ def _member(kind: type[_Settings], name: str, argument: str) -> _Settings:
         raise InputError(f"unknown {argument} {name!r}; expected some of: {known}") from None
 
 
+def _listed(names: Iterable[str], argument: str) -> Iterable[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"{argument}={names!r} is no list of names")
+    return names
+
+
 def _columns(names: Iterable[str] | None, with_input: bool) -> tuple[ColumnSettings, ...]:
     if names is None:
         return _DEFAULT_COLUMNS if with_input else (ColumnSettings.NUM_PARAMS,)
-    columns = tuple(_member(ColumnSettings, name, "col_names") for name in names)
+    columns = tuple(_member(ColumnSettings, name, "col_names") for name in _listed(names, "col_names"))
     empty = [] if with_input else [column.value for column in columns if column in _NEED_INPUT]
     if empty:
         raise InputError(f"the columns {', '.join(empty)} need a forward; pass input_size or input_data")
     return columns
 
 
-def _check(verbose: int, col_width: int, device: torch.device | str | None) -> None:
+def _check(verbose: int, col_width: int, depth: int, device: torch.device | str | None) -> None:
     if verbose not in tuple(Verbosity):
         raise InputError(f"verbose={verbose!r}; expected 0 (nothing), 1 (the table) or 2 (with every parameter)")
-    if col_width <= 0:
+    if type(col_width) is not int or col_width <= 0:
         raise InputError(f"col_width={col_width!r}; expected characters, at least 1")
+    if type(depth) is not int or depth < 0:
+        raise InputError(f"depth={depth!r} is no level of the tree; expected an integer >= 0")
     if device is not None:
         try:
             torch.device(device)

@@ -26,7 +26,7 @@ _AUTO = ("P", "T", "G", "M", "K")
 
 def check_prefix(prefix: str) -> str:
     """Return ``prefix``; raise ``InputError`` if it is no known prefix."""
-    if prefix not in PREFIXES:
+    if not isinstance(prefix, str) or prefix not in PREFIXES:
         known = ", ".join(repr(known) for known in PREFIXES)
         raise InputError(f"unknown unit prefix {prefix!r}; expected one of {known}")
     return prefix

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
-from modelsummary.cli import run
+from modelsummary.cli import _amount, run
 from tests.models import Call
 
 
@@ -143,6 +143,11 @@ def test_budgets(capsys):
         ([MLP, "--device", "nowhere"], "'nowhere' is no device"),
         ([MLP, "--inp", "2,4"], "unrecognized arguments: --inp"),
         (["missing.pt2"], "there is no file 'missing.pt2'"),
+        ([MLP, "--split", "2"], "--split needs an --input"),
+        ([MLP, "--max-params", "1Pi"], "'1Pi' is no amount"),
+        ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
+        (["tests.test_cli:READY", "--kwargs", '{"width": 3}'], "is made already"),
+        (["tests.broken_module:Net"], "cannot be imported"),
         (["hf:missing.json"], "configuration 'missing.json' cannot be read"),
     ],
 )
@@ -154,6 +159,12 @@ def test_errors(capsys, arguments, message):
     assert said.err.startswith("error: ")
     assert len(said.err.splitlines()) == 1
     assert message in said.err
+
+
+def test_exact_amounts():
+    assert _amount("4.1G") == 4_100_000_000
+    assert _amount("1.005M") == 1_005_000
+    assert _amount("16GiB") == 16 * 2**30
 
 
 def test_debug():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from modelsummary import InputError, Statistics
+from modelsummary import InputError, ModelStatistics, Statistics
 from modelsummary.views.diff import diff_trees
 from tests.untouched import untouched
 
@@ -225,3 +225,11 @@ def test_many_modules_are_quick():
     assert len(renamed) == 1 + 3 * 700
     assert all(row.after.fqn == f"model.{row.before.fqn}".rstrip(".") for row in renamed)
     assert sum(row.status == "removed" for row in diff.rows) == 700
+
+
+def test_what_cannot_be_compared_is_said():
+    one = Statistics(nn.Sequential(nn.Dropout(0.1)), (2, 4))
+    other = Statistics(nn.Sequential(nn.Dropout(0.5)), (2, 4))
+    assert one.diff(other)
+    loaded = ModelStatistics.from_json(one.to_json())
+    assert "without the settings of modules, which need the live models" in str(loaded.diff(other))

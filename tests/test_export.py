@@ -97,8 +97,13 @@ def test_json_round_trip(stats, tmp_path):
         ("[]", "no document of modelsummary"),
         ('{"format": "other"}', "no document of modelsummary"),
         ('{"format": "modelsummary", "version": 7}', "has version 7; this release reads version 1"),
-        ('{"format": "modelsummary", "version": 1}', "row 0 of the document is incomplete: IndexError"),
-        ('{"format": "modelsummary", "version": 1, "rows": [{}]}', "row 0 of the document is incomplete: KeyError"),
+        ('{"format": "modelsummary", "version": 1}', "has execution=None and batch_dim=None"),
+        ('{"format": "modelsummary", "version": true}', "has version True"),
+        ('{"format": "modelsummary", "version": 1, "execution": "none"}', "has no rows"),
+        (
+            '{"format": "modelsummary", "version": 1, "execution": "none", "rows": [{}]}',
+            "row 0 of the document is incomplete: KeyError",
+        ),
     ],
 )
 def test_documents_that_cannot_be_read(text, message):
@@ -108,8 +113,26 @@ def test_documents_that_cannot_be_read(text, message):
     del document["options"]
     with pytest.raises(InputError, match="incomplete: KeyError 'options'"):
         ModelStatistics.from_json(json.dumps(document))
+    for name, value in {"num_params": "many", "fqn": None, "inner_layers": 3}.items():
+        document = Statistics(small()).to_dict()
+        document["rows"][1][name] = value
+        with pytest.raises(InputError, match=f"row 1 of the document has {name}="):
+            ModelStatistics.from_json(json.dumps(document))
+    with pytest.raises(InputError, match="source=None"):
+        ModelStatistics.from_json(None)
+    with pytest.raises(InputError, match="is no JSON"):
+        ModelStatistics.from_json("[" * 100_000)
     with pytest.raises(FileNotFoundError):
         ModelStatistics.from_json("nowhere.json")
+
+
+def test_byte_order_mark(tmp_path):
+    stats = Statistics(small(), (2, 4))
+    (tmp_path / "model.json").write_text(stats.to_json(), encoding="utf-8-sig")
+    assert str(ModelStatistics.from_json(tmp_path / "model.json")) == str(stats)
+    (tmp_path / "model.json").write_text(stats.to_json(), encoding="utf-16")
+    with pytest.raises(InputError, match="is no text in UTF-8"):
+        ModelStatistics.from_json(tmp_path / "model.json")
 
 
 def test_csv(tmp_path):

@@ -102,6 +102,15 @@ def test_depth_and_columns():
     assert "Input Shape" not in Statistics(blocks(3)).to_html(columns=["num_params"], foldable=True)
 
 
+def test_shares_are_parts_of_the_model():
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Linear(4, 1, bias=False)
+    )  # 20 and 4 of 24 parameters, 32 and 8 of 40 MACs
+    text = Statistics(model, (2, 4)).to_html(columns=["num_params", "mult_adds", "output_bytes"], foldable=True)
+    assert re.findall(r"--share:([\d.]+)%", text) == ["83.3", "80.0", "16.7", "20.0"]
+    assert "data-value=20 " in text
+
+
 def test_bundle():
     stats = Statistics(blocks(2), (1, 2))
     assert stats._repr_mimebundle_(include=None, exclude=None) == {

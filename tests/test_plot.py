@@ -283,3 +283,11 @@ def test_without_the_extra(library, kind, monkeypatch):
         MissingExtraError, match=rf"{library} is not installed; pip install 'torch-modelsummary\[plot\]'"
     ):
         Statistics(WithOwn(), (2, 2)).plot(kind)
+
+
+def test_shares_of_hidden_rows_count():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
+    axes = Statistics(model, (1, 2)).plot.bars(by="params_percent", depth=1)
+    widths = sorted(round(patch.get_width(), 1) for patch in axes.patches)
+    assert widths == [33.3, 66.7]
+    matplotlib.pyplot.close("all")

@@ -135,3 +135,13 @@ def test_bad_names():
         apply_checkpoint(model, ["1.0", "nonsense"])
     with pytest.raises(InputError, match="pass a list"):
         apply_checkpoint(model, "1.0")
+    for names, message in [
+        ([1], "fqns=\\[1\\]"),
+        (None, "fqns=None"),
+        (["1", "1[0:2]"], "and all of '1'; name one of them"),
+    ]:
+        with untouched(model), pytest.raises(InputError, match=message):
+            apply_checkpoint(model, names)
+    apply_checkpoint(model, ["1[0:2]"])
+    with pytest.raises(InputError, match="'1' is checkpointed already"):
+        apply_checkpoint(model, ["1"])

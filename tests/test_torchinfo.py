@@ -566,3 +566,26 @@ def test_the_names_of_torchinfo_exist():
     measuring = {"calculate_macs", "calculate_num_params", "calculate_size", "check_recursive"}
     measuring |= {"get_kernel_size", "get_param_count"}
     assert names(theirs.summary_list[1]) - measuring <= names(ours.summary_list[1])
+
+
+def test_a_notebook_shows_the_text():
+    stats = summary(nn.Linear(2, 2), (1, 2), verbose=0, col_names=["kernel_size"])
+    assert stats._repr_html_ is None
+    assert stats._repr_mimebundle_(include=None) == {"text/plain": str(stats)}
+
+
+def test_the_cache_sees_attributes_and_hooks():
+    model = Call(lambda self, x: [self.a(x) for _ in range(self.cfg["n"])][-1], a=nn.Linear(4, 4))
+    model.cfg = {"n": 1}
+
+    def macs():
+        return summary(model, (2, 4), verbose=0, cache_forward_pass=True).total_mult_adds
+
+    assert macs() == macs() == 32
+    model.cfg["n"] = 3
+    assert macs() == 96
+    handle = model.register_forward_hook(lambda module, args, output: output @ torch.ones(4, 4))
+    assert macs() == 128
+    handle.remove()
+    model.a.forward = lambda x: x
+    assert macs() == 0

@@ -24,7 +24,7 @@ class ModelSummary(_ModelSummary):  # type: ignore[misc]
     The input is the module's ``example_input_array``; without one the table has names and parameters only.
 
     Args:
-        max_depth: deepest level shown; None: all; 0: print nothing, as Lightning's.
+        max_depth: deepest level shown; None or -1: all; 0: print nothing, as Lightning's.
         columns: names from ``modelsummary.views.columns.COLUMNS``; default: shapes, parameters, mult-adds.
 
     Attributes:
@@ -33,7 +33,7 @@ class ModelSummary(_ModelSummary):  # type: ignore[misc]
 
     def __init__(self, max_depth: int | None = 1, columns: Sequence[str] | None = None) -> None:
         super().__init__(max_depth=-1 if max_depth is None else max_depth)
-        self._depth, self._columns = max_depth, columns
+        self._depth, self._columns = None if max_depth == -1 else max_depth, columns
         self.statistics: ModelStatistics | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from modelsummary.errors import InputError
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
 from modelsummary.units import check_prefix, format_number, symbol
 from modelsummary.views.columns import Column, find_columns
+from modelsummary.views.rows import check_depth, one_line
 
 __all__ = ["Table", "TableOptions", "lay_out"]
 
@@ -43,8 +43,7 @@ class TableOptions:
     units: str | None = None
 
     def __post_init__(self) -> None:
-        if self.depth is not None and (type(self.depth) is not int or self.depth < 0):
-            raise InputError(f"depth={self.depth!r} is no level of the tree; expected an integer >= 0, or None")
+        check_depth(self.depth)
         if self.units is not None:
             check_prefix(self.units)
 
@@ -105,6 +104,9 @@ class _Cells:
         return f"{column.header} ({written})" if written else column.header
 
     def name(self, info: LayerInfo) -> str:
+        return one_line(self._name(info))
+
+    def _name(self, info: LayerInfo) -> str:
         if not self._options.branching:
             return f"{info.fqn} ({info.class_name})" if info.fqn else info.class_name
         text = info.class_name
@@ -166,7 +168,7 @@ class _Cells:
     def _text(value: object) -> str:
         if isinstance(value, dict):
             return ", ".join(f"{key} {shape if shape is not None else UNKNOWN}" for key, shape in value.items())
-        return _NOTHING if value is None or value == "" else str(value)
+        return _NOTHING if value is None or value == "" else one_line(str(value))
 
 
 def _is_repetition(row: LayerInfo) -> bool:

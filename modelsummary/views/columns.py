@@ -145,6 +145,6 @@ def find_columns(names: Sequence[str] | None, root: LayerInfo, *, executed: bool
     if not isinstance(names, Sequence):
         raise InputError(f"columns={names!r} is no list of names; expected some of: {', '.join(COLUMNS)}")
     for name in names:
-        if name not in COLUMNS:
+        if not isinstance(name, str) or name not in COLUMNS:
             raise InputError(f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}")
     return [(name, COLUMNS[name]) for name in names]

@@ -170,7 +170,10 @@ class ModelDiff:
             text = f"Nothing differs: {before} and {after} have the same {counts['same']} module(s)"
         if following := sum(row.follows for row in self.rows):
             text += f"; {following} of them only in the shapes they are given"
-        return text + ("; without MACs and shapes, which need an input" if self.totals["macs"][2] is None else "")
+        if self.totals["macs"][2] is None:
+            text += "; without MACs and shapes, which need an input"
+        blind = any(side is not None and side.settings is None for row in self.rows for side in (row.before, row.after))
+        return f"{text}; without the settings of modules, which need the live models" if blind else text
 
     __str__ = table
     __repr__ = table

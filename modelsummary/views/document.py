@@ -16,6 +16,21 @@ VERSION = 1
 _SIZES = ("input_size", "output_size")
 _LINKS = ("module", "parent_info", "children")
 _FACTS = tuple(each.name for each in fields(LayerInfo) if each.name not in _LINKS)
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "str": (str,),
+    "int | None": (int, type(None)),
+    "float | None": (int, float, type(None)),
+    "list[int]": (list,),
+    "dict[str, list[int] | None]": (dict,),
+    "dict[str, int]": (dict,),
+}
+_KINDS = {
+    each.name: _PYTHON_TYPES[str(each.type)]
+    for each in fields(LayerInfo)
+    if each.name in _FACTS and str(each.type) in _PYTHON_TYPES
+}
 
 
 def rows_of(root: LayerInfo) -> list[dict[str, Any]]:
@@ -57,8 +72,16 @@ def check_document(document: Any) -> None:
     """Raise ``InputError`` unless this is a document that this version can read."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"this is no document of modelsummary: expected an object with format={FORMAT!r}")
-    if document.get("version") != VERSION:
-        raise InputError(f"the document has version {document.get('version')!r}; this release reads version {VERSION}")
+    version = document.get("version")
+    if type(version) is not int or version != VERSION:
+        raise InputError(f"the document has version {version!r}; this release reads version {VERSION}")
+    execution, batch_dim = document.get("execution"), document.get("batch_dim")
+    if execution not in ("shape", "real", "none") or not isinstance(batch_dim, (int, type(None))):
+        raise InputError(
+            f"the document has execution={execution!r:.40} and batch_dim={batch_dim!r:.40}, which mean nothing"
+        )
+    if not isinstance(document.get("rows"), list) or not document["rows"]:
+        raise InputError("the document has no rows")
 
 
 def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
@@ -72,7 +95,10 @@ def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
         for record in records:
             facts = {name: record[name] for name in _FACTS}
             facts |= {name: _unpacked(facts[name]) for name in _SIZES}
-            parent = None if record["parent"] is None else rows[record["parent"]]
+            for name, kinds in _KINDS.items():
+                if not isinstance(facts[name], kinds):
+                    raise InputError(f"row {len(rows)} of the document has {name}={facts[name]!r:.40}")
+            parent = rows[record["parent"]] if rows else None
             rows.append(LayerInfo(module=None, parent_info=parent, **facts))
             if parent is not None:
                 parent.children.append(rows[-1])

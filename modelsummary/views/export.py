@@ -76,7 +76,7 @@ def to_markdown(root: LayerInfo, options: TableOptions, *, executed: bool, batch
     return tabulate(cells, table.headers, "pipe", disable_numparse=True, colalign=table.align)
 
 
-_MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~"}})
+_MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}})
 
 
 def _markdown(cell: str) -> str:

@@ -14,9 +14,22 @@ from itertools import chain
 
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.cells import TableOptions, lay_out
-from modelsummary.views.columns import find_columns
+from modelsummary.views.columns import Column, find_columns
 
 __all__ = ["notebook_columns", "to_notebook"]
+
+# Columns whose values are parts of a fact of the model.
+_TOTALS = (
+    "trainable_params params_bytes num_buffers buffer_bytes macs flops elementwise_ops bytes_read bytes_written"
+    " activation_bytes latency_ms backward_latency_ms estimated_latency_ms"
+).split()
+_WHOLES = {
+    **{name: name for name in _TOTALS},
+    **{f"self_{name}": name for name in _TOTALS},
+    **dict.fromkeys(["num_params", "total_params", "self_params"], "num_params"),
+    "mult_adds": "macs",
+    "backward_self_latency_ms": "backward_latency_ms",
+}
 
 _MAX_OPEN = 40
 _MAX_STATIC = 300
@@ -51,6 +64,7 @@ class _Page:
         self._table = lay_out(root, shown, executed=executed, batch_dim=batch_dim)
         self._numeric = [column.is_number for _, column in self._columns]
         self._shares = [self._shares_of(row) for row in self._rows]
+        self._values = [[self._value_of(column, row) for _, column in self._columns] for row in self._rows]
         self._levels = options.depth
         self._widths = f"{self._width_of_names()}ch {' '.join(f'{width}ch' for width in self._widths_of_cells())}"
 
@@ -65,11 +79,17 @@ class _Page:
     def _shares_of(self, row: LayerInfo) -> list[float]:
         """What part of the model's each cell is, in percent; 0 where that means nothing."""
         shares = []
-        for _, column in self._columns:
-            whole = column.value(self._rows[0]) if column.kind in ("count", "bytes", "ms") else None
+        for name, column in self._columns:
+            whole = getattr(self._rows[0], _WHOLES[name]) if name in _WHOLES else None
             part = column.value(row)
             shares.append(round(min(100 * part / whole, 100.0), 1) if whole and part else 0.0)
         return shares
+
+    @staticmethod
+    def _value_of(column: Column, row: LayerInfo) -> float:
+        """What to sort by; -1 for what a row does not have."""
+        value = column.value(row) if column.is_number else None
+        return -1 if value is None else value
 
     def html(self, footer: Sequence[str]) -> str:
         static = resources.files("modelsummary.views") / "static"
@@ -132,9 +152,10 @@ class _Page:
     def _grid(self, number: int, attributes: str = "") -> str:
         row = self._rows[number]
         cells = "".join(
-            f'<span class="{_kind(numeric)}"{f" style=--share:{share}%" if share else ""}>{escape(text)}</span>'
-            for text, numeric, share in zip(
-                self._table.cells[number][1:], self._numeric, self._shares[number], strict=True
+            f'<span class="{_kind(numeric)}"{f" data-value={value}" if numeric else ""}'
+            f"{f' style=--share:{share}%' if share else ''}>{escape(text)}</span>"
+            for text, numeric, value, share in zip(
+                self._table.cells[number][1:], self._numeric, self._values[number], self._shares[number], strict=True
             )
         )
         name = f'{escape(_label(row))} <span class="ms-class">{escape(_type(row))}</span>'
@@ -155,7 +176,7 @@ class _Page:
         for number in lazy:
             row, shares = self._rows[number], self._shares[number]
             texts = [place(text) for text in self._table.cells[number][1:]]
-            rows[number] = [_label(row), place(_type(row)), row.depth, texts, shares]
+            rows[number] = [_label(row), place(_type(row)), row.depth, texts, shares, self._values[number]]
         parents = {*lazy, *(self._numbers[id(self._rows[number].parent_info)] for number in lazy)}
         children = {
             number: [self._numbers[id(child)] for child in self._rows[number].children]

@@ -97,7 +97,7 @@ class Pictures:
             shown = _shown(self._root, amounts, depth)
             return replace(amounts, own=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
         column = COLUMNS[by]
-        found = {row: column.value(row) for row in self._root.walk(depth)}
+        found = {row: column.of(row, row.depth == depth and bool(row.children)) for row in self._root.walk(depth)}
         values = {row: float(value) for row, value in found.items() if value}
         if not values:
             raise InputError(f"by={by!r}: no row has it; measure_latency() and memory() fill in what they measure")

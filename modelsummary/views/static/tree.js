@@ -15,13 +15,14 @@
     };
 
     const grid = (row) => {
-      const [label, type, depth, texts, shares] = row;
+      const [label, type, depth, texts, shares, values] = row;
       const line = document.createElement("div");
       line.className = "ms-grid";
       const name = add(line, "ms-name", label + " ", depth);
       add(name, "ms-class", data.strings[type]);
       texts.forEach((text, place) => {
         const cell = add(line, data.numeric[place] ? "ms-number" : "ms-text", data.strings[text]);
+        if (data.numeric[place]) cell.dataset.value = values[place];
         if (shares[place]) cell.style.setProperty("--share", shares[place] + "%");
       });
       return line;
@@ -41,16 +42,17 @@
 
     const value = (node) => {
       const line = node.matches(".ms-grid") ? node : node.querySelector(".ms-grid");
-      const text = line.children[column].textContent;
-      const number = parseFloat(text.replace(/[^0-9.eE+-]/g, ""));
-      const numeric = column && data.numeric[column - 1];
-      return numeric ? (Number.isNaN(number) ? -1 : number) : text;
+      const cell = line.children[column];
+      return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
     };
+
+    const compare = (a, b) =>
+      typeof a === "string" ? a.localeCompare(b, undefined, {numeric: true}) : a - b;
 
     const sort = (parent) => {
       const rows = [...parent.children].filter((node) => node.dataset.order !== undefined);
       const keyed = rows.map((node) => [column < 0 ? 0 : value(node), +node.dataset.order, node]);
-      keyed.sort((a, b) => (a[0] === b[0] ? a[1] - b[1] : (a[0] < b[0] ? -1 : 1) * (descending ? -1 : 1)));
+      keyed.sort((a, b) => compare(a[0], b[0]) * (descending ? -1 : 1) || a[1] - b[1]);
       for (const [, , node] of keyed) parent.appendChild(node);
       for (const node of rows) if (node.matches("details")) sort(node);
     };
