@@ -19,6 +19,18 @@ from modelsummary.errors import (
     ProfilerError,
     RegistrationError,
     SplitError,
+    TraceError,
+)
+from modelsummary.fx import (
+    ShapeProp,
+    register_flop_count_impl,
+    register_leaf_module,
+    register_leaf_module_impl,
+    register_non_leaf_module,
+    register_profile_impl,
+    register_shape_impl,
+    register_tracer_impl,
+    symbolic_trace,
 )
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory_estimate import MemoryEstimate
@@ -44,14 +56,24 @@ __all__ = [
     "Profiler",
     "ProfilerError",
     "RegistrationError",
+    "ShapeProp",
     "SplitError",
     "Stages",
     "Statistics",
     "TIDSProfiler",
+    "TraceError",
     "apply_checkpoint",
     "measure_memory",
     "profile",
+    "register_flop_count_impl",
+    "register_leaf_module",
+    "register_leaf_module_impl",
+    "register_non_leaf_module",
     "register_op_cost",
+    "register_profile_impl",
+    "register_shape_impl",
+    "register_tracer_impl",
+    "symbolic_trace",
 ]
 
 try:

@@ -17,6 +17,7 @@ LAYERS = {
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
+    "fx": 2.5,
     "statistics": 3,
     **dict.fromkeys(["profiler", "sources", "integrations"], 4),
     "cli": 5,

@@ -37,6 +37,7 @@ class TraceRules:
         is_whole: tells of a module that its inside is not looked at.
         substitutes: function -> what is called and traced in its place.
         shapes: function -> what makes its result when it runs on shapes; the call stays one of the function.
+        layer_shapes: class of a module that is whole -> what makes its result, called with the module.
         calls_autograd_functions: ``autograd.Function.apply`` is a call like others; else it keeps a module whole.
         opens_checkpoints: what runs under activation checkpointing is traced like all else, and its region noted;
             else it keeps a module whole.
@@ -45,6 +46,7 @@ class TraceRules:
     is_whole: Callable[[nn.Module], bool] = is_layer
     substitutes: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     shapes: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    layer_shapes: Mapping[type, Callable[..., Any]] = field(default_factory=dict)
     calls_autograd_functions: bool = False
     opens_checkpoints: bool = False
 

@@ -45,6 +45,7 @@ from modelsummary.dataflow import (
 
 __all__ = ["Tracer"]
 
+
 class Tracer(TorchFunctionMode):
     """Traces one run of ``model``.
 
@@ -98,15 +99,15 @@ class Tracer(TorchFunctionMode):
         def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
             original_apply = apply.__get__(None, cls)
             if cls.__name__ == "CheckpointFunction" and self._rules.opens_checkpoints and self._sees():
-                function, _, *rest = args
+                checkpointed, _, *rest = args
                 with self._region():
-                    return function(*rest)
+                    return checkpointed(*rest)
             substitute = self._rules.substitutes.get(original_apply)
             if substitute is not None and self._sees():
                 return substitute(*args, **kwargs)
             if self._rules.calls_autograd_functions and self._sees():
-                name = f"{cls.__module__}.{cls.__qualname__}.apply"
-                return self._function_call(TorchFunction("function", name, original_apply), original_apply, args, kwargs)
+                function = TorchFunction("function", f"{cls.__qualname__}.apply", original_apply)
+                return self._function_call(function, original_apply, args, kwargs)
             # What runs inside is not what its backward does.
             self._note_question(f"applies the autograd function {cls.__name__}")
             return original_apply(*args, **kwargs)
@@ -183,7 +184,7 @@ class Tracer(TorchFunctionMode):
         self._stack.append(event)
         try:
             self._is_open = not self._rules.is_whole(module)
-            out = original(module, *args, **kwargs)
+            out = self._rules.layer_shapes.get(type(module), original)(module, *args, **kwargs)
             self._is_open = False
             self._at_boundary()
         finally:

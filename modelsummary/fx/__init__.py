@@ -1,0 +1,25 @@
+"""Models as ``torch.fx`` graphs: traced from a record of what they do, and profiled without running them."""
+
+from modelsummary.fx.registry import (
+    register_flop_count_impl,
+    register_leaf_module,
+    register_leaf_module_impl,
+    register_non_leaf_module,
+    register_profile_impl,
+    register_shape_impl,
+    register_tracer_impl,
+)
+from modelsummary.fx.shape_prop import ShapeProp
+from modelsummary.fx.trace import symbolic_trace
+
+__all__ = [
+    "ShapeProp",
+    "register_flop_count_impl",
+    "register_leaf_module",
+    "register_leaf_module_impl",
+    "register_non_leaf_module",
+    "register_profile_impl",
+    "register_shape_impl",
+    "register_tracer_impl",
+    "symbolic_trace",
+]
