@@ -22,7 +22,12 @@ from modelsummary.errors import (
     TraceError,
 )
 from modelsummary.fx import (
+    FlopProfiler,
+    GraphProfiler,
+    MetaInfo,
     ShapeProp,
+    TensorSet,
+    flop_count,
     register_flop_count_impl,
     register_leaf_module,
     register_leaf_module_impl,
@@ -30,6 +35,8 @@ from modelsummary.fx import (
     register_profile_impl,
     register_shape_impl,
     register_tracer_impl,
+    sim_env,
+    symbolic_profile,
     symbolic_trace,
 )
 from modelsummary.layer_info import LayerInfo
@@ -45,11 +52,14 @@ __all__ = [
     "CheckpointPlan",
     "DataDependentError",
     "DeviceSpec",
+    "FlopProfiler",
     "ForwardError",
+    "GraphProfiler",
     "InputError",
     "LayerInfo",
     "LayerNotFoundError",
     "MemoryEstimate",
+    "MetaInfo",
     "MissingExtraError",
     "ModelStatistics",
     "ModelSummaryError",
@@ -61,8 +71,10 @@ __all__ = [
     "Stages",
     "Statistics",
     "TIDSProfiler",
+    "TensorSet",
     "TraceError",
     "apply_checkpoint",
+    "flop_count",
     "measure_memory",
     "profile",
     "register_flop_count_impl",
@@ -73,6 +85,8 @@ __all__ = [
     "register_profile_impl",
     "register_shape_impl",
     "register_tracer_impl",
+    "sim_env",
+    "symbolic_profile",
     "symbolic_trace",
 ]
 

@@ -1,5 +1,7 @@
 """Models as ``torch.fx`` graphs: traced from a record of what they do, and profiled without running them."""
 
+from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
+from modelsummary.fx.profile import FlopProfiler, GraphProfiler, flop_count, symbolic_profile
 from modelsummary.fx.registry import (
     register_flop_count_impl,
     register_leaf_module,
@@ -13,7 +15,12 @@ from modelsummary.fx.shape_prop import ShapeProp
 from modelsummary.fx.trace import symbolic_trace
 
 __all__ = [
+    "FlopProfiler",
+    "GraphProfiler",
+    "MetaInfo",
     "ShapeProp",
+    "TensorSet",
+    "flop_count",
     "register_flop_count_impl",
     "register_leaf_module",
     "register_leaf_module_impl",
@@ -21,5 +28,7 @@ __all__ = [
     "register_profile_impl",
     "register_shape_impl",
     "register_tracer_impl",
+    "sim_env",
+    "symbolic_profile",
     "symbolic_trace",
 ]

@@ -72,6 +72,10 @@ class sim_env(saved_tensors_hooks):
         self._left_out = {memory for memory, _ in (*self.param_ctx, *self.buffer_ctx)}
         self._alive: list[Tensor] = []
 
+    def __enter__(self) -> sim_env:  # type: ignore[override]
+        super().__enter__()
+        return self
+
     def _pack(self, tensor: Tensor) -> Tensor:
         key = key_of(tensor)
         if key[0] not in self._left_out:
@@ -95,7 +99,7 @@ class MetaInfo:
         incremental_size: of these, what the nodes before had not.
         param_size: bytes of the parameters that it uses.
         backward_size: bytes of the gradients of its inputs: of the tensors it is given that are no parameters.
-        macs, bwd_macs: multiply-adds of products, forward and backward.
+        fwd_flop, bwd_flop: FLOPs of products, 2 a multiply-add, forward and backward.
         fwd_comm, bwd_comm: bytes that are communicated.
         fwd_time, bwd_time: seconds of that, by a ``MeshSpec``.
         elementwise_ops: of other operators, one an element; in no other figure.
@@ -112,8 +116,8 @@ class MetaInfo:
     incremental_size: int = 0
     param_size: int = 0
     backward_size: int = 0
-    macs: int = 0
-    bwd_macs: int = 0
+    fwd_flop: int = 0
+    bwd_flop: int = 0
     fwd_comm: int = 0
     bwd_comm: int = 0
     fwd_time: float = 0.0
@@ -132,14 +136,14 @@ class MetaInfo:
         return self.outputs.subtract(self.kept).nbytes
 
     @property
-    def fwd_flop(self) -> int:
-        """FLOPs of products, forward: 2 a multiply-add."""
-        return 2 * self.macs
+    def macs(self) -> int:
+        """Multiply-adds of products, forward."""
+        return self.fwd_flop // 2
 
     @property
-    def bwd_flop(self) -> int:
-        """FLOPs of products, backward."""
-        return 2 * self.bwd_macs
+    def bwd_macs(self) -> int:
+        """Multiply-adds of products, backward."""
+        return self.bwd_flop // 2
 
     def intersect(self, other: MetaInfo) -> TensorSet:
         """What both keep: of results and saved tensors."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._pytree import tree_map
@@ -17,18 +17,19 @@ from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.fake import FakeTensors
 from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.memory import NEEDS_VALUES
 from modelsummary.capture.recurrent import fused_lstm
 from modelsummary.capture.restore import unchanged
 from modelsummary.capture.run import nothing_hidden, running
 from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.watch import Counting, Operators
-from modelsummary.errors import TraceError
+from modelsummary.errors import DataDependentError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
 from modelsummary.op_costs import OpCost, OpRule, op_cost
 
-__all__ = ["NodeRunner", "ShapeProp", "note_shapes", "without_data"]
+__all__ = ["NodeRunner", "ShapeProp", "in_order", "needs_values", "note_shapes", "without_data"]
 
 
 class NodeRunner(Interpreter):
@@ -66,13 +67,40 @@ class NodeRunner(Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function, or what is registered to give its shape."""
-        return (registry.find_impl(registry.shape_impls, target) or target)(*args, **kwargs)
+        impl = registry.find_impl(registry.shape_impls, target)
+        return target(*args, **kwargs) if impl is None else _opaque(impl, args, kwargs)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module, or what is registered to give its shape."""
         module = self.fetch_attr(target)
         impl = registry.leaf_impl(module)
-        return module(*args, **kwargs) if impl is None else impl(module, *args, **kwargs)
+        return module(*args, **kwargs) if impl is None else _opaque(impl, (module, *args), kwargs)
+
+
+def _opaque(impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an implementation gives; gradients pass through, so that what comes before has a backward."""
+    result = impl(*args, **kwargs)
+    modules = [each for each in args[:1] if isinstance(each, nn.Module)]
+    given = [*tensors_of((args, kwargs)), *(each for module in modules for each in module.parameters())]
+    needing = [each for each in given if each.requires_grad]
+    if not needing:
+        return result
+    return map_tensors(lambda each: _Connected.apply(each, *needing) if each.is_floating_point() else each, result)
+
+
+class _Connected(torch.autograd.Function):
+    """A tensor that depends on others in a way that is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, *given: Tensor) -> Tensor:
+        """The first tensor."""
+        ctx.given = [(each.shape, each.dtype, each.device) for each in given]
+        return result.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> Any:
+        """Gradients of the right shapes."""
+        return None, *(torch.empty(size, dtype=dtype, device=device) for size, dtype, device in ctx.given)
 
 
 class ShapeProp:
@@ -134,7 +162,12 @@ def in_order(module: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @contextmanager
 def without_data(
-    module: GraphModule, call: CallArguments, device: torch.device | None, counting: Counting
+    module: nn.Module,
+    call: CallArguments,
+    device: torch.device | None,
+    counting: Counting,
+    *,
+    really: bool = False,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Context in which a module runs with gradients on tensors without data; yields the arguments.
 
@@ -144,13 +177,14 @@ def without_data(
     Args:
         device: None: that of the module.
         counting: gets the costs of the operators.
+        really: run with values, on the module's own device.
     """
     modules = modules_of(module)
     own = [*tensors_of_modules(modules), *call.tensors()]
     place = device or device_of(iter(own))
-    if place.type == "meta":
+    if place.type == "meta" or really:
         with (
-            running(modules, call, on_shapes=True, grad=True) as (execution, args, kwargs),
+            running(modules, call, on_shapes=not really, grad=True) as (execution, args, kwargs),
             Operators(counting, execution),
         ):
             yield args, kwargs
@@ -163,6 +197,11 @@ def without_data(
         fakes.replace_tensors_of(held.modules)
         with torch.enable_grad(), nothing_hidden(), fakes.mode, fused_lstm(), Operators(counting, _Counted()):
             yield args, kwargs
+
+
+def needs_values(error: BaseException | None) -> bool:
+    """What failed is an operator whose result depends on the values of tensors."""
+    return isinstance(error, (*NEEDS_VALUES, DataDependentError))
 
 
 class _Counted:
