@@ -22,9 +22,12 @@ from modelsummary.errors import (
     TraceError,
 )
 from modelsummary.fx import (
+    CommunicationProfiler,
     FlopProfiler,
     GraphProfiler,
+    MeshSpec,
     MetaInfo,
+    MetaTensorMode,
     ShapeProp,
     TensorSet,
     flop_count,
@@ -50,6 +53,7 @@ from modelsummary.statistics import Statistics, measure_memory
 
 __all__ = [
     "CheckpointPlan",
+    "CommunicationProfiler",
     "DataDependentError",
     "DeviceSpec",
     "FlopProfiler",
@@ -59,7 +63,9 @@ __all__ = [
     "LayerInfo",
     "LayerNotFoundError",
     "MemoryEstimate",
+    "MeshSpec",
     "MetaInfo",
+    "MetaTensorMode",
     "MissingExtraError",
     "ModelStatistics",
     "ModelSummaryError",

@@ -281,19 +281,26 @@ class Tracer(TorchFunctionMode):
     def _function_call(
         self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        self._is_open = False  # looking at tensors is no code of the model
+        try:
+            return self._noted_call(function, func, args, kwargs)
+        finally:
+            self._is_open = True
+
+    def _noted_call(
+        self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         name = getattr(func, "__name__", "")
         parent = self._stack[-1]
         templates = self.tensors.template(args), self.tensors.template(kwargs)
         inputs = leaves_of(templates)
         around, self.running = self.running, Effects()
-        self._is_open = False
         if self._devices is not None:
             args, kwargs = self._devices.on_meta(args), self._devices.on_meta(kwargs)
             func = self._rules.shapes.get(func, func)
         try:
             out = func(*args, **kwargs)
         finally:
-            self._is_open = True
             own, self.running = self.running, around
         if isinstance(out, Iterator):
             out = list(out)

@@ -1,6 +1,8 @@
 """Models as ``torch.fx`` graphs: traced from a record of what they do, and profiled without running them."""
 
+from modelsummary.fx.communication import CommunicationProfiler, MeshSpec
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
+from modelsummary.fx.meta_mode import MetaTensorMode
 from modelsummary.fx.profile import FlopProfiler, GraphProfiler, flop_count, symbolic_profile
 from modelsummary.fx.registry import (
     register_flop_count_impl,
@@ -15,9 +17,12 @@ from modelsummary.fx.shape_prop import ShapeProp
 from modelsummary.fx.trace import symbolic_trace
 
 __all__ = [
+    "CommunicationProfiler",
     "FlopProfiler",
     "GraphProfiler",
+    "MeshSpec",
     "MetaInfo",
+    "MetaTensorMode",
     "ShapeProp",
     "TensorSet",
     "flop_count",

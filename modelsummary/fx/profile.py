@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.structure import tensors_of
@@ -34,8 +36,8 @@ def symbolic_profile(
     Args:
         gm: of ``symbolic_trace``, or any other graph module.
         *args, **kwargs: its inputs; only their shapes, dtypes and devices matter.
-        device: whose kernels are assumed, which need not be there; None: that of the module. On ``"meta"`` attention
-            is that of the formula, which keeps the scores; on others the fused kernel.
+        device: whose kernels are assumed; None: that of the module. Where it is not there, those of the CPU. On
+            ``"meta"`` attention is that of the formula, which keeps the scores; on others the fused kernel.
         verbose: print the table of ``profile_table``.
 
     Returns:
@@ -104,8 +106,8 @@ def flop_count(
     is_function = not isinstance(module, nn.Module)
     called = module if isinstance(module, nn.Module) else _Called(module)
     counters = _Counters()
-    place = torch.device(device) if device is not None else None
-    with without_data(called, CallArguments(args, kwargs, None), place, counters) as (own, named):
+    call = CallArguments(args, kwargs, None)
+    with without_data(called, call, _place(called, call, device), counters) as (own, named):
         for tensor in tensors_of((own, named)) if is_function else ():
             if tensor.is_leaf and tensor.is_floating_point():
                 tensor.requires_grad_()
@@ -117,6 +119,15 @@ def flop_count(
         print(f"Forward {2 * forward.macs:,} FLOPs\nBackward {2 * counters.running.macs:,} FLOPs")
         print(f"Not counted: {uncounted}")
     return 2 * forward.macs, 2 * counters.running.macs
+
+
+def _place(module: nn.Module, call: CallArguments, device: torch.device | str | None) -> torch.device:
+    """Where the tensors without data are: autograd runs on devices that are there, so else the kernels of the CPU."""
+    own = [*tensors_of_modules(modules_of(module)), *call.tensors()]
+    place = torch.device(device) if device is not None else device_of(iter(own))
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    is_there = place.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == place.type)
+    return place if is_there else torch.device("cpu")
 
 
 class _Called(nn.Module):
@@ -153,8 +164,8 @@ def _profile(
 ) -> Any:
     if not isinstance(gm, GraphModule):
         raise InputError(f"expected a torch.fx.GraphModule, got {type(gm).__name__}: {gm!r:.80}")
-    place = torch.device(device) if device is not None else None
     call = CallArguments(args, kwargs, None)
+    place = _place(gm, call, device)
 
     def run(*, really: bool) -> Any:
         counters = _Counters()

@@ -166,10 +166,11 @@ def is_leaf(module: nn.Module) -> bool:
     return kind.__module__.startswith(("torch.nn.", "torch.ao.nn.")) and not isinstance(module, _CONTAINERS)
 
 
-def rules(used: set[Any]) -> TraceRules:
+def rules(model: nn.Module, used: set[Any]) -> TraceRules:
     """What a tracer does, by the registrations of now.
 
     Args:
+        model: what is traced; it is opened, whatever it is.
         used: gets the functions and classes whose implementations were called.
     """
 
@@ -184,7 +185,7 @@ def rules(used: set[Any]) -> TraceRules:
         return {key: note(key, impl) for key, impl in impls.items()}
 
     return TraceRules(
-        is_whole=is_leaf,
+        is_whole=lambda module: module is not model and is_leaf(module),
         substitutes=noting(_tracer_impls),
         shapes=noting(shape_impls),
         layer_shapes=noting(_leaf_impls),

@@ -24,7 +24,7 @@ from modelsummary.capture.run import nothing_hidden, running
 from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.watch import Counting, Operators
-from modelsummary.errors import DataDependentError, TraceError
+from modelsummary.errors import DataDependentError, InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
 from modelsummary.op_costs import OpCost, OpRule, op_cost
@@ -44,6 +44,8 @@ class NodeRunner(Interpreter):
         try:
             with self.around(n):
                 result = super().run_node(n)
+        except (InputError, TraceError):
+            raise
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
             raise TraceError(f"node {n.name!r} ({n.op} {n.target}) failed: {type(error).__name__}: {text}") from error

@@ -132,7 +132,7 @@ def trace_call(
     if lazy is not None:
         raise TraceError(f"parameter {lazy!r} is not initialised; run the model once, then trace it")
     used: set[Any] = set()
-    rules = registry.rules(used)
+    rules = registry.rules(model, used)
     execution = _execution(model, call)
     failed: list[Exception] = []
     for way in ("shape", "real") if execution == "real" and (rules.shapes or rules.layer_shapes) else (execution,):
