@@ -26,6 +26,7 @@ __all__ = [
     "bytes_by_block",
     "least_recomputation",
     "recomputed_macs",
+    "segment_of",
     "square_root",
 ]
 
@@ -140,7 +141,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     segments: defaultdict[str, list[range]] = defaultdict(list)
     chosen = list(dict.fromkeys(fqns))
     for fqn in chosen:
-        container, segment = _segment(fqn)
+        container, segment = segment_of(fqn)
         if container not in modules:
             raise InputError(f"checkpoint names {fqn!r}, which is no module of the model")
         if segment is not None:
@@ -156,7 +157,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
 _SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")
 
 
-def _segment(fqn: str) -> tuple[str, range | None]:
+def segment_of(fqn: str) -> tuple[str, range | None]:
     """A name, or the container of a segment and the numbers of its children."""
     found = _SEGMENT.fullmatch(fqn)
     return (found["container"], range(int(found["first"]), int(found["end"]))) if found else (fqn, None)
@@ -232,7 +233,7 @@ def recomputed_macs(root: LayerInfo, fqns: Iterable[str]) -> int:
     """Multiply-adds that checkpointing these modules and segments does again in each step."""
     names: set[str] = set()
     for fqn in fqns:
-        container, segment = _segment(fqn)
+        container, segment = segment_of(fqn)
         row = next(row for row in root.walk() if row.fqn == container)
         if segment is None:
             names.add(fqn)

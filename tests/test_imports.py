@@ -27,7 +27,7 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing"], "statistics"),
+    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing", "graphing"], "statistics"),
     "model_statistics": "statistics",
 }
 

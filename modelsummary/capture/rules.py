@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,8 +62,8 @@ _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_r
 
 
 @contextmanager
-def checkpoints_opened(rules: TraceRules, region: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Context in which non-reentrant checkpointing runs its function plainly, inside of ``region()``."""
+def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = nullcontext) -> Iterator[None]:
+    """Context in which ``torch.utils.checkpoint`` runs its function plainly, inside of ``region()``."""
     library = torch.utils.checkpoint
     originals = {name: getattr(library, name) for name in _GENERATORS if hasattr(library, name)}
 
@@ -71,11 +71,16 @@ def checkpoints_opened(rules: TraceRules, region: Callable[[], AbstractContextMa
         with region():
             yield
 
-    if rules.opens_checkpoints:
-        for name in originals:
-            setattr(library, name, plainly)
+    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        with region():
+            return function(*args)
+
+    for name in originals:
+        setattr(library, name, plainly)
+    library.CheckpointFunction.apply = apply  # its own one, in front of that of all autograd functions
     try:
         yield
     finally:
         for name, original in originals.items():
             setattr(library, name, original)
+        del library.CheckpointFunction.apply

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -98,10 +98,6 @@ class Tracer(TorchFunctionMode):
 
         def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
             original_apply = apply.__get__(None, cls)
-            if cls.__name__ == "CheckpointFunction" and self._rules.opens_checkpoints and self._sees():
-                checkpointed, _, *rest = args
-                with self._region():
-                    return checkpointed(*rest)
             substitute = self._rules.substitutes.get(original_apply)
             if substitute is not None and self._sees():
                 return substitute(*args, **kwargs)
@@ -118,7 +114,8 @@ class Tracer(TorchFunctionMode):
         nn.Module.__call__ = call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(apply_function)
         try:
-            with noticed(self._note_question), checkpoints_opened(self._rules, self._region):
+            opened = checkpoints_opened(self._region) if self._rules.opens_checkpoints else nullcontext()
+            with noticed(self._note_question), opened:
                 yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]

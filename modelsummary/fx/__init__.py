@@ -1,5 +1,6 @@
 """Models as ``torch.fx`` graphs: traced from a record of what they do, and profiled without running them."""
 
+from modelsummary.fx.checkpoint import checkpoint_graph
 from modelsummary.fx.communication import CommunicationProfiler, MeshSpec
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
 from modelsummary.fx.meta_mode import MetaTensorMode
@@ -25,6 +26,7 @@ __all__ = [
     "MetaTensorMode",
     "ShapeProp",
     "TensorSet",
+    "checkpoint_graph",
     "flop_count",
     "register_flop_count_impl",
     "register_leaf_module",

@@ -23,7 +23,7 @@ from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
 from modelsummary.fx.shape_prop import NodeRunner, in_order, needs_values, without_data
 from modelsummary.fx.table import profile_table
 
-__all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "symbolic_profile"]
+__all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
 
 
 def symbolic_profile(
@@ -47,7 +47,7 @@ def symbolic_profile(
         InputError: ``gm`` is no graph module.
         TraceError: a node failed.
     """
-    _profile(gm, args, kwargs, device, keeps_memory=True, counts=True)
+    profile_call(gm, CallArguments(args, kwargs, None), device)
     if verbose:
         print(profile_table(gm))
     return gm
@@ -65,7 +65,7 @@ class GraphProfiler:
 
     def propagate(self, *args: Any, device: torch.device | str | None = None, **kwargs: Any) -> Any:
         """Run the graph without data; arguments as for ``symbolic_profile``. Returns what it returns."""
-        return _profile(self.module, args, kwargs, device, keeps_memory=True, counts=False)
+        return profile_call(self.module, CallArguments(args, kwargs, None), device, counts=False)
 
 
 class FlopProfiler:
@@ -80,7 +80,7 @@ class FlopProfiler:
 
     def propagate(self, *args: Any, device: torch.device | str | None = None, **kwargs: Any) -> Any:
         """Run the graph without data, forward and backward; arguments as for ``symbolic_profile``."""
-        return _profile(self.module, args, kwargs, device, keeps_memory=False, counts=True)
+        return profile_call(self.module, CallArguments(args, kwargs, None), device, keeps_memory=False)
 
 
 def flop_count(
@@ -153,18 +153,17 @@ class _Counters:
         self.running = _Cost()
 
 
-def _profile(
+def profile_call(
     gm: GraphModule,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    call: CallArguments,
     device: torch.device | str | None,
     *,
-    keeps_memory: bool,
-    counts: bool,
+    keeps_memory: bool = True,
+    counts: bool = True,
 ) -> Any:
+    """Profile a graph as it is called: its sizes, its costs. Returns what it returns."""
     if not isinstance(gm, GraphModule):
         raise InputError(f"expected a torch.fx.GraphModule, got {type(gm).__name__}: {gm!r:.80}")
-    call = CallArguments(args, kwargs, None)
     place = _place(gm, call, device)
 
     def run(*, really: bool) -> Any:

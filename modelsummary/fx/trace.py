@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.record import record
+from modelsummary.capture.rules import checkpoints_opened
 from modelsummary.capture.run import capture
 from modelsummary.dataflow import Record, leaves_of
 from modelsummary.errors import InputError, TraceError
@@ -176,7 +177,8 @@ def _first(
             builder = GraphBuilder(model, each, registry.is_leaf, inputs, marks_checkpoints=marks)
             traced = graph_module(model, builder.graph, builder.constants)
             if not used:  # else other operators run, and shall
-                _check(model, traced, each, call, names, execution)
+                with checkpoints_opened():
+                    _check(model, traced, each, call, names, execution)
         except TraceError as error:
             reason = error
             continue
