@@ -264,6 +264,7 @@ class Event:
         writes: memory that was written in place, for each run, with what the children wrote.
         obstacle: why the call of this module cannot be replaced by its children; empty if it can.
         checkpointed: the caller has it run under ``torch.utils.checkpoint``; a bool, or ``ModeChoice``.
+        regions: numbers of the regions of activation checkpointing around it, outermost first, where these are opened.
         assigned: FQNs of the attributes that the module assigned or changed during the call.
         reads_sizes: the module's own forward read the size of a tensor.
         dtype_bound: an argument is a dtype (or a limit of it) that the calling code read from a tensor.
@@ -283,6 +284,7 @@ class Event:
     writes: tuple[frozenset[int], ...] = ()
     obstacle: str = ""
     checkpointed: Any = False
+    regions: tuple[int, ...] = ()
     assigned: frozenset[str] = frozenset()
     reads_sizes: bool = False
     dtype_bound: bool = False

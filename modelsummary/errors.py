@@ -14,6 +14,7 @@ __all__ = [
     "ProfilerError",
     "RegistrationError",
     "SplitError",
+    "TraceError",
 ]
 
 
@@ -93,3 +94,7 @@ class SplitError(ModelSummaryError, RuntimeError):
     def __init__(self, message: str, possible: int | None = None) -> None:
         super().__init__(message)
         self.possible = possible
+
+
+class TraceError(ModelSummaryError, RuntimeError):
+    """A model cannot be made a graph, or a graph cannot run with what it is given."""

@@ -15,6 +15,7 @@ from modelsummary.capture.latency import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError
 from modelsummary.exporting import Exporting
 from modelsummary.formatting import ReadableNumbers
+from modelsummary.graphing import Graphing
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.sizing import Sizing
 from modelsummary.splitting import Splitting
@@ -26,7 +27,7 @@ from modelsummary.views.text import render
 __all__ = ["ModelStatistics"]
 
 
-class ModelStatistics(Exporting, Viewing, Sizing, Splitting, ReadableNumbers):
+class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableNumbers):
     """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``

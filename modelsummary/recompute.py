@@ -26,6 +26,7 @@ __all__ = [
     "bytes_by_block",
     "least_recomputation",
     "recomputed_macs",
+    "segment_of",
     "square_root",
 ]
 
@@ -144,14 +145,14 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     modules = dict(model.named_modules())
     segments: defaultdict[str, list[range]] = defaultdict(list)
     for fqn in chosen:
-        container, segment = _segment(fqn)
+        container, segment = segment_of(fqn)
         if container not in modules:
             raise InputError(f"checkpoint names {fqn!r}, which is no module of the model")
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)
-    for fqn in {_segment(fqn)[0]: fqn for fqn in chosen}.values():
-        container, _ = _segment(fqn)
+    for fqn in {segment_of(fqn)[0]: fqn for fqn in chosen}.values():
+        container, _ = segment_of(fqn)
         if container in segments and container in chosen:
             raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; name one of them")
         forward = vars(modules[container]).get("forward")
@@ -167,7 +168,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
 _SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")
 
 
-def _segment(fqn: str) -> tuple[str, range | None]:
+def segment_of(fqn: str) -> tuple[str, range | None]:
     """A name, or the container of a segment and the numbers of its children."""
     found = _SEGMENT.fullmatch(fqn)
     return (found["container"], range(int(found["first"]), int(found["end"]))) if found else (fqn, None)
@@ -243,7 +244,7 @@ def recomputed_macs(root: LayerInfo, fqns: Iterable[str]) -> int:
     """Multiply-adds that checkpointing these modules and segments does again in each step."""
     names: set[str] = set()
     for fqn in fqns:
-        container, segment = _segment(fqn)
+        container, segment = segment_of(fqn)
         row = next(row for row in root.walk() if row.fqn == container)
         if segment is None:
             names.add(fqn)

@@ -17,6 +17,7 @@ LAYERS = {
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline", "summary_rows"], 2),
+    "fx": 2.5,
     "statistics": 3,
     **dict.fromkeys(["profiler", "sources", "integrations"], 4),
     "cli": 5,
@@ -26,7 +27,7 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing"], "statistics"),
+    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing", "graphing"], "statistics"),
     "model_statistics": "statistics",
     "formatting": "summary_rows",
     **dict.fromkeys(["torchinfo", "run_cache"], "statistics"),

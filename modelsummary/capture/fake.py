@@ -52,13 +52,18 @@ class FakeTensors:
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
+    def _has_no_twin(self, value: Any) -> bool:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode is not self.mode
+        return type(value) in (nn.Parameter, Tensor) and not is_lazy(value)
+
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
         """Put twins in the place of parameters, buffers and plain tensor attributes."""
         for module in modules:
             places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
             for tensors in places:
                 for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
-                    if type(tensor) in (nn.Parameter, Tensor) and not is_lazy(tensor):
+                    if self._has_no_twin(tensor):
                         tensors[name] = self.twin(tensor)
             if isinstance(module, nn.RNNBase):
                 module._flat_weights = [each if each is None else self.twin(each) for each in module._flat_weights]

@@ -33,12 +33,12 @@ from modelsummary.errors import InputError
 from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.recompute import apply_checkpoint
 
-__all__ = ["RowMemory", "StepPlan", "loss_of", "simulate_step"]
+__all__ = ["NEEDS_VALUES", "RowMemory", "StepPlan", "loss_of", "simulate_step"]
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 _CUDA_BLOCK = 512
 _META = torch.device("meta")
-_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def simulate_step(
             run = _Run(model, args, kwargs, plan, device, block)
             run.step()
             return run.estimate(str(wanted), "fake", notes), run.by_call()
-    except _NEEDS_VALUES as error:
+    except NEEDS_VALUES as error:
         reason = f"{getattr(error, 'func', error)} needs the values of a tensor"
     if own.type == "meta" or plan.dtype is not None or wanted != own:
         raise InputError(

@@ -18,6 +18,7 @@ from torch import nn
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.rules import WHOLE_LAYERS, TraceRules
 from modelsummary.capture.run import running
 from modelsummary.capture.tensors_of_run import Foreign, Token
 from modelsummary.capture.trace import Tracer
@@ -37,19 +38,26 @@ from modelsummary.dataflow import (
 __all__ = ["record", "record_once"]
 
 
-def record(model: nn.Module, call: CallArguments, execution: str, batch_dim: int | None = None) -> Iterator[Record]:
+def record(
+    model: nn.Module,
+    call: CallArguments,
+    execution: str,
+    batch_dim: int | None = None,
+    rules: TraceRules = WHOLE_LAYERS,
+) -> Iterator[Record]:
     """Record a forward of ``model``; model, arguments and global state are afterwards as before.
 
     Args:
         execution: ``"shape"`` or ``"real"``, whichever is known to work.
         batch_dim: dimension of the inputs that is the batch; None: the first, if the forward runs with another size
             there, else the second.
+        rules: what is looked into, and what is called in place of what.
 
     Yields:
         The record over all runs; then, for a model that does other things at another batch size or in the other mode,
         records that hold for the mode, the batch size, or both of this run only.
     """
-    trace = _tracing(model, execution)
+    trace = _tracing(model, execution, rules)
     first = _Run(trace(call), None, is_other_mode=False)
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
@@ -74,13 +82,13 @@ def record_once(model: nn.Module, call: CallArguments, execution: str) -> Record
     return _merged([run], 0, "it was run at one batch size", _NO_MODE)
 
 
-def _tracing(model: nn.Module, execution: str) -> Trace:
+def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS) -> Trace:
     modules = modules_of(model)
     device = device_of(tensors_of_modules(modules))
 
     def trace(call: CallArguments, *, other_mode: bool = False) -> Tracer:
         with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
-            tracer = Tracer(model, executes, device)
+            tracer = Tracer(model, executes, device, rules)
             tracer.run(args, kwargs, other_mode=other_mode)
         return tracer
 
@@ -188,7 +196,7 @@ class _Merge:
         if parent is None:
             self._define([(each.args, each.kwargs) for each in events])
         event = Event(first.fqn, first.function, None, None, parent, first.call_index)
-        event.training = first.training
+        event.training, event.regions = first.training, first.regions
         event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
         event.checkpointed = self._constant([each.checkpointed for each in events], first.training)
         if isinstance(event.checkpointed, Unknown):

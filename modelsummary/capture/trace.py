@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -21,6 +21,7 @@ from modelsummary.capture.changes import Generators, noticed, numbers_in, saved_
 from modelsummary.capture.devices import DeviceAnswers
 from modelsummary.capture.effects import Effects, Noted
 from modelsummary.capture.facts import named_modules
+from modelsummary.capture.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.tensors_of_run import TensorsOfRun, Token, is_tainted
@@ -44,32 +45,27 @@ from modelsummary.dataflow import (
 
 __all__ = ["Tracer"]
 
-# Opened where a cut falls inside. (nn.TransformerEncoderLayer is not: in evaluation it is one kernel of its own.)
-_CONTAINERS = (
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-)
-
 
 class Tracer(TorchFunctionMode):
     """Traces one run of ``model``.
 
     Args:
         device: where the model is when it does not run on shapes.
+        rules: what is looked into, and what is called in place of what.
 
     Attributes:
         root: the call of the model.
         tensors: those that it met.
     """
 
-    def __init__(self, model: nn.Module, execution: Execution, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, execution: Execution, device: torch.device, rules: TraceRules = WHOLE_LAYERS
+    ) -> None:
         super().__init__()
         self._model = model
+        self._rules = rules
+        self._regions: list[int] = []  # of activation checkpointing, around what runs now
+        self._next_region: Counter[tuple[int, ...]] = Counter()  # inside of a region: number of the next one
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
         self.tensors = TensorsOfRun(model, device)
         self._calls: Counter[str] = Counter()
@@ -101,9 +97,16 @@ class Tracer(TorchFunctionMode):
         apply = vars(torch.autograd.Function)["apply"]
 
         def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            original_apply = apply.__get__(None, cls)
+            substitute = self._rules.substitutes.get(original_apply)
+            if substitute is not None and self._sees():
+                return substitute(*args, **kwargs)
+            if self._rules.calls_autograd_functions and self._sees():
+                function = TorchFunction("function", f"{cls.__qualname__}.apply", original_apply)
+                return self._function_call(function, original_apply, args, kwargs)
             # What runs inside is not what its backward does.
             self._note_question(f"applies the autograd function {cls.__name__}")
-            return apply.__get__(None, cls)(*args, **kwargs)
+            return original_apply(*args, **kwargs)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._module_call(original, module, args, kwargs)
@@ -111,7 +114,8 @@ class Tracer(TorchFunctionMode):
         nn.Module.__call__ = call  # type: ignore[method-assign]
         torch.autograd.Function.apply = classmethod(apply_function)
         try:
-            with noticed(self._note_question):
+            opened = checkpoints_opened(self._region) if self._rules.opens_checkpoints else nullcontext()
+            with noticed(self._note_question), opened:
                 yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
@@ -119,9 +123,27 @@ class Tracer(TorchFunctionMode):
 
     def _note_question(self, reason: str) -> None:
         """The model's own code asked or told torch something that no list of calls can repeat."""
-        if self._is_open and get_ident() == self._thread:
+        if self._sees():
             parent = self._stack[-1]
             parent.obstacle = parent.obstacle or reason
+
+    def _sees(self) -> bool:
+        """What runs now is the code of a module that is looked into."""
+        return self._is_open and get_ident() == self._thread
+
+    @contextmanager
+    def _region(self) -> Iterator[None]:
+        """Context of a region of activation checkpointing."""
+        parent = self._stack[-1] if self._sees() else None
+        if parent is None:
+            yield
+            return
+        self._regions.append(self._next_region[tuple(self._regions)])
+        self._next_region[tuple(self._regions[:-1])] += 1
+        try:
+            yield
+        finally:
+            self._regions.pop()
 
     # ----------------------------------------------------------------------------------------- modules
 
@@ -147,6 +169,7 @@ class Tracer(TorchFunctionMode):
             changed = _first_difference(self._states[id(module)], before)
             event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
         event.grad = torch.is_grad_enabled()
+        event.regions = tuple(self._regions)
         event.obstacle = _obstacle(module, kwargs)
         if event.parent is not None:
             event.parent.children.append(event)
@@ -157,8 +180,8 @@ class Tracer(TorchFunctionMode):
         around, self.running = self.running, Effects()
         self._stack.append(event)
         try:
-            self._is_open = not _is_whole(module)
-            out = original(module, *args, **kwargs)
+            self._is_open = not self._rules.is_whole(module)
+            out = self._rules.layer_shapes.get(type(module), original)(module, *args, **kwargs)
             self._is_open = False
             self._at_boundary()
         finally:
@@ -184,7 +207,7 @@ class Tracer(TorchFunctionMode):
                 return self.tensors.leaf(leaf)
             if self.tensors.knows(leaf):
                 return self.tensors.leaf(leaf)
-            if not _is_whole(module):
+            if not self._rules.is_whole(module):
                 event.obstacle = event.obstacle or "makes its result with something that is no torch function"
             return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
@@ -234,23 +257,47 @@ class Tracer(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._devices is not None and self._devices.answers(func):
             return self._devices.answer(func)
-        if not self._is_open or get_ident() != self._thread:
+        if not self._sees():
             return func(*args, **kwargs)
+        if func in self._rules.substitutes:
+            return self._substituted(func, args, kwargs)
+        if getattr(func, "__name__", "") == "__iter__":
+            out = self._function_call(torch_function(torch.unbind), torch.unbind, args, kwargs)
+            return iter(out)
+        return self._function_call(torch_function(func), func, args, kwargs)
+
+    def _substituted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what was registered in place of a function; where it calls that function, it means the original."""
+        rules, self._rules = self._rules, self._rules.without(func)
+        try:
+            with self:
+                return rules.substitutes[func](*args, **kwargs)
+        finally:
+            self._rules = rules
+
+    def _function_call(
+        self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self._is_open = False  # looking at tensors is no code of the model
+        try:
+            return self._noted_call(function, func, args, kwargs)
+        finally:
+            self._is_open = True
+
+    def _noted_call(
+        self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         name = getattr(func, "__name__", "")
-        if name == "__iter__":
-            func = torch.unbind
-        function = torch_function(func)
         parent = self._stack[-1]
         templates = self.tensors.template(args), self.tensors.template(kwargs)
         inputs = leaves_of(templates)
         around, self.running = self.running, Effects()
-        self._is_open = False
         if self._devices is not None:
             args, kwargs = self._devices.on_meta(args), self._devices.on_meta(kwargs)
+            func = self._rules.shapes.get(func, func)
         try:
             out = func(*args, **kwargs)
         finally:
-            self._is_open = True
             own, self.running = self.running, around
         if isinstance(out, Iterator):
             out = list(out)
@@ -263,7 +310,7 @@ class Tracer(TorchFunctionMode):
             self.running.macs += own.macs
             return out
         event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
-        event.training = parent.training
+        event.training, event.regions = parent.training, tuple(self._regions)
         event.writes = (frozenset(own.writes),)
         parent.children.append(event)
         self._note_function(event, inputs, parent)
@@ -273,7 +320,7 @@ class Tracer(TorchFunctionMode):
         dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
         self.tensors.taint(own.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
-        return iter(out) if name == "__iter__" else out
+        return out
 
     def _note_reading(self, name: str, inputs: list[Any], parent: Event) -> None:
         """A function that returned no tensor: a size, a fact, or values."""
@@ -336,11 +383,6 @@ def _tells(leaf: Any, dtype: torch.dtype) -> bool:
         limits = torch.finfo(dtype)
         return leaf in (limits.min, limits.max, limits.eps, limits.tiny)
     return leaf is dtype
-
-
-def _is_whole(module: nn.Module) -> bool:
-    """A layer of torch: its forward is one operator, and nothing is won by looking inside."""
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
 
 
 def _obstacle(module: nn.Module, kwargs: dict[str, Any]) -> str:

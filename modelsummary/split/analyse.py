@@ -23,7 +23,7 @@ from modelsummary.dataflow import (
 )
 from modelsummary.errors import SplitError
 
-__all__ = ["CallSequence", "Cut", "analyse"]
+__all__ = ["CallSequence", "Cut", "Openings", "analyse"]
 
 
 @dataclass
@@ -71,7 +71,7 @@ class CallSequence:
 
 def analyse(record: Record) -> CallSequence:
     """Find out what can be opened, and flatten it. Raises ``SplitError`` if the model itself cannot be opened."""
-    openings = _Openings(record.root)
+    openings = Openings(record.root)
     reason = openings.why_closed(record.root)
     if reason:
         raise SplitError(f"{reason}; the model can only be run as one stage", possible=1)
@@ -87,7 +87,7 @@ def analyse(record: Record) -> CallSequence:
 # -------------------------------------------------------------------------------------- units and openings
 
 
-class _Openings:
+class Openings:
     """Which module calls are units, and which can be opened.
 
     Attributes:
@@ -183,7 +183,7 @@ def _where(event: Event) -> str:
     return f"layer {event.fqn!r}" if event.fqn else "the model"
 
 
-def _smallest(event: Event, openings: _Openings) -> Iterator[Event]:
+def _smallest(event: Event, openings: Openings) -> Iterator[Event]:
     for child in event.children:
         if openings.can_open(child):
             yield from _smallest(child, openings)

@@ -1,0 +1,102 @@
+"""Code of graphs in which regions run under activation checkpointing.
+
+A node is in a region if ``node.meta["activation_checkpoint"]`` holds its number: ``(0,)``, or ``(0, 1)`` for region 1
+inside of region 0. The code of a region is a function ``checkpoint_0`` (``checkpoint_0_1``) in the forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch.utils.checkpoint
+from torch.fx import Node
+from torch.fx.graph import CodeGen, PythonCode
+
+__all__ = ["MARK", "CheckpointCodeGen", "region_of"]
+
+MARK = "activation_checkpoint"
+_COUNTER = re.compile(r"# COUNTER: (\d+)\n")
+_DELETED = re.compile(r";  ((?:\w+ = )+)None$")
+_INDENT = "    "
+
+
+def region_of(node: Node) -> tuple[int, ...]:
+    """Numbers of the regions around a node, outermost first."""
+    mark = node.meta.get(MARK, ())
+    return (mark,) if isinstance(mark, int) else tuple(mark or ())
+
+
+class CheckpointCodeGen(CodeGen):
+    """As ``torch.fx`` does it, with the marked regions as functions that ``checkpoint`` calls (non-reentrant)."""
+
+    def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> PythonCode:
+        around = self._body_transformer
+        every = list(nodes)
+        if any(map(region_of, every)):
+            self._body_transformer = partial(_with_regions, every, around)
+        try:
+            return super()._gen_python_code(nodes, *args, **kwargs)
+        finally:
+            self._body_transformer = around
+
+
+def _with_regions(nodes: list[Node], around: Any, body: list[str]) -> list[str]:
+    """The lines of each node, which torch tells by a counter before them, with those of regions in functions."""
+    begin, *rest = _COUNTER.split("".join(around(body) if around is not None else body))
+    numbers = list(map(int, rest[::2]))
+    lines = list(zip(numbers, rest[1::2], strict=True))
+    taken: set[str] = {node.name for node in nodes}
+    return [begin, *_nested(nodes, lines, 0, taken)]
+
+
+def _nested(nodes: list[Node], lines: Sequence[tuple[int, str]], depth: int, taken: set[str]) -> Iterable[str]:
+    """Code of these lines, all in one region of this depth."""
+    for number, group in groupby(lines, key=lambda line: _number_at(nodes[line[0]], depth)):
+        inside = list(group)
+        if number is None:
+            yield from (f"# COUNTER: {counter}\n{text}" for counter, text in inside)
+            continue
+        members = [nodes[counter] for counter, _ in inside]
+        yield from _region(members, list(_nested(nodes, inside, depth + 1, taken)), depth, taken)
+
+
+def _number_at(node: Node, depth: int) -> int | None:
+    region = region_of(node)
+    return region[depth] if len(region) > depth and node.op not in ("placeholder", "output") else None
+
+
+def _region(members: list[Node], code: list[str], depth: int, taken: set[str]) -> Iterable[str]:
+    own = set(members)
+    takes = list(dict.fromkeys(each for node in members for each in node.all_input_nodes if each not in own))
+    gives = [node for node in members if any(user not in own for user in node.users)]
+    name = _free("_".join(["checkpoint", *map(str, region_of(members[0])[: depth + 1])]), taken)
+    lines = [line for line in "".join(code).split("\n") if line]
+    deleted = {each for line in lines if (found := _DELETED.search(line)) for each in found[1].split(" = ") if each}
+    parameters = ", ".join(each.name for each in takes)
+    yield f"def {name}({parameters}):\n"
+    yield from (f"{_INDENT}{line}\n" for line in lines)
+    results = ", ".join(each.name for each in gives)
+    yield f"{_INDENT}return {results}\n"
+    call = (
+        f"torch.utils.checkpoint.checkpoint({', '.join([name, *(each.name for each in takes)])}, use_reentrant=False)"
+    )
+    gone = [each.name for each in takes if each.name in deleted]  # also here, or they would live on
+    after = f";  {' = '.join([*gone, 'None'])}" if gone else ""
+    yield f"{results + ' = ' if results else ''}{call}{after}\n"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """``name``, or where a region was torn apart ``name_part1`` ..."""
+    number, free = 0, name
+    while free in taken:
+        number += 1
+        free = f"{name}_part{number}"
+    taken.add(free)
+    return free
+
+
+assert torch.utils.checkpoint  # the generated code names it

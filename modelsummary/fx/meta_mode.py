@@ -1,0 +1,103 @@
+"""``MetaTensorMode``: build and move models without allocating anything, on devices that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = ["MetaTensorMode"]
+
+# They write into what they are given, or return it; on tensors without data nothing is left to do.
+_COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+
+
+class MetaTensorMode:
+    """Context in which tensors have shapes and devices, and no data: ``FakeTensorMode`` with what models need besides.
+
+    Factories, ``.cuda()`` and ``.to(device)`` allocate nothing and keep the device that was meant, whether it is there
+    or not; ``nn.Module.to`` and initialisers that look at values work; collectives of ``torch.distributed`` do nothing.
+
+    ::
+
+        with MetaTensorMode():
+            model = resnet18().cuda()
+            sample = torch.rand(100, 3, 224, 224).cuda()
+        graph = symbolic_trace(model, meta_args={"x": sample})
+    """
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> MetaTensorMode:
+        stack = ExitStack()
+        stack.enter_context(self.mode)
+        stack.enter_context(patch.object(nn.Module, "_apply", _apply))
+        stack.enter_context(patch.object(nn.init, "trunc_normal_", _leave))
+        for name in _COLLECTIVES if dist.is_available() else ():
+            if hasattr(dist, name):
+                stack.enter_context(patch.object(dist, name, _nothing))
+        self._entered.append(stack)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered.pop().__exit__(*exception)
+
+
+def _leave(tensor: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    """There are no values to initialise."""
+    return tensor
+
+
+class _Done:
+    """A finished piece of work."""
+
+    def wait(self, *_args: Any) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+
+def _nothing(*_args: Any, async_op: bool = False, **_kwargs: Any) -> _Done | None:
+    return _Done() if async_op else None
+
+
+def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``nn.Module._apply``, which swaps what lies in tensors; those without data do not take that."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module

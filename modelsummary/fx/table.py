@@ -1,0 +1,96 @@
+"""The table of a profiled graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tabulate import tabulate
+from torch.fx import GraphModule, Node
+
+from modelsummary.fx.meta_info import MetaInfo
+
+__all__ = ["profile_table", "rows_of"]
+
+_SIZES = ["Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size"]
+_HEADERS = ["Op type", "Op", *_SIZES, "Fwd MACs", "Fwd FLOPs", "Bwd FLOPs"]
+
+
+def rows_of(gm: GraphModule) -> list[dict[str, Any]]:
+    """A dict for each node of a profiled graph that has to do with tensors: exact bytes and counts."""
+    return [_row(node, node.meta["info"]) for node in gm.graph.nodes if _is_shown(node)]
+
+
+def _is_shown(node: Node) -> bool:
+    """Sizes, modes and checks are no rows; what gives nothing of a tuple of tensors is."""
+    info = node.meta.get("info")
+    if not isinstance(info, MetaInfo):
+        return False
+    return info.shape is not None or (
+        getattr(node.target, "__name__", "") == "getitem"
+        and any(each.op == "call_module" for each in node.all_input_nodes)
+    )
+
+
+def _row(node: Node, info: MetaInfo) -> dict[str, Any]:
+    return {
+        "op_type": node.op,
+        "op": node.name,
+        "fqn": info.fqn,
+        "accumulate_size": info.accumulate_size,
+        "incremental_size": info.incremental_size,
+        "output_size": info.output_size,
+        "temp_size": info.temp_size,
+        "param_size": info.param_size,
+        "backward_size": info.backward_size,
+        "fwd_macs": info.macs,
+        "fwd_flop": info.fwd_flop,
+        "bwd_flop": info.bwd_flop,
+    }
+
+
+def profile_table(gm: GraphModule) -> str:
+    """The nodes of a profiled graph as a table, sizes in bytes with binary prefixes, with a line of totals."""
+    rows = rows_of(gm)
+    lines = [
+        [
+            row["op_type"],
+            row["op"],
+            *(in_bytes(row[name]) for name in list(row)[3:9]),
+            *(_count(row[name]) for name in list(row)[9:]),
+        ]
+        for row in rows
+    ]
+    text = tabulate(lines, _HEADERS, colalign=["left", "left", *["right"] * 9], disable_numparse=True)
+    accumulated = rows[-1]["accumulate_size"] if rows else 0
+    totals = [sum(row[name] for row in rows) for name in ("fwd_macs", "fwd_flop", "bwd_flop")]
+    uncounted = sorted({name for node in gm.graph.nodes for name in _uncounted(node)})
+    return "\n".join(
+        [
+            text,
+            f"Kept for the backward: {in_bytes(accumulated)} ({accumulated:,} B)",
+            f"Products: {totals[0]:,} MACs forward = {totals[1]:,} FLOPs; {totals[2]:,} FLOPs backward",
+            *([f"Not counted for want of a formula: {', '.join(uncounted)}"] if uncounted else []),
+        ]
+    )
+
+
+def _uncounted(node: Node) -> dict[str, int]:
+    info = node.meta.get("info")
+    return info.uncounted if isinstance(info, MetaInfo) else {}
+
+
+def in_bytes(nbytes: int) -> str:
+    """``153.12 MiB``; two decimals, the largest binary prefix that leaves a digit before the point."""
+    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB"]
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    while value >= 1024 and units:
+        value, unit = value / 1024, units.pop(0)
+    return f"{value:.2f} {unit}"
+
+
+def _count(number: int) -> str:
+    for divisor, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "K")):
+        if number >= divisor:
+            return f"{number / divisor:.2f} {prefix}"
+    return str(number)

@@ -1,0 +1,357 @@
+"""Graphs of models: they do what the model does, at other batch sizes and in the other mode, and can be edited."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import io
+import operator
+import pickle
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import modelsummary
+from modelsummary import InputError, TraceError, symbolic_trace
+from tests.graphs import assert_same, tensors
+from tests.idioms import IDIOMS
+from tests.untouched import untouched
+
+
+def traced(name, *, train=True):
+    torch.manual_seed(0)
+    model, inputs = IDIOMS[name][0]().train(train), IDIOMS[name][1]
+    with untouched(model):
+        return model, symbolic_trace(model, meta_args=inputs(3, 0)), inputs
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", IDIOMS)
+def test_a_graph_does_what_the_model_does(name, train):
+    model, graph, inputs = traced(name, train=train)
+    for batch in (3, 5, 2):
+        for mode in (True, False):
+            assert_same(model, graph, inputs(batch, batch), train=mode)
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_nodes_know_shapes_and_paths(name):
+    model, graph, inputs = traced(name)
+    paths = {fqn for fqn, _ in model.named_modules()}
+    for node in graph.graph.nodes:
+        assert node.meta["info"].fqn in paths
+        if node.op == "call_module":
+            assert node.meta["info"].fqn == node.target
+            assert graph.get_submodule(node.target) is model.get_submodule(node.target)
+    given = {node.target: node.meta["tensor_meta"].shape for node in graph.graph.find_nodes(op="placeholder")}
+    assert given == {key: value.shape for key, value in inputs(3, 0).items() if isinstance(value, torch.Tensor)}
+    graph.graph.lint()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bert", "unet", "in place", "dense"])
+def test_copies_run(name):
+    _, graph, inputs = traced(name)
+    saved = io.BytesIO()
+    torch.save(graph, saved)
+    saved.seek(0)
+    copies = [copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), torch.load(saved, weights_only=False)]
+    for each in copies:
+        assert each.state_dict().keys() == graph.state_dict().keys()
+        assert each.graph.nodes.__len__() == len(graph.graph.nodes)
+        for train in (True, False):
+            results = []
+            graph.load_state_dict(each.state_dict())  # as they were, before batch normalisation moved
+            for module in (graph, each):
+                torch.manual_seed(0)
+                results.append(tensors(module.train(train)(**inputs(4, 3))))
+            for own, other in zip(*results, strict=True):
+                assert torch.equal(own, other)
+
+
+@pytest.mark.filterwarnings("ignore:Was not able to save")
+@pytest.mark.parametrize("name", ["gpt2", "in place", "dense"])
+def test_to_folder(name, tmp_path, monkeypatch):
+    _, graph, inputs = traced(name)
+    graph.to_folder(tmp_path / f"written_{name.replace(' ', '_')}", "Written")
+    monkeypatch.syspath_prepend(tmp_path)
+    written = importlib.import_module(f"written_{name.replace(' ', '_')}").Written().eval()
+    for own, other in zip(tensors(graph.eval()(**inputs(4, 3))), tensors(written(**inputs(4, 3))), strict=True):
+        assert torch.equal(own, other)
+    del sys.modules[f"written_{name.replace(' ', '_')}"]
+
+
+def test_the_code_reads_like_the_model():
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            y = self.body(x) * self.scale
+            return F.dropout(y, 0.5, self.training).view(x.shape[0] * 2, 2)
+
+    graph = symbolic_trace(Small(), meta_args={"x": torch.rand(3, 4)})
+    lines = [line.strip().partition(";")[0] for line in graph.code.strip().splitlines()]
+    assert lines == [
+        "def forward(self, x):",
+        "training = self.training",
+        "size = x.size(0)",
+        "mul_1 = size * 2",
+        "check_input = modelsummary_fx_guards_check_input(x, (None, 4))",
+        'body_0 = getattr(self.body, "0")(x)',
+        'body_1 = getattr(self.body, "1")(body_0)',
+        "scale = self.scale",
+        "mul = body_1 * scale",
+        "dropout = torch.nn.functional.dropout(mul, p = 0.5, training = training, inplace = False)",
+        "view = dropout.view(mul_1, 2)",
+        "return view",
+    ]
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_control_flow_follows_the_given_values(dims):
+    def forward(x):
+        return x * 2 + 1 if x.dim() == 3 else x - 5
+
+    graph = symbolic_trace(forward, meta_args={"x": torch.rand((2,) * dims)})
+    targets = [node.target for node in graph.graph.find_nodes(op="call_function", target=operator.sub, sort=True)]
+    assert bool(targets) == (dims == 2)
+    x = torch.rand((5, *(2,) * (dims - 1)))
+    assert torch.equal(graph(x), forward(x))
+
+
+def test_a_loop_over_the_batch_is_bound_to_its_size():
+    def forward(x):
+        return torch.stack([x[number] * number for number in range(x.shape[0])])
+
+    graph = symbolic_trace(forward, meta_args={"x": torch.rand(3, 2)})
+    x = torch.rand(3, 2)
+    assert torch.equal(graph(x), forward(x))
+    with pytest.raises(TraceError, match=r"shape \[4, 2\], but the graph was made for \[3, 2\].*trace again"):
+        graph(torch.rand(4, 2))
+
+
+def test_a_size_that_was_read_is_checked():
+    def forward(x):
+        return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+
+    graph = symbolic_trace(forward, meta_args={"x": torch.rand(3, 2, 4)})
+    assert graph(torch.rand(7, 2, 4)).shape == (7, 8)
+    with pytest.raises(TraceError, match=r"the shape \[3, 2, 5\], but the graph was made for \['any', 2, 4\]"):
+        graph(torch.rand(3, 2, 5))
+
+
+def test_a_forward_that_differs_by_mode_is_bound_to_it():
+    class Modes(nn.Module):
+        def forward(self, x):
+            return x * 2 if self.training else x.exp()
+
+    graph = symbolic_trace(Modes(), meta_args={"x": torch.rand(3)})
+    x = torch.rand(3)
+    assert torch.equal(graph(x), x * 2)
+    with pytest.raises(TraceError, match="traced in train mode, and the forward does other things in eval mode"):
+        graph.eval()(x)
+
+
+def test_gradients_that_were_off_are_off_again():
+    def forward(x):
+        with torch.no_grad():
+            y = x.exp()
+        return x * y
+
+    graph = symbolic_trace(forward, meta_args={"x": torch.rand(3)})
+    x = torch.rand(3, requires_grad=True)
+    graph(x).sum().backward()
+    assert torch.equal(x.grad, x.detach().exp())
+    with torch.no_grad():
+        graph(x)
+        assert not torch.is_grad_enabled()
+
+
+@dataclass
+class Pair:
+    first: torch.Tensor
+    second: torch.Tensor | None = None
+
+
+def test_containers_and_dataclasses_come_and_go():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, batch, scale=1.0):
+            x, (y, _) = batch["x"], batch["rest"]
+            return {"pair": Pair(self.layer(x) * scale, y + 1), "list": [x - y, (x,)]}
+
+    model = Nested()
+    inputs = {"batch": {"x": torch.rand(3, 4), "rest": (torch.rand(3, 4), None)}}
+    graph = symbolic_trace(model, meta_args=inputs, concrete_args={"scale": 2.0})
+    assert_same(model, graph, {**inputs, "scale": 2.0})
+    assert isinstance(graph(**inputs)["pair"], Pair)
+
+
+def test_concrete_arguments_are_no_placeholders():
+    class Flags(nn.Module):
+        def forward(self, x, flag=False, mask=None):
+            x = x + 1 if flag else x - 1
+            return x if mask is None else x * mask
+
+    graph = symbolic_trace(Flags(), {"flag": True}, {"x": torch.rand(3)})
+    assert [node.target for node in graph.graph.find_nodes(op="placeholder")] == ["x"]
+    assert torch.equal(graph(torch.zeros(3)), torch.ones(3))
+    graph = symbolic_trace(Flags(), meta_args={"mask": torch.rand(3), "x": torch.rand(3)})
+    assert [node.target for node in graph.graph.find_nodes(op="placeholder")] == ["x", "mask"]
+    assert torch.equal(graph(torch.ones(3), mask=torch.ones(3)), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"meta_args": {"y": torch.rand(2)}}, r"meta_args names 'y', which is no argument .* it takes: input"),
+        ({"concrete_args": {"z": 1}, "meta_args": {"input": torch.rand(2)}}, "concrete_args names 'z'"),
+        ({"concrete_args": {"input": 1}, "meta_args": {"input": torch.rand(2)}}, "'input' is in concrete_args and"),
+        ({"concrete_args": {"input": torch.rand(2)}}, r"concrete_args\['input'\] holds a tensor"),
+        ({}, "missing a required argument: 'input'; pass it in meta_args"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InputError, match=message) as raised:
+        symbolic_trace(nn.Linear(2, 2), **arguments)
+    assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize("root", [nn.Linear, 3])
+def test_bad_roots(root):
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module or a function"):
+        symbolic_trace(root, meta_args={"input": torch.rand(2)})
+
+
+def test_what_decides_by_values_is_refused_with_the_reason():
+    def forward(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(TraceError, match="decides by values of tensors: it calls bool"):
+        symbolic_trace(forward, meta_args={"x": torch.rand(3)})
+
+
+def test_a_forward_that_fails_says_how():
+    with pytest.raises(TraceError, match="Linear could not be run: RuntimeError"):
+        symbolic_trace(nn.Linear(2, 3), meta_args={"input": torch.rand(4, 5)})
+
+
+def test_a_lazy_model_is_refused():
+    with pytest.raises(TraceError, match="'weight' is not initialised; run the model once"):
+        symbolic_trace(nn.LazyLinear(3), meta_args={"input": torch.rand(4, 5)})
+
+
+def test_a_graph_can_be_edited():
+    model, graph, inputs = traced("dense", train=False)
+    for node in graph.graph.find_nodes(op="call_function", target=F.relu):
+        with graph.graph.inserting_after(node):
+            new = graph.graph.call_function(torch.sigmoid, node.args)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+    graph.recompile()
+    assert "sigmoid" in graph.code
+    x = inputs(4, 0)["x"]
+    hidden = model.fc1(torch.flatten(model.features(model.conv(x)), 1))
+    assert torch.equal(graph(x), F.log_softmax(model.fc2(torch.sigmoid(hidden)), 1))
+
+
+def test_training_the_graph_trains_the_model():
+    model, graph, _ = traced("gpt2")
+    assert {id(each) for each in graph.parameters()} == {id(each) for each in model.parameters()}
+    assert graph.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_model_on_meta_is_traced():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    graph = symbolic_trace(model, meta_args={"input": torch.rand(2, 4, device="meta")})
+    assert graph(torch.rand(3, 4, device="meta")).shape == (3, 4)
+
+
+def test_what_is_made_on_the_models_device_follows_it():
+    def forward(x):
+        return x + torch.arange(x.shape[1], device=x.device) * torch.tensor([2.0])
+
+    graph = symbolic_trace(forward, meta_args={"x": torch.rand(3, 4)})
+    x = torch.rand(5, 4)
+    assert torch.equal(graph(x), forward(x))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.sampled_from(["add", "view", "cat", "index", "chunk", "set", "mul_", "size"]), max_size=6),
+    st.integers(1, 4),
+)
+def test_any_sequence_of_functions(names, batch):
+    def forward(x):
+        for name in names:
+            b = x.shape[0]
+            if name == "add":
+                x = 1 - x + x.T.mean(1)
+            elif name == "view":
+                x = x.contiguous().view(b * 2, -1).reshape(b, -1)
+            elif name == "cat":
+                x = torch.cat([x, x.new_zeros(b, 2)], 1)[:, 1:-1]
+            elif name == "index":
+                x = x[torch.arange(b - 1, -1, -1)]
+            elif name == "chunk":
+                one, two = x.chunk(2, 1)
+                x = torch.cat([two, one], -1)
+            elif name == "set":
+                x = x.clone()
+                x[:, 0] = float(b)
+            elif name == "mul_":
+                x = x.clone()
+                x[:, 1:].mul_(3)
+            else:
+                x = x / x.shape[0] + x.numel()
+        return x
+
+    graph = symbolic_trace(forward, meta_args={"x": torch.rand(2, 8)})
+    x = torch.rand(batch + 1, 8)
+    try:
+        found = graph(x)
+    except TraceError:
+        return  # bound to the traced sizes, and says so
+    assert torch.equal(found, forward(x))
+
+
+def test_public_names():
+    assert set(modelsummary.fx.__all__) <= set(modelsummary.__all__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["", ".segmentation", ".video"])
+def test_torchvision(kind):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    from torchvision.models import get_model, list_models
+
+    failed = {}
+    for name in list_models(module=importlib.import_module(f"torchvision.models{kind}")):
+        options = {"weights_backbone": None} if "segmentation" in kind else {}
+        options |= {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        model = get_model(name, weights=None, **options)
+        model.train()
+        size = (3, 64, 64) if not name.startswith(("vit", "inception", "maxvit")) else (3, 224, 224)
+        size = (3, 16, 224, 224) if name.startswith(("mvit", "s3d")) else (3, 8, 64, 64) if "video" in kind else size
+        (key,) = inspect.signature(model.forward).parameters
+        try:
+            graph = symbolic_trace(model, meta_args={key: torch.rand(2, *size)})
+            assert_same(model, graph, {key: torch.rand(3, *size)}, train=True)
+            if name not in ("googlenet", "inception_v3"):  # they have other outputs there
+                assert_same(model, graph, {key: torch.rand(2, *size)}, train=False)
+        except (AssertionError, TraceError) as error:
+            failed[name] = error
+    assert not failed
