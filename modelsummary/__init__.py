@@ -15,12 +15,14 @@ from modelsummary.errors import (
     InputError,
     LayerNotFoundError,
     MissingExtraError,
+    ModelFileError,
     ModelSummaryError,
     ProfilerError,
     RegistrationError,
     SplitError,
 )
 from modelsummary.layer_info import LayerInfo
+from modelsummary.loading import load
 from modelsummary.memory_estimate import MemoryEstimate
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
@@ -39,6 +41,7 @@ __all__ = [
     "LayerNotFoundError",
     "MemoryEstimate",
     "MissingExtraError",
+    "ModelFileError",
     "ModelStatistics",
     "ModelSummaryError",
     "Profiler",
@@ -49,6 +52,7 @@ __all__ = [
     "Statistics",
     "TIDSProfiler",
     "apply_checkpoint",
+    "load",
     "measure_memory",
     "profile",
     "register_op_cost",

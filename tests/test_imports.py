@@ -14,11 +14,13 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = {
     "errors": -1,
     "units": 0,
-    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
+    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate", "program"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
+    "program_tree": 2.5,
     "statistics": 3,
-    **dict.fromkeys(["profiler", "sources", "integrations"], 4),
+    **dict.fromkeys(["profiler", "sources", "integrations", "onnx", "archive"], 4),
+    "loading": 4.5,
     "cli": 5,
     "__main__": 6,
 }
@@ -27,7 +29,7 @@ LAYERS = {
 FAMILIES = {
     "op_formulas": "op_costs",
     **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing"], "statistics"),
-    "model_statistics": "statistics",
+    **dict.fromkeys(["model_statistics", "file_statistics"], "statistics"),
 }
 
 
