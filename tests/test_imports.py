@@ -14,7 +14,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = {
     "errors": -1,
     "units": 0,
-    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate", "program"], 1),
+    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate", "program", "tiling"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline"], 2),
     "program_tree": 2.5,
