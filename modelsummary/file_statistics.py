@@ -72,7 +72,7 @@ class FileStatistics(ModelStatistics):
     """
 
     def __init__(self, program: Program, path: Path) -> None:
-        super().__init__(program_tree(program), execution="file")
+        super().__init__(program_tree(program), execution="file" if program.operations else "none")
         self.program = program
         self.path = path
 

@@ -18,12 +18,13 @@ Size = Sequence[int]
 def load(path: str | PathLike[str], input: Size | Mapping[str, Size] | None = None) -> FileStatistics:
     """What is known of a model in a file: the tree, its totals, every view, and its memory traffic.
 
-    Nothing is computed, and no code of the file is run: neither pickles nor custom operators.
+    No pickle in a file is run, and nothing is computed. ONNX graphs and exported programs say all sizes themselves. A
+    TorchScript module is run on shapes to have them, really only where values decide what happens.
 
     Args:
-        path: of an ONNX file (``.onnx``).
+        path: of an ONNX file (``.onnx``), an exported program (``.pt2``) or TorchScript (``.pt``).
         input: size of the input, or name -> size of several: they take the place of what the file says, and give
-            dimensions a number that it leaves open. Default: as the file says.
+            dimensions a number that it leaves open. Default: as the file says; of TorchScript then only parameters.
 
     Raises:
         InputError: the name tells no known format, or a size does not fit.
@@ -41,6 +42,14 @@ def load(path: str | PathLike[str], input: Size | Mapping[str, Size] | None = No
         from modelsummary.onnx.loading import load_onnx
 
         return load_onnx(place, sizes)
+    if place.suffix == ".pt2":
+        from modelsummary.archive.program import load_exported
+
+        return load_exported(place, sizes)
+    if place.suffix in (".pt", ".pth", ".ts", ".torchscript"):
+        from modelsummary.archive.torchscript import load_torchscript
+
+        return load_torchscript(place, sizes)
     raise InputError(f"{str(place)!r}: expected a file .onnx, .pt2, or TorchScript .pt")
 
 

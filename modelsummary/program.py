@@ -82,8 +82,8 @@ class Operation:
         elementwise_ops: as in ``LayerInfo``.
         uncounted: why ``macs`` lacks something: the name for the ledger; None if it does not.
         repeats: how often it runs: in the body of a loop, its iterations.
-        is_free: moves nothing: it only looks at shapes, or other operators do its work.
-        is_view: its results show the storage of its first input; moves nothing, either.
+        is_free: moves nothing: a view, a look at shapes, or a container for other operators.
+        aliases: its results live in the storage of its first input: a view, or in place.
         gathers: reads the rows that it returns, not the whole of its first input.
         executed: False in a branch that is not taken; it counts nothing then.
     """
@@ -100,13 +100,13 @@ class Operation:
     uncounted: str | None = None
     repeats: int = 1
     is_free: bool = False
-    is_view: bool = False
+    aliases: bool = False
     gathers: bool = False
     executed: bool = True
 
     def reads(self) -> Iterator[tuple[Tensor, int]]:
         """Each input once, with the bytes that are read of it in one run."""
-        if self.is_free or self.is_view or not self.executed:
+        if self.is_free or not self.executed:
             return
         for position, tensor in enumerate(dict.fromkeys(self.inputs)):
             if self.gathers and position == 0:
@@ -122,7 +122,7 @@ class Operation:
     @property
     def bytes_written(self) -> int:
         """Bytes of all outputs."""
-        if self.is_free or self.is_view or not self.executed:
+        if self.is_free or not self.executed:
             return 0
         return self.repeats * sum(tensor.moved for tensor in self.outputs)
 
@@ -159,6 +159,7 @@ class Program:
         inputs, outputs: of the model.
         operations: in the order in which they run.
         unused: parameters and buffers that no operator uses.
+        owned: modules that the file lists apart from operators, each with what it registers; they have rows anyway.
         constants: operators that only hold a constant, by type; they are no operations.
         notes: what is not known, and why.
     """
@@ -168,6 +169,7 @@ class Program:
     outputs: list[Tensor]
     operations: list[Operation]
     unused: list[Tensor] = field(default_factory=list)
+    owned: list[tuple[tuple[Scope, ...], list[Tensor]]] = field(default_factory=list)
     constants: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -220,9 +222,9 @@ class Program:
         shown: dict[Tensor, Tensor] = {}  # a view -> whose storage it shows
         last: dict[Tensor, int] = dict.fromkeys(self.inputs, 0)
         for position, operation in enumerate(executed):
-            if operation.is_view and operation.inputs:
+            if operation.aliases and operation.inputs:
                 base = shown.get(operation.inputs[0], operation.inputs[0])
-                shown.update(dict.fromkeys(operation.outputs, base))
+                shown.update((tensor, base) for tensor in operation.outputs if tensor is not base)
             for tensor in (*operation.inputs, *operation.outputs):
                 last[shown.get(tensor, tensor)] = position
         last.update((shown.get(tensor, tensor), len(executed)) for tensor in self.outputs)

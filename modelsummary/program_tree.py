@@ -30,11 +30,13 @@ class _Tree:
         self.rows: dict[str, LayerInfo] = {}  # by key of their scope
         self.calls: dict[str, int] = {}  # by FQN
         self.root = self._row(Scope("", "", program.name), None)
-        self.root.executed = True
         self.root.note = "; ".join(program.notes)
 
     def built(self) -> LayerInfo:
         program = self.program
+        self.root.executed = bool(program.operations)
+        for scopes, tensors in program.owned:
+            self._own(self._scope(scopes), tensors)
         for operation in program.operations:
             self._add(operation)
         self._own(self.root, program.unused)

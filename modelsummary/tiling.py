@@ -29,8 +29,8 @@ class TiledLinear(nn.Module):
         InputError: ``tile`` is no integer >= 1.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: Tensor
+    bias: Tensor | None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, tile: int = 64) -> None:
         super().__init__()

@@ -64,7 +64,13 @@ class _Builder:
         outputs = [names.tensors[each.name] for each in graph.output]
         name = class_of_model(graph.node[0]) if graph.node else ""
         return Program(
-            name or graph.name or "graph", inputs, outputs, self.operations, unused, self.constants, self._notes()
+            name or graph.name or "graph",
+            inputs,
+            outputs,
+            self.operations,
+            unused,
+            constants=self.constants,
+            notes=self._notes(),
         )
 
     def _notes(self) -> list[str]:
