@@ -10,9 +10,15 @@ from typing import Any
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics
 
-__all__ = ["load"]
+__all__ = ["is_file", "load"]
 
 Size = Sequence[int]
+_TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript")
+
+
+def is_file(name: str) -> bool:
+    """The name is that of a file which ``load`` reads, by its ending."""
+    return name.endswith((".onnx", ".pt2", *_TORCHSCRIPT))
 
 
 def load(path: str | PathLike[str], input: Size | Mapping[str, Size] | None = None) -> FileStatistics:
@@ -46,7 +52,7 @@ def load(path: str | PathLike[str], input: Size | Mapping[str, Size] | None = No
         from modelsummary.archive.program import load_exported
 
         return load_exported(place, sizes)
-    if place.suffix in (".pt", ".pth", ".ts", ".torchscript"):
+    if place.suffix in _TORCHSCRIPT:
         from modelsummary.archive.torchscript import load_torchscript
 
         return load_torchscript(place, sizes)

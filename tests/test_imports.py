@@ -20,7 +20,7 @@ LAYERS = {
     "program_tree": 2.5,
     "statistics": 3,
     **dict.fromkeys(["profiler", "sources", "integrations", "onnx", "archive"], 4),
-    "loading": 4.5,
+    **dict.fromkeys(["loading", "comparing"], 4.5),
     "cli": 5,
     "__main__": 6,
 }
