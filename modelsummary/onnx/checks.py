@@ -11,16 +11,29 @@ from modelsummary.errors import ModelFileError
 from modelsummary.onnx.elements import element_of
 from modelsummary.onnx.reading import import_onnx
 
-__all__ = ["check_model", "check_texts", "external_files", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
+__all__ = ["check_model", "check_texts", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
 
 _DEEPEST = 16  # subgraphs within subgraphs
 _MOST_NODES = 1_000_000
+_LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
 
 Names = tuple[set[str], ...]
 
 
-def check_model(model: Any, path: Path) -> None:
-    """Raise ``ModelFileError`` unless the model is one that can be read further."""
+def check_model(model: Any, path: Path, *, drop_weights: bool = False) -> set[str]:
+    """Check everything that the graph says.
+
+    Args:
+        path: of the model's file, beside which its external weights are.
+        drop_weights: take the values away that are no sizes or indices, once their length is checked.
+
+    Returns:
+        The names of files that hold external weights.
+
+    Raises:
+        ModelFileError: the model contradicts itself.
+    """
+    files: set[str] = set()
     graph = model.graph
     if not model.HasField("graph") or not (graph.node or graph.output):
         raise ModelFileError("there is no graph in it")
@@ -32,10 +45,12 @@ def check_model(model: Any, path: Path) -> None:
         if nodes > _MOST_NODES:
             raise ModelFileError(f"more than {_MOST_NODES:,} operators")
         for tensor in tensors_of(inner):
-            _check_tensor(tensor, path)
+            _check_tensor(tensor, path, drop_weights)
+            files.update(each.value for each in tensor.external_data if each.key == "location")
         for value in (*inner.input, *inner.output, *inner.value_info):
             _check_type(value)
         _check_order(inner, around)
+    return files
 
 
 def check_texts(model: Any) -> None:
@@ -93,9 +108,12 @@ def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
 
 def subgraphs_of(node: Any) -> dict[str, Any]:
     """Attribute -> graph, of the operators that run other operators."""
-    found = {each.name: each.g for each in node.attribute if each.HasField("g")}
+    found = {}
     for each in node.attribute:
-        found |= {f"{each.name}.{number}": graph for number, graph in enumerate(each.graphs)}
+        if each.HasField("g"):
+            found[each.name] = each.g
+        for number, graph in enumerate(each.graphs):
+            found[f"{each.name}.{number}"] = graph
     return found
 
 
@@ -111,7 +129,7 @@ def tensors_of(graph: Any) -> Iterator[Any]:
             yield from attribute.tensors
 
 
-def _check_tensor(tensor: Any, path: Path) -> None:
+def _check_tensor(tensor: Any, path: Path, drop: bool) -> None:
     """The data of a tensor is as long as its type and shape say."""
     name, onnx = quoted(tensor.name), import_onnx()
     if any(dim < 0 for dim in tensor.dims):
@@ -124,8 +142,11 @@ def _check_tensor(tensor: Any, path: Path) -> None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _check_external(tensor, needed, path)
     elif tensor.HasField("raw_data"):
-        if len(tensor.raw_data) != needed:
-            raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {len(tensor.raw_data):,}")
+        length = len(tensor.raw_data)  # copies the data
+        if length != needed:
+            raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
+        if drop and length > _LONGEST_KEPT:
+            tensor.ClearField("raw_data")
     else:
         data = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
         parts = 2 if element.name.startswith("complex") else 1
@@ -150,17 +171,6 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
         raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {length:,}")
     if size is not None and size < offset + length:
         raise ModelFileError(f"tensor {name}: external data {quoted(location)} end before byte {offset + length:,}")
-
-
-def external_files(graph: Any) -> set[str]:
-    """Files that hold weights, as the model names them."""
-    return {
-        each.value
-        for inner, _ in walk_graphs(graph)
-        for tensor in tensors_of(inner)
-        for each in tensor.external_data
-        if each.key == "location"
-    }
 
 
 def _check_type(value: Any) -> None:

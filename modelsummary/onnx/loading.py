@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics
-from modelsummary.onnx.checks import check_model, check_texts, external_files
+from modelsummary.onnx.checks import check_model, check_texts
 from modelsummary.onnx.functions import inline_functions
 from modelsummary.onnx.program import program_of
 from modelsummary.onnx.reading import read_model
@@ -32,8 +32,8 @@ def load_onnx(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> FileStat
     try:
         check_texts(model)
         called = inline_functions(model)
-        check_model(model, path)
-        missing = sorted(name for name in external_files(model.graph) if not (path.parent / name).exists())
+        files = check_model(model, path, drop_weights=True)
+        missing = sorted(name for name in files if not (path.parent / name).exists())
         if sizes:
             bind(model.graph, sizes)
         program = program_of(inferred(model), called)

@@ -186,10 +186,15 @@ def _iterations(operation: Operation, given: Sequence[Tensor | None], names: _Na
         times = names.values.get(given[0].name)
         return times if isinstance(times, int) and times >= 0 else None
     if operation.op_type == "Scan":
-        number = operation.attributes.get("num_scan_inputs", 0)
-        axis = (operation.attributes.get("scan_input_axes") or [0])[0]
-        scanned = given[-number] if 0 < number <= len(given) else None
-        if scanned is not None and scanned.size and -len(scanned.size) <= axis < len(scanned.size):
+        number, axes = operation.attributes.get("num_scan_inputs"), operation.attributes.get("scan_input_axes")
+        axis = axes[0] if isinstance(axes, list) and axes else 0
+        scanned = given[-number] if type(number) is int and 0 < number <= len(given) else None
+        if (
+            scanned is not None
+            and scanned.size
+            and type(axis) is int
+            and -len(scanned.size) <= axis < len(scanned.size)
+        ):
             return int(scanned.size[axis])
     return None
 
@@ -239,9 +244,10 @@ def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
         return
     facts = operation.attributes
     if operation.op_type == "Conv":
-        inner: tuple[Any, Any] = left[1], right[1] * facts["group"] if isinstance(right[1], int) else "?"
+        groups = facts.get("group", 1)
+        inner: tuple[Any, Any] = left[1], right[1] * groups if type(right[1]) is type(groups) is int else "?"
     else:
-        inner = left[0 if facts["transA"] else 1], right[1 if facts["transB"] else 0]
+        inner = left[0 if facts.get("transA") else 1], right[1 if facts.get("transB") else 0]
     if isinstance(inner[0], int) and isinstance(inner[1], int) and inner[0] != inner[1]:
         sizes = f"{list(left)} and {list(right)}"
         raise ModelFileError(f"its shapes cannot be: {operation.op_type} {operation.name[:80]!r} has {sizes}")
@@ -261,7 +267,13 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
             if any(isinstance(dim, str) for each in (*given, *made) if each is not None for dim in each.shape or ()):
                 symbols = Called(_symbols(given), _symbols(made), operation.attributes)
                 operation.macs_expr = times * formula(symbols)
-        except (TypeError, ValueError, IndexError, KeyError):  # a size is unknown, or the formula knows no such call
+        except (
+            TypeError,
+            ValueError,
+            IndexError,
+            KeyError,
+            AttributeError,
+        ):  # a size is unknown, or the formula knows no such call
             operation.uncounted = op_type
     counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
     if counted and counted[0] is not None:

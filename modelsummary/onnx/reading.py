@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from modelsummary.errors import MissingExtraError, ModelFileError
 
@@ -39,10 +42,21 @@ def read_model(path: Path) -> Any:
         size = path.stat().st_size
         if size > _LARGEST:
             raise ModelFileError(f"{str(path)!r} has {size:,} bytes; an ONNX file has at most {_LARGEST:,}")
-        data = path.read_bytes()
+        with path.open("rb") as file, _memory_of(file, size) as data:
+            return onnx.ModelProto.FromString(data)
     except OSError as error:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    try:
-        return onnx.ModelProto.FromString(data)
+    except ModelFileError:
+        raise
     except Exception:  # the DecodeError of whichever protobuf is installed
         raise ModelFileError(f"{str(path)!r} is no ONNX file, or a truncated one") from None
+
+
+@contextmanager
+def _memory_of(file: BinaryIO, size: int) -> Iterator[memoryview | bytes]:
+    """The bytes of a file without a copy of them."""
+    if not size:  # of which there is no mapping
+        yield b""
+        return
+    with mmap(file.fileno(), size, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
+        yield view

@@ -6,25 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.onnx.checks import quoted, tensors_of, walk_graphs
+from modelsummary.onnx.checks import quoted, walk_graphs
 from modelsummary.onnx.reading import import_onnx
 
 __all__ = ["bind", "inferred"]
 
-_LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
-
 
 def inferred(model: Any) -> Any:
-    """A copy of the model with the types of all tensors that can be inferred, and without weights.
+    """A copy of the model with the types of all tensors that can be inferred; weights should be dropped before.
 
     Raises:
         ModelFileError: types that the file declares contradict what its operators make.
     """
     onnx = import_onnx()
-    for graph, _ in walk_graphs(model.graph):
-        for tensor in tensors_of(graph):
-            if len(tensor.raw_data) > _LONGEST_KEPT:
-                tensor.ClearField("raw_data")
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
