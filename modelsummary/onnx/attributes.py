@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from modelsummary.onnx.reading import import_onnx
@@ -33,21 +33,21 @@ def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict
 
 def value_of(attribute: Any) -> Any:
     """A number, a text, a list of those; of a tensor its value if it is small, else its shape as text."""
-    onnx = import_onnx()
-    kind = attribute.type
-    if kind == onnx.AttributeProto.TENSOR:
+    kind, kinds = attribute.type, import_onnx().AttributeProto
+    if kind == kinds.INT:
+        return attribute.i
+    if kind == kinds.INTS:
+        return list(attribute.ints)
+    if kind == kinds.FLOAT:
+        return attribute.f
+    if kind == kinds.STRING:
+        return attribute.s.decode(errors="replace")
+    if kind == kinds.TENSOR:
         value = small_value(attribute.t)
         return f"tensor {list(attribute.t.dims)}" if value is None else value
-    plain = {
-        onnx.AttributeProto.FLOAT: attribute.f,
-        onnx.AttributeProto.INT: attribute.i,
-        onnx.AttributeProto.STRING: attribute.s.decode(errors="replace"),
-    }
-    if kind in plain:
-        return plain[kind]
-    if kind == onnx.AttributeProto.STRINGS:
+    if kind == kinds.STRINGS:
         return [each.decode(errors="replace") for each in attribute.strings]
-    return list(attribute.ints) or list(attribute.floats)
+    return list(attribute.floats)
 
 
 def small_value(tensor: Any) -> Any:
@@ -64,7 +64,7 @@ def small_value(tensor: Any) -> Any:
         return None
 
 
-@cache
+@lru_cache(4096)
 def _schema(op_type: str, version: int, domain: str) -> Any:
     """What onnx knows of an operator; None for one of other makers."""
     try:
@@ -73,14 +73,14 @@ def _schema(op_type: str, version: int, domain: str) -> Any:
         return None
 
 
-@cache
+@lru_cache(4096)
 def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
     schema = _schema(op_type, version, domain)
     given = {} if schema is None else {name: each.default_value for name, each in schema.attributes.items()}
     return {name: value_of(default) for name, default in given.items() if default.type}
 
 
-@cache
+@lru_cache(4096)
 def input_names(op_type: str, version: int, domain: str) -> Sequence[str]:
     """Names of an operator's inputs by position; none for an unknown operator."""
     schema = _schema(op_type, version, domain)

@@ -174,8 +174,9 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
 
 
 def _check_type(value: Any) -> None:
-    if any(dim.HasField("dim_value") and dim.dim_value < 0 for dim in value.type.tensor_type.shape.dim):
-        raise ModelFileError(f"{quoted(value.name)} is declared with a negative dimension")
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.dim_value < 0:
+            raise ModelFileError(f"{quoted(value.name)} is declared with a negative dimension")
 
 
 def _check_order(graph: Any, around: Names) -> None:

@@ -83,11 +83,13 @@ class _Builder:
 
     def _names(self, graph: Any, around: _Names) -> _Names:
         names = _Names(around.tensors.new_child(), around.values.new_child())
-        for value in (*graph.value_info, *graph.output, *graph.input):
-            names.tensors[value.name] = self._declared(value)
+        own = names.tensors.maps[0]
         for weight in (*graph.initializer, *(each.values for each in graph.sparse_initializer)):
-            names.tensors[weight.name] = _constant(weight, weight.name)
+            own[weight.name] = _constant(weight, weight.name)
             names.values[weight.name] = small_value(weight)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name not in own:  # older versions list weights among the inputs
+                own[value.name] = self._declared(value)
         return names
 
     def _declared(self, value: Any) -> Tensor:
@@ -98,7 +100,7 @@ class _Builder:
             return Tensor(value.name, None, None, *element)
         shape: list[int | str] = []
         for dim in declared.shape.dim:
-            if dim.HasField("dim_value"):
+            if dim.dim_value or dim.HasField("dim_value"):
                 shape.append(dim.dim_value)
             else:
                 shape.append(dim.dim_param or "?")
