@@ -28,6 +28,8 @@ class Tensor:
         bits: of one element.
         kind: what it is to the model; a ``"buffer"`` is any constant that is no parameter.
         trainable: a parameter that requires a gradient.
+        numel: elements; 0 where the size is unknown.
+        nbytes: of storage, elements of less than a byte packed.
     """
 
     name: str
@@ -37,16 +39,12 @@ class Tensor:
     bits: int
     kind: Kind = "activation"
     trainable: bool = False
+    numel: int = field(init=False)
+    nbytes: int = field(init=False)
 
-    @property
-    def numel(self) -> int:
-        """Elements; 0 where the size is unknown."""
-        return prod(self.size) if self.size is not None else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of storage, elements of less than a byte packed."""
-        return (self.numel * self.bits + 7) // 8
+    def __post_init__(self) -> None:
+        self.numel = prod(self.size) if self.size is not None else 0
+        self.nbytes = (self.numel * self.bits + 7) // 8
 
     @property
     def moved(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 import modelsummary
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, load
+from modelsummary.onnx.reading import import_onnx
 from tests.onnx_models import TensorProto, export, graph, helper, model, onnx, saved, value, weight
 
 node = helper.make_node
@@ -221,6 +222,7 @@ def test_mutated_files(tmp_path):
 
 
 def test_without_onnx(monkeypatch, tmp_path):
+    import_onnx.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(modelsummary.MissingExtraError, match=r"torch-modelsummary\[onnx\]"):
         load(saved(small(), tmp_path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from modelsummary.onnx.reading import import_onnx
@@ -26,7 +26,7 @@ _SPECIAL = {
 }
 
 
-@cache
+@lru_cache(4096)
 def element_of(data_type: int) -> Element | None:
     """The element type of this number in ONNX; None for an undefined one."""
     types: Any = import_onnx().TensorProto.DataType

@@ -38,6 +38,11 @@ class _Names(NamedTuple):
     tensors: ChainMap[str, Tensor]
     values: ChainMap[str, Any]
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has a name yet."""
+        return not (self.tensors or self.values)
+
 
 class _Builder:
     """A program under construction."""
@@ -82,7 +87,7 @@ class _Builder:
     # ------------------------------------------------------------------------------------------ tensors
 
     def _names(self, graph: Any, around: _Names) -> _Names:
-        names = _Names(around.tensors.new_child(), around.values.new_child())
+        names = around if around.is_empty else _Names(around.tensors.new_child(), around.values.new_child())
         own = names.tensors.maps[0]
         for weight in (*graph.initializer, *(each.values for each in graph.sparse_initializer)):
             own[weight.name] = _constant(weight, weight.name)

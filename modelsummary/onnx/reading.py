@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ __all__ = ["import_onnx", "read_model"]
 _LARGEST = 2**31 - 1
 
 
+@cache
 def import_onnx() -> Any:
     """The onnx library.
 
