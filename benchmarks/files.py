@@ -109,11 +109,11 @@ def tiles(folder: Path) -> None:
         checked = time.perf_counter() - began
         gemms = sum(node.op_type == "Gemm" for node in model.graph.node)
         size = path.stat().st_size / 1e6
-        rows.append([tile, gemms, len(model.graph.node), seconds, size, checked, f"{found.mse:.2e}", found.equal])
+        rows.append([tile, gemms, len(model.graph.node), seconds, size, checked, found.mse, found.equal])
         path.unlink()
     print(f"alexnet: {whole.stat().st_size / 1e6:.1f} MB")
     headers = ["tile", "Gemm", "nodes", "build, check, save (s)", "file (MB)", "verify (s)", "MSE", "equal"]
-    print(tabulate(rows, headers, floatfmt=".2f"))
+    print(tabulate(rows, headers, floatfmt=("", "", "", ".2f", ".1f", ".2f", ".2e", "")))
 
 
 def main() -> None:
