@@ -16,6 +16,7 @@ from modelsummary.errors import (
     InputError,
     LayerNotFoundError,
     MissingExtraError,
+    ModelFileError,
     ModelSummaryError,
     ProfilerError,
     RegistrationError,
@@ -45,6 +46,7 @@ from modelsummary.fx import (
     symbolic_trace,
 )
 from modelsummary.layer_info import LayerInfo
+from modelsummary.loading import load
 from modelsummary.memory_estimate import MemoryEstimate
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_formulas import register_op_cost
@@ -72,6 +74,7 @@ __all__ = [
     "MetaTensorMode",
     "MissingExtraError",
     "Mode",
+    "ModelFileError",
     "ModelStatistics",
     "ModelSummaryError",
     "Profiler",
@@ -90,6 +93,7 @@ __all__ = [
     "apply_checkpoint",
     "checkpoint_graph",
     "flop_count",
+    "load",
     "measure_memory",
     "profile",
     "register_flop_count_impl",

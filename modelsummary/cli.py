@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 import torch
 
 from modelsummary.capture.inputs import available_device
+from modelsummary.comparing import compare
 from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.loading import is_file, load
 from modelsummary.memory_estimate import MemoryEstimate
 from modelsummary.model_statistics import ModelStatistics
 from modelsummary.sizing import OPTIMIZERS
@@ -41,6 +43,8 @@ examples
   modelsummary timm:vit_small_patch16_224 --input 8,3,224,224 --memory adamw --split 4
   modelsummary hf:config.json --input input_ids=1,128:long --depth 3
   modelsummary models.net:build --kwargs '{{"width": 64}}' --input 1,3,32,32 --format markdown --output net.md
+  modelsummary model.onnx --input images=1,3,224,224
+  modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
 exit status: 0, 1 where a budget is exceeded, 2 where the command is unusable
@@ -73,6 +77,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments; returns its exit status."""
     debug = "--debug" in arguments
     try:
+        if arguments[:1] == ["compare"]:
+            return _compare(arguments[1:])
         options = _parsed(arguments)
         return _run(options)
     except ModelSummaryError as error:
@@ -121,6 +127,39 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--version", action="version", version=_version())
     _complete(parser)
     return parser.parse_args(arguments)
+
+
+def _compare(arguments: Sequence[str]) -> int:
+    """The command ``modelsummary compare``."""
+    parser = _Parser("modelsummary compare", description="Forms of one model side by side.", allow_abbrev=False)
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="as for modelsummary: a name, or a file")
+    add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
+    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes a live model")
+    add("--mode", choices=["train", "eval"], default="eval", help="of live models (default: eval)")
+    add("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
+    add("--output", type=Path, metavar="FILE", help="write there")
+    add("--debug", action="store_true", help="show tracebacks")
+    options = parser.parse_args(arguments)
+    models: dict[str, ModelStatistics] = {}
+    for name in options.models:
+        if is_file(name):
+            models[name] = load(name, _sizes(options.input or ()))
+        else:
+            source = build_model(name, options.kwargs, with_values=False)
+            args, kwargs = _arguments(source, options.input or (), False)
+            models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
+    found = compare(models)
+    facts = {"forms": found.to_records(), "reasons": found.reasons}
+    _write(json.dumps(facts) if options.format == "json" else str(found), options.output)
+    return 0
+
+
+def _sizes(given: Sequence[_Input]) -> dict[str, list[int]] | list[int] | None:
+    """The inputs as ``load`` takes them."""
+    if len(given) == 1 and given[0][0] is None:
+        return given[0][1]
+    return {name or str(position): size for position, (name, size, _) in enumerate(given)} or None
 
 
 def _help_of_memory() -> str:
@@ -204,6 +243,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
+    runs = options.latency or any(
+        getattr(options, each) is not None for each in ("memory", "max_memory", "split", "device", "mode")
+    )
+    if is_file(name) and not (runs and name.endswith(".pt2")):  # of these, torch can make a module again
+        if options.kwargs:
+            raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
+        if options.mode is not None:
+            raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
+        file = load(name, _sizes(options.input or ()))
+        file.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
+        return file
     with_values = options.latency or options.device not in (None, "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
     model = source.model if options.device is None else source.model.to(available_device(options.device))

@@ -10,12 +10,15 @@ __all__ = [
     "InputError",
     "LayerNotFoundError",
     "MissingExtraError",
+    "ModelFileError",
     "ModelSummaryError",
     "ProfilerError",
     "RegistrationError",
     "SplitError",
     "TraceError",
 ]
+
+_LONGEST = 400  # names in a broken file can have any length
 
 
 class ModelSummaryError(Exception):
@@ -51,6 +54,13 @@ class MissingExtraError(ModelSummaryError, ImportError):
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(f"{library} is not installed; pip install 'torch-modelsummary[{extra}]'")
+
+
+class ModelFileError(ModelSummaryError, ValueError):
+    """A model's file is broken, too large, or says what cannot be; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split())[:_LONGEST])
 
 
 class DataDependentError(ModelSummaryError, RuntimeError):

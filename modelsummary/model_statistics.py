@@ -35,7 +35,8 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
 
     Args:
         root: the row of the model.
-        execution: how the numbers came about: ``"shape"``, ``"real"``, or ``"none"`` without a forward.
+        execution: how the numbers came about: ``"shape"``, ``"real"``, ``"file"`` (a graph was read), or ``"none"``
+            without a forward.
         fallback_reason: why shape-only execution gave way to real execution, or None.
         batch_dim: dimension that views print as -1, or None.
         options: how ``print`` renders the table.

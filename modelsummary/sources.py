@@ -18,7 +18,7 @@ from modelsummary.errors import InputError, MissingExtraError
 
 __all__ = ["SOURCES", "Source", "build_model"]
 
-SOURCES = "torchvision:NAME, timm:NAME, hf:CONFIG.json, package.module:factory, or a file MODEL.pt2"
+SOURCES = "torchvision:NAME, timm:NAME, hf:CONFIG.json, package.module:factory, or a file MODEL.onnx, .pt2, .pt"
 
 
 class Source(NamedTuple):

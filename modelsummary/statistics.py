@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class Statistics(ModelStatistics):
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = "; pass an instance, not the class" if isinstance(model, type) else ""
+            hint = "; modelsummary.load(path) reads a file" if isinstance(model, (str, PathLike)) else hint
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
         options = TableOptions(branching=branching, depth=depth)
         called, model = model, unwrap(model)

@@ -21,12 +21,16 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
+NAMES = ["usage", "numbers", "split", "latency", "memory", "export", "views", "files", TORCHINFO]
 
 
-@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export", "views", TORCHINFO])
-def test_code_runs_and_comments_are_true(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_code_runs_and_comments_are_true(name, tmp_path, monkeypatch):
     if name == "torchinfo":
         pytest.importorskip("torchinfo")
+    if name == "files":
+        pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
     namespace = {}
     for block in blocks(f"docs/{name}.md", "python"):
         exec(block, namespace)

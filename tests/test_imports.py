@@ -14,12 +14,13 @@ PACKAGE = Path(modelsummary.__file__).parent
 LAYERS = {
     "errors": -1,
     **dict.fromkeys(["units", "enums"], 0),
-    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate"], 1),
+    **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate", "program", "tiling"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline", "summary_rows"], 2),
-    "fx": 2.5,
+    **dict.fromkeys(["fx", "program_tree"], 2.5),
     "statistics": 3,
-    **dict.fromkeys(["profiler", "sources", "integrations"], 4),
+    **dict.fromkeys(["profiler", "sources", "integrations", "onnx", "archive"], 4),
+    **dict.fromkeys(["loading", "comparing"], 4.5),
     "cli": 5,
     "__main__": 6,
 }
@@ -28,9 +29,8 @@ LAYERS = {
 FAMILIES = {
     "op_formulas": "op_costs",
     **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing", "graphing"], "statistics"),
-    "model_statistics": "statistics",
+    **dict.fromkeys(["model_statistics", "file_statistics", "torchinfo", "run_cache"], "statistics"),
     "formatting": "summary_rows",
-    **dict.fromkeys(["torchinfo", "run_cache"], "statistics"),
 }
 
 

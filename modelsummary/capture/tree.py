@@ -11,7 +11,7 @@ from modelsummary.capture.facts import ModuleFacts, Owned, groups_of, kernel_siz
 from modelsummary.capture.watch import Call
 from modelsummary.layer_info import UNKNOWN, LayerInfo
 
-__all__ = ["call_tree", "static_tree"]
+__all__ = ["call_tree", "finish_tree", "static_tree"]
 
 Facts = dict[int, ModuleFacts]
 
@@ -26,7 +26,7 @@ def call_tree(facts: Facts, calls: Iterable[Call]) -> LayerInfo:
     for call in calls:
         tree.add_call(call)
     tree.add_uncalled()
-    return _finished(tree.root, facts)
+    return finish_tree(tree.root, facts)
 
 
 def static_tree(facts: Facts) -> LayerInfo:
@@ -41,7 +41,7 @@ def static_tree(facts: Facts) -> LayerInfo:
         expanded.add(id(own.module))
         added = [(facts[child], tree.add_row(facts[child], row, name)) for child, name in own.children.items()]
         pending.extend(reversed(added))
-    return _finished(tree.root, facts)
+    return finish_tree(tree.root, facts)
 
 
 class _Tree:
@@ -138,7 +138,7 @@ def _fill(row: LayerInfo, call: Call) -> None:
         row.note, row.output_size = "raised an exception", UNKNOWN
 
 
-def _finished(root: LayerInfo, facts: Facts) -> LayerInfo:
+def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
     """Fill in what depends on the whole tree: depths, first appearances, sums over descendants."""
     rows: list[LayerInfo] = []
     at_depth: Counter[int] = Counter()

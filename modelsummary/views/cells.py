@@ -144,7 +144,8 @@ class _Cells:
 
     def _sizes(self, sizes: Sizes) -> str:
         if isinstance(sizes, list):
-            return str([-1 if place == self._batch else place[1] for place in enumerate(sizes)])
+            shown = (-1 if place == self._batch else place[1] for place in enumerate(sizes))
+            return f"[{', '.join(map(str, shown))}]"  # an open dimension of a file is a name
         if isinstance(sizes, tuple):
             return f"({', '.join(map(self._sizes, sizes))})"
         if isinstance(sizes, Mapping):

@@ -100,6 +100,8 @@ def _sizes(root: LayerInfo) -> Iterator[str]:
 def _remarks(root: LayerInfo, execution: str, fallback_reason: str | None) -> Iterator[str]:
     if execution == "shape":
         yield "Execution: shape-only, nothing was computed"
+    elif execution == "file":
+        yield "Execution: none, read from the file"
     else:
         yield f"Execution: real{f', because {fallback_reason}' if fallback_reason else ''}"
     uncounted = ledger(root)

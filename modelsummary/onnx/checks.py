@@ -1,0 +1,200 @@
+"""Check what an ONNX file claims before anything is made of it: its weights are there, its operators have an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from modelsummary.errors import ModelFileError
+from modelsummary.onnx.elements import element_of
+from modelsummary.onnx.reading import import_onnx
+
+__all__ = ["check_model", "check_texts", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
+
+_DEEPEST = 16  # subgraphs within subgraphs
+_MOST_NODES = 1_000_000
+_LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
+
+Names = tuple[set[str], ...]
+
+
+def check_model(model: Any, path: Path, *, drop_weights: bool = False) -> set[str]:
+    """Check everything that the graph says.
+
+    Args:
+        path: of the model's file, beside which its external weights are.
+        drop_weights: take the values away that are no sizes or indices, once their length is checked.
+
+    Returns:
+        The names of files that hold external weights.
+
+    Raises:
+        ModelFileError: the model contradicts itself.
+    """
+    files: set[str] = set()
+    graph = model.graph
+    if not model.HasField("graph") or not (graph.node or graph.output):
+        raise ModelFileError("there is no graph in it")
+    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+        raise ModelFileError("it does not say which version of the operators it uses")
+    nodes = 0
+    for inner, around in walk_graphs(graph):
+        nodes += len(inner.node)
+        if nodes > _MOST_NODES:
+            raise ModelFileError(f"more than {_MOST_NODES:,} operators")
+        for tensor in tensors_of(inner):
+            _check_tensor(tensor, path, drop_weights)
+            files.update(each.value for each in tensor.external_data if each.key == "location")
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            _check_type(value)
+        _check_order(inner, around)
+    return files
+
+
+def check_texts(model: Any) -> None:
+    """Raise ``ModelFileError`` where a name is no text: Protocol Buffers give such bytes as they are."""
+    bodies = [model.graph.node, *(function.node for function in model.functions)]
+    pending = [node for nodes in bodies for node in nodes]
+    _all_texts([model.graph.name, *(each.domain for each in model.opset_import)])
+    for function in model.functions:
+        texts = [function.name, function.domain, function.overload, *function.input, *function.output]
+        _all_texts([*texts, *(each.domain for each in function.opset_import)])
+    _check_graph_texts(model.graph)
+    while pending:
+        node = pending.pop()
+        _all_texts([node.name, node.op_type, node.domain, node.overload, *node.input, *node.output])
+        _all_texts(text for each in node.attribute for text in (each.name, each.ref_attr_name))
+        _all_texts(text for each in node.metadata_props for text in (each.key, each.value))
+        for graph in subgraphs_of(node).values():
+            _check_graph_texts(graph)
+            pending.extend(graph.node)
+
+
+def _check_graph_texts(graph: Any) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type.tensor_type
+        _all_texts([value.name, *(dim.dim_param for dim in kind.shape.dim)])
+    for tensor in tensors_of(graph):
+        _all_texts([tensor.name, *(text for each in tensor.external_data for text in (each.key, each.value))])
+
+
+def _all_texts(texts: Iterable[Any]) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelFileError(f"the name {text[:80]!r} is no text")
+
+
+def quoted(name: Any) -> str:
+    """A name from a file, fit for a message."""
+    return repr(str(name)[:80])
+
+
+def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
+    """The graph and all graphs in it, each with the names that it sees around it."""
+    pending: list[tuple[Any, Names]] = [(graph, ())]
+    while pending:
+        graph, around = pending.pop()
+        if len(around) > _DEEPEST:
+            raise ModelFileError(f"subgraphs lie more than {_DEEPEST} deep in one another")
+        yield graph, around
+        inner = [sub for node in graph.node for sub in subgraphs_of(node).values()]
+        if inner:
+            own = {each.name for each in (*graph.input, *graph.initializer)}
+            own.update(name for node in graph.node for name in node.output)
+            pending.extend((sub, (*around, own)) for sub in inner)
+
+
+def subgraphs_of(node: Any) -> dict[str, Any]:
+    """Attribute -> graph, of the operators that run other operators."""
+    found = {}
+    for each in node.attribute:
+        if each.HasField("g"):
+            found[each.name] = each.g
+        for number, graph in enumerate(each.graphs):
+            found[f"{each.name}.{number}"] = graph
+    return found
+
+
+def tensors_of(graph: Any) -> Iterator[Any]:
+    """The ``TensorProto`` in a graph: initializers and constants, without those of the graphs in it."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _check_tensor(tensor: Any, path: Path, drop: bool) -> None:
+    """The data of a tensor is as long as its type and shape say."""
+    name, onnx = quoted(tensor.name), import_onnx()
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelFileError(f"tensor {name} has the shape {list(tensor.dims[:8])}")
+    element = element_of(tensor.data_type)
+    if element is None:
+        raise ModelFileError(f"tensor {name} has the unknown type {tensor.data_type}")
+    numel = prod(tensor.dims)
+    needed = (numel * element.bits + 7) // 8
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        _check_external(tensor, needed, path)
+    elif tensor.HasField("raw_data"):
+        length = len(tensor.raw_data)  # copies the data
+        if length != needed:
+            raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
+        if drop and length > _LONGEST_KEPT:
+            tensor.ClearField("raw_data")
+    else:
+        data = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
+        parts = 2 if element.name.startswith("complex") else 1
+        if len(data) not in (numel * parts, needed):  # elements of less than a byte may be packed
+            raise ModelFileError(f"tensor {name} needs {numel:,} elements by its shape, and has {len(data):,}")
+
+
+def _check_external(tensor: Any, needed: int, path: Path) -> None:
+    """External data lie in the directory of the model, and suffice; they may be missing, nothing is read of them."""
+    facts = {each.key: each.value for each in tensor.external_data}
+    name, location = quoted(tensor.name), facts.get("location", "")
+    folder = path.resolve().parent
+    try:
+        place = (folder / location).resolve()
+        offset, length = int(facts.get("offset", 0)), int(facts.get("length", needed))
+        size = place.stat().st_size if place.exists() else None
+    except (ValueError, OSError, RuntimeError):
+        raise ModelFileError(f"tensor {name}: external data cannot be at {facts!s:.120}") from None
+    if not location or not place.is_relative_to(folder) or place.is_dir():
+        raise ModelFileError(f"tensor {name}: external data {quoted(location)} are not in the model's directory")
+    if offset < 0 or length != needed:
+        raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {length:,}")
+    if size is not None and size < offset + length:
+        raise ModelFileError(f"tensor {name}: external data {quoted(location)} end before byte {offset + length:,}")
+
+
+def _check_type(value: Any) -> None:
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.dim_value < 0:
+            raise ModelFileError(f"{quoted(value.name)} is declared with a negative dimension")
+
+
+def _check_order(graph: Any, around: Names) -> None:
+    """Every operator comes after what it reads, and every name is made once."""
+    made = {each.name for each in (*graph.input, *graph.initializer)} | {""}  # "": an optional input left out
+    made.update(each.values.name for each in graph.sparse_initializer)
+    later = {name for node in graph.node for name in node.output}
+    for position, node in enumerate(graph.node):
+        who = quoted(node.name or position)
+        for name in node.input:
+            if name in made or any(name in names for names in around):
+                continue
+            why = "is made after it: the graph has a cycle or no order" if name in later else "nothing makes"
+            raise ModelFileError(f"operator {who} reads {quoted(name)}, which {why}")
+        for name in filter(None, node.output):
+            if name in made:
+                raise ModelFileError(f"operator {who} makes {quoted(name)}, which there is already")
+            made.add(name)
+    for value in graph.output:
+        if value.name not in made and not any(value.name in names for names in around):
+            raise ModelFileError(f"the result {quoted(value.name)} is made by nothing")

@@ -1,0 +1,151 @@
+"""Multiply-adds of ONNX operators, from shapes; contrib operators of onnxruntime, too.
+
+A formula works on integers and on sympy's symbols alike. All counts are dense, without bias and activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+__all__ = ["FORMULAS", "PER_INPUT", "PER_OUTPUT", "Called", "looks_like_product"]
+
+
+class Called(NamedTuple):
+    """How an operator is called: sizes by position, None for what is left out or unknown, and attributes."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    attributes: Mapping[str, Any]
+
+
+Formula = Callable[[Called], Any]
+
+FORMULAS: dict[str, Formula] = {}
+
+
+def _counts(*names: str) -> Callable[[Formula], Formula]:
+    def register(formula: Formula) -> Formula:
+        FORMULAS.update(dict.fromkeys(names, formula))
+        return formula
+
+    return register
+
+
+@_counts("Conv", "ConvInteger", "DeformConv", "com.microsoft.FusedConv", "com.microsoft.NhwcFusedConv")
+def _conv(op: Called) -> Any:
+    return prod(op.outputs[0]) * prod(op.inputs[1][1:])
+
+
+@_counts("QLinearConv", "com.microsoft.QLinearConv")
+def _qlinear_conv(op: Called) -> Any:
+    return prod(op.outputs[0]) * prod(op.inputs[3][1:])
+
+
+@_counts("ConvTranspose")
+def _conv_transpose(op: Called) -> Any:
+    """Every input element meets every weight of its channel."""
+    return prod(op.inputs[0]) * prod(op.inputs[1][1:])
+
+
+@_counts("Gemm", "com.microsoft.QGemm", "com.microsoft.FusedGemm")
+def _gemm(op: Called) -> Any:
+    rows = op.inputs[0][0] if op.attributes.get("transA") else op.inputs[0][1]
+    return prod(op.outputs[0]) * rows
+
+
+@_counts(
+    *("MatMul", "MatMulInteger", "QLinearMatMul", "com.microsoft.MatMulIntegerToFloat"),
+    *("com.microsoft.DynamicQuantizeMatMul", "com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4"),
+)
+def _matmul(op: Called) -> Any:
+    """Packed weights hide their shape; what is multiplied with them tells the inner dimension."""
+    return prod(op.outputs[0]) * op.inputs[0][-1]
+
+
+@_counts("com.microsoft.FusedMatMul", "com.microsoft.FusedMatMulActivation")
+def _fused_matmul(op: Called) -> Any:
+    if op.attributes.get("transBatchA"):
+        raise ValueError("the batch stands elsewhere")
+    return prod(op.outputs[0]) * op.inputs[0][-2 if op.attributes.get("transA") else -1]
+
+
+@_counts("Einsum")
+def _einsum(op: Called) -> Any:
+    """Of two operands, the product over all distinct indices; more operands are multiplied in an unknown order."""
+    terms = op.attributes["equation"].replace(" ", "").partition("->")[0].split(",")
+    if len(terms) == 1:
+        return 0
+    if len(terms) != 2 or "." in op.attributes["equation"]:
+        raise ValueError("an order of products")
+    sizes: dict[str, Any] = {}
+    for term, size in zip(terms, op.inputs, strict=True):
+        sizes.update(zip(term, size, strict=True))
+    return prod(sizes.values())
+
+
+def _recurrent(gates: int) -> Formula:
+    def formula(op: Called) -> Any:
+        steps, directions = prod(op.inputs[0][:2]), op.inputs[1][0]  # length and batch, in one order or the other
+        hidden = op.inputs[2][-1]
+        return steps * directions * gates * hidden * (op.inputs[0][2] + hidden)
+
+    return formula
+
+
+FORMULAS |= {"LSTM": _recurrent(4), "GRU": _recurrent(3), "RNN": _recurrent(1)}
+
+
+@_counts("Attention")
+def _attention(op: Called) -> Any:
+    """Scores, and their product with the values; with 4 dimensions the heads stand in the second."""
+    query, key, out = op.inputs[0], op.inputs[1], op.outputs[0]
+    past = op.inputs[4][2] if len(op.inputs) > 4 and op.inputs[4] else 0
+    width = query[-1] + out[-1] if len(query) == 3 else query[1] * (query[3] + out[3])
+    return query[0] * query[-2] * (key[-2] + past) * width
+
+
+@_counts("com.microsoft.MultiHeadAttention")
+def _multi_head_attention(op: Called) -> Any:
+    query, key, value = op.inputs[:3]
+    if not len(query) == len(key) == len(value) == 3 or any(op.inputs[6:8]):
+        raise ValueError("packed, or with a past")
+    return query[0] * query[1] * key[1] * (query[2] + value[2])
+
+
+@_counts("com.microsoft.Attention", "com.microsoft.QAttention")
+def _packed_attention(op: Called) -> Any:
+    """The projection to query, key and value, and self-attention with them."""
+    batch, length, width = op.inputs[0]
+    if any(op.inputs[4:5]) or op.attributes.get("qkv_hidden_sizes"):
+        raise ValueError("with a past, or uneven")
+    return batch * length * width * op.inputs[1][-1] + 2 * batch * length * length * op.outputs[0][-1]
+
+
+_WORDS = (
+    *("Conv", "MatMul", "Gemm", "Attention", "Linear", "LSTM", "GRU", "RNN", "Einsum", "DFT", "STFT", "Det"),
+    *("SVM", "Transformer", "MoE", "BitLinear", "Mamba", "Ssm"),
+)
+_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft")
+
+
+def looks_like_product(domain: str, op_type: str) -> bool:
+    """An operator without a formula that belongs into the ledger: it may multiply matrices."""
+    helper = op_type.startswith(("Quantize", "Dequantize", "DynamicQuantizeLinear")) or "Quantize" in op_type
+    return domain not in _DOMAINS or (any(word in op_type for word in _WORDS) and not helper)
+
+
+PER_OUTPUT = frozenset(
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu"
+    " Clip Cos Cosh DequantizeLinear Div Dropout DynamicQuantizeLinear Elu Equal Erf Exp Floor Gelu Greater"
+    " GreaterOrEqual GridSample HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish"
+    " Mod Mul Neg Not Or PRelu Pow QuantizeLinear Reciprocal Relu Resize Round Selu Shrink Sigmoid Sign Sin Sinh"
+    " Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Upsample Where Xor".split()
+)
+PER_INPUT = frozenset(
+    "ArgMax ArgMin AveragePool BatchNormalization CumSum GlobalAveragePool GlobalLpPool GlobalMaxPool"
+    " GroupNormalization Hardmax InstanceNormalization LRN LayerNormalization LogSoftmax LpNormalization LpPool"
+    " MaxPool MeanVarianceNormalization RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax"
+    " ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Softmax".split()
+)

@@ -1,0 +1,45 @@
+"""An ONNX file as statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from modelsummary.errors import InputError, ModelFileError
+from modelsummary.file_statistics import FileStatistics
+from modelsummary.onnx.checks import check_model, check_texts
+from modelsummary.onnx.functions import inline_functions
+from modelsummary.onnx.program import program_of
+from modelsummary.onnx.reading import read_model
+from modelsummary.onnx.shapes import bind, inferred
+
+__all__ = ["load_onnx"]
+
+
+def load_onnx(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> FileStatistics:
+    """The model in an ONNX file; nothing is computed, and weights beside the file are not read.
+
+    Args:
+        path: of the file.
+        sizes: name of an input -> its size, None for the name of the only input; the rest is as the file says.
+
+    Raises:
+        InputError: a size does not fit.
+        ModelFileError: the file is broken.
+        MissingExtraError: onnx is not installed.
+    """
+    model = read_model(path)
+    try:
+        check_texts(model)
+        called = inline_functions(model)
+        files = check_model(model, path, drop_weights=True)
+        missing = sorted(name for name in files if not (path.parent / name).exists())
+        if sizes:
+            bind(model.graph, sizes)
+        program = program_of(inferred(model), called)
+    except ModelFileError as error:
+        kind = InputError if sizes and "shapes" in str(error) else ModelFileError
+        raise kind(f"{str(path)!r}: {error}") from None
+    if missing:
+        program.notes.append(f"weights are missing: {', '.join(missing)[:80]}")
+    return FileStatistics(program, path)

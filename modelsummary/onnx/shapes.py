@@ -1,0 +1,70 @@
+"""Shapes of all tensors of an ONNX model: dimensions given by the user, then onnx's shape inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modelsummary.errors import InputError, ModelFileError
+from modelsummary.onnx.checks import quoted, walk_graphs
+from modelsummary.onnx.reading import import_onnx
+
+__all__ = ["bind", "inferred"]
+
+
+def inferred(model: Any) -> Any:
+    """A copy of the model with the types of all tensors that can be inferred; weights should be dropped before.
+
+    Raises:
+        ModelFileError: types that the file declares contradict what its operators make.
+    """
+    onnx = import_onnx()
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise ModelFileError(f"its shapes cannot be: {lines[-1] if lines else 'no reason given'}") from None
+    except Exception as error:  # what a broken model makes the library raise
+        raise ModelFileError(f"its shapes cannot be inferred: {error}") from None
+
+
+def bind(graph: Any, sizes: Mapping[str | None, Sequence[int]]) -> None:
+    """Give inputs of the graph these sizes; a dimension of the same name elsewhere gets the same size.
+
+    Args:
+        sizes: name of an input -> its size; None for the name of the only input.
+
+    Raises:
+        InputError: there is no such input, or it has another number of dimensions.
+    """
+    weights = {each.name for each in graph.initializer}
+    inputs = {each.name: each for each in graph.input if each.name not in weights}
+    known: dict[str, int] = {}
+    replaced = False
+    for name, size in sizes.items():
+        if name is None and len(inputs) != 1:
+            raise InputError(f"the model has the inputs {', '.join(map(quoted, inputs))}; give sizes by name")
+        value = next(iter(inputs.values())) if name is None else inputs.get(name)
+        if value is None:
+            raise InputError(f"the model has no input {name!r}; it has {', '.join(map(quoted, inputs))}")
+        shape = value.type.tensor_type.shape
+        if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
+            raise InputError(f"input {quoted(value.name)} has {len(shape.dim)} dimensions; got the size {list(size)}")
+        for place, number in enumerate(size):
+            dim = shape.dim[place] if place < len(shape.dim) else shape.dim.add()
+            if dim.dim_param and known.setdefault(dim.dim_param, number) != number:
+                raise InputError(f"dimension {quoted(dim.dim_param)} cannot be {known[dim.dim_param]} and {number}")
+            replaced = replaced or dim.dim_value not in (0, number)
+            dim.dim_value = number
+    for inner, _ in walk_graphs(graph):
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            _bind_type(value.type.tensor_type, known, forget=replaced and value not in graph.input)
+
+
+def _bind_type(tensor_type: Any, known: Mapping[str, int], *, forget: bool) -> None:
+    """Put the known sizes in; what else was declared is inferred anew where it may depend on them."""
+    for dim in tensor_type.shape.dim:
+        if dim.dim_param in known:
+            dim.dim_value = known[dim.dim_param]
+        elif (forget and dim.HasField("dim_value")) or (known and dim.dim_param):
+            dim.Clear()

@@ -1,0 +1,309 @@
+"""Exported programs and TorchScript: the same figures as of the live model, and nothing in a file is trusted."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import warnings
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.fuzz_files import mutated, outcome
+from modelsummary import InputError, ModelFileError, ModelStatistics, Statistics, load
+from tests.models import Call
+from tests.onnx_models import export
+
+
+class Net(nn.Module):
+    """A layer that is called twice, attention, a product without a module, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.act = nn.Linear(8, 8), nn.ReLU()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        x = self.act(self.layer(x))
+        x = self.layer(x) * self.scale
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return x @ x.transpose(1, 2)
+
+
+def exported(model, x, path, **rest):
+    program = torch.export.export(model, (x,), **rest)
+    torch.export.save(program, path)
+    return path
+
+
+def scripted(model, path, x=None):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch.jit is deprecated
+        torch.jit.save(torch.jit.script(model) if x is None else torch.jit.trace(model, x), path)
+    return path
+
+
+# per sample of length 5: twice 8 x 8; in attention 8 x 24, two products of 5 x 5 x 8, 8 x 8; then 5 x 5 x 8
+PER_SAMPLE = 5 * (2 * 64 + 192 + 64) + 3 * 200
+
+
+def test_exported_program(tmp_path):
+    model = Net().eval()
+    stats = load(exported(model, torch.rand(3, 5, 8), tmp_path / "net.pt2"))
+    eager = Statistics(model, (3, 5, 8))
+    assert stats.total_mult_adds == stats.total_mult_adds_expr == eager.total_mult_adds == 3 * PER_SAMPLE
+    assert (stats.total_params, stats.trainable_params) == (eager.total_params, eager.total_params)
+    assert stats.total_buffer_bytes == 32
+    assert stats.root.class_name == "Net"
+    assert [row.macs for row in stats.calls("layer")] == [row.macs for row in eager.calls("layer")] == [960, 960]
+    assert stats["attention"].macs == eager["attention"].macs
+    assert stats["layer"].input_size == stats["layer"].output_size == [3, 5, 8]
+    assert stats.root.output_size == [3, 5, 5]
+    assert stats.uncounted_ops == {}
+    assert stats.execution == "file"
+    assert str(stats) == str(ModelStatistics.from_json(stats.to_json()))
+    linear = stats.bandwidth().rows
+    assert next(row for row in linear if row.layer == "linear") == ("linear", 4 * (120 + 64 + 8), 4 * 120)
+
+
+def test_open_dimensions(tmp_path):
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    path = exported(
+        Net().eval(), torch.rand(3, 5, 8), tmp_path / "net.pt2", dynamic_shapes={"x": {0: batch, 1: length}}
+    )
+    stats = load(path)
+    b, n = stats.root.input_size[:2]
+    assert stats.root.input_size == [b, n, 8]
+    assert stats.total_mult_adds == 3 * PER_SAMPLE
+    expression = stats.total_mult_adds_expr
+    assert expression.subs({b: 3, n: 5}) == 3 * PER_SAMPLE
+    assert str(expression.subs({b: "b", n: "n"})) == "24*b*n**2 + 384*b*n"
+    assert f"{b} = 3" in stats.root.note
+    bound = load(path, (7, 5, 8))
+    assert bound.total_mult_adds == 7 * PER_SAMPLE
+    assert bound.root.output_size == [7, 5, 5]
+    assert bound.root.note == ""
+    with pytest.raises(InputError, match=r"cannot be \[7, 5, 9\]"):
+        load(path, (7, 5, 9))
+    with pytest.raises(InputError, match=r"cannot be \[7, 5\]"):
+        load(path, (7, 5))
+    with pytest.raises(InputError, match="no input 'y'; it has x"):
+        load(path, {"y": (7, 5, 8)})
+
+
+def test_wrapped_regions_and_operators_without_formula(tmp_path):
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.layer(x)
+        return torch.linalg.solve(y, x)
+
+    stats = load(exported(Call(forward, layer=nn.Linear(8, 8)), torch.rand(8, 8), tmp_path / "net.pt2"))
+    assert stats["layer"].macs == 512
+    assert list(stats.uncounted_ops) == ["aten._linalg_solve_ex"]
+
+
+def test_views_move_nothing_and_in_place_takes_no_storage(tmp_path):
+    model = Call(lambda self, x: torch.relu_(torch.neg(x)).reshape(8).t(), nothing=nn.Identity())
+    stats = load(exported(model, torch.rand(2, 4), tmp_path / "net.pt2"))
+    rows = {row.layer: (row.read, row.write) for row in stats.bandwidth().rows}
+    assert rows == {"neg": (32, 32), "relu_": (32, 32), "reshape": (0, 0), "t": (0, 0)}
+    assert stats.activations() == (32, 64, "neg")
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_torchscript(tmp_path, traced):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+    x = torch.rand(2, 3, 8, 8)
+    path = scripted(model, tmp_path / "net.pt", x if traced else None)
+    stats, eager = load(path, (2, 3, 8, 8)), Statistics(model, x)
+    assert stats.total_mult_adds == eager.total_mult_adds == 7776 + 1440
+    assert (stats.total_params, stats.total_buffer_bytes) == (eager.total_params, eager.total_buffer_bytes)
+    assert [stats[name].macs for name in ("0", "1", "4")] == [7776, 0, 1440]
+    assert [stats[name].num_params for name in ("0", "1", "2", "4")] == [112, 8, 0, 725]
+    assert stats.root.output_size == [2, 5]
+    assert stats["1"].elementwise_ops == eager["1"].elementwise_ops
+    assert stats.activations().total == 4 * (3 * 288 + 10) + 2 * 16  # the norm returns what it keeps for backward
+    names = {"aten.convolution", "aten._convolution"}
+    assert sum(count for name, count in stats.operators().items() if name in names) == 1
+    without = load(path)
+    assert without.execution == "none"
+    assert without.total_params == eager.total_params
+    assert "give the size of its input" in without.root.note
+    with pytest.raises(InputError, match=r"does not run on \[\[2, 9, 8, 8\]\]"):
+        load(path, (2, 9, 8, 8))
+
+
+def test_torchscript_that_needs_values(tmp_path):
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            if bool(x.sum() < 1):
+                x = self.layer(x)
+            return x
+
+    assert load(scripted(Branch(), tmp_path / "net.pt"), (3, 4)).total_mult_adds == 48
+
+
+def test_alexnet_in_all_formats(tmp_path):
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    model, x = models.alexnet().eval(), torch.rand(1, 3, 224, 224)
+    stats = [
+        Statistics(model, x),
+        load(export(model, x, tmp_path / "alexnet.onnx")),
+        load(exported(model, x, tmp_path / "alexnet.pt2")),
+        load(scripted(model, tmp_path / "alexnet.pt"), (1, 3, 224, 224)),
+    ]
+    assert [each.total_mult_adds for each in stats] == [714_188_480] * 4
+    assert [each.total_params for each in stats] == [61_100_840] * 4
+    assert [each.total_param_bytes for each in stats] == [244_403_360] * 4
+    assert [sum(row.self_macs for row in each if "onv" in row.class_name) for each in stats] == [655_566_528] * 4
+    eager = stats[0]
+    leaves = [row for row in eager if row.is_leaf]
+    assert len(leaves) == 21
+    assert eager.total_output_bytes == 4_392_864
+    containers = [eager["features"].output_bytes, eager["classifier"].output_bytes, eager.root.output_bytes]
+    assert sum(containers) == 44_864 == 4 * (256 * 36 + 1000 + 1000)
+    assert eager.total_output_bytes + sum(containers) == 4_437_728
+
+
+# ------------------------------------------------------------------------------------------ broken files
+
+
+class Trap:
+    """Unpickling it runs code."""
+
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('a pickle was run')",))
+
+
+def rewritten(source, target, edit):
+    """A copy of an archive; ``edit`` gets the name and the bytes of an entry."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for each in old.infolist():
+            new.writestr(each.filename, edit(each.filename, old.read(each)))
+    return target
+
+
+def test_no_pickle_is_run(tmp_path):
+    path = exported(Net().eval(), torch.rand(3, 5, 8), tmp_path / "net.pt2")
+    trap = io.BytesIO()
+    torch.save({"inputs": Trap()}, trap)
+
+    def plant(name, data):
+        return trap.getvalue() if name.endswith(".pt") else data
+
+    assert load(rewritten(path, tmp_path / "trap.pt2", plant)).total_mult_adds == 3 * PER_SAMPLE
+
+    def only_pickle(name, data):
+        if not name.endswith("weights_config.json"):
+            return data
+        facts = json.loads(data)
+        facts["config"]["layer.weight"] |= {"use_pickle": True, "tensor_meta": None}
+        return json.dumps(facts).encode()
+
+    with pytest.raises(ModelFileError, match=r"'layer\.weight' can only be restored by a pickle"):
+        load(rewritten(path, tmp_path / "trap.pt2", only_pickle))
+    (tmp_path / "legacy.pt").write_bytes(pickle.dumps(Trap()))
+    torch.save(Trap(), tmp_path / "plain.pt")
+    for name, said in {"legacy.pt": "no archive of torch", "plain.pt": "a pickle can run any code"}.items():
+        with pytest.raises(ModelFileError, match=said):
+            load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').getpid()",
+        "s0.__class__",
+        "9**9**9",
+        "(9**9)**9",
+        "Pow(Integer(9), Integer(9))",
+        "test()",
+        "s0" * 9999,
+    ],
+)
+def test_no_text_is_evaluated(tmp_path, text):
+    dims = {"x": {0: torch.export.Dim("batch")}}
+    path = exported(Net().eval(), torch.rand(3, 5, 8), tmp_path / "net.pt2", dynamic_shapes=dims)
+    changed = []
+
+    def change(each):
+        if isinstance(each, dict):
+            if "expr_str" in each:
+                changed.append(each)
+                each["expr_str"] = text
+            for inner in each.values():
+                change(inner)
+        elif isinstance(each, list):
+            for inner in each:
+                change(inner)
+        return each
+
+    def edit(name, data):
+        return json.dumps(change(json.loads(data))).encode() if "/models/" in name else data
+
+    with pytest.raises(ModelFileError, match="in the place of a formula of sizes"):
+        load(rewritten(path, tmp_path / "trap.pt2", edit))
+    assert changed
+
+
+def test_broken_archives(tmp_path):
+    good = exported(Net().eval(), torch.rand(3, 5, 8), tmp_path / "good.pt2")
+    data = good.read_bytes()
+    path = tmp_path / "net.pt2"
+
+    def without_model(name, data):
+        return b"{}" if "/models/" in name else data
+
+    def no_json(name, data):
+        return b"[" * 100_000 if "/models/" in name else data
+
+    for edit, said in ((without_model, "no exported program"), (no_json, "is no JSON")):
+        with pytest.raises(ModelFileError, match=said):
+            load(rewritten(good, path, edit))
+    for broken in (b"", b"PK" * 50, data[: len(data) // 2]):
+        for name in ("net.pt2", "net.pt"):
+            (tmp_path / name).write_bytes(broken)
+            with pytest.raises(ModelFileError, match="no archive of torch"):
+                load(tmp_path / name)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("net/models/model.json", b" " * 10**6)
+    with pytest.raises(ModelFileError, match="larger than the file"):
+        load(path)
+    with zipfile.ZipFile(path, "w") as empty:
+        empty.writestr("net/other", b"")
+    with pytest.raises(ModelFileError, match="holds no exported program"):
+        load(path)
+    with pytest.raises(ModelFileError, match="is no TorchScript"):
+        load(good.rename(tmp_path / "good.pt"))
+
+
+def write_samples(folder):
+    x = torch.rand(3, 5, 8)
+    dims = {"x": {0: torch.export.Dim("batch")}}
+    script = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 2))
+    return [
+        exported(Net().eval(), x, folder / "net.pt2", dynamic_shapes=dims),
+        scripted(script, folder / "net.pt"),
+    ]
+
+
+def test_mutated_programs(tmp_path):
+    source, _ = write_samples(tmp_path)  # broken TorchScript may crash the process: see benchmarks/fuzz_files.py
+    found = set()
+    for number in range(60):
+        rng = random.Random(number)
+
+        def edit(name, data, rng=rng):
+            return mutated(data, rng) if name.endswith(".json") and rng.random() < 0.5 else data
+
+        found.add(outcome(rewritten(source, tmp_path / "fuzz.pt2", edit), None))
+    assert found <= {"read", "ModelFileError"}

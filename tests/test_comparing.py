@@ -1,0 +1,86 @@
+"""Forms of one model side by side, and the command that reads files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import InputError, Statistics, load
+from modelsummary.cli import run
+from modelsummary.comparing import compare
+from tests.onnx_models import distinct_values, export
+from tests.test_archive import exported, scripted
+
+
+def block():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten())
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
+    folder, x = tmp_path_factory.mktemp("forms"), torch.rand(1, 3, 8, 8)
+    model = distinct_values(block())
+    return {
+        "live": Statistics(model, x),
+        "onnx": load(export(model, x, folder / "block.onnx")),
+        "pt2": load(exported(model, x, folder / "block.pt2")),
+        "pt": load(scripted(model, folder / "block.pt"), (1, 3, 8, 8)),
+    }
+
+
+def test_figures_and_reasons(forms):
+    found = compare(forms)
+    live, file, program, script = found.forms
+    assert {form.macs for form in found.forms} == {36 * 108}
+    assert [form.params for form in found.forms] == [108 + 8, 108 + 4, 116, 116]
+    assert [form.param_bytes for form in found.forms] == [464, 448, 464, 464]
+    assert [form.norms for form in found.forms] == [1, 0, 1, 1]
+    assert [form.in_place for form in found.forms] == [1, 0, 1, 1]
+    # convolution, norm, ReLU; in ONNX the norm is folded, and the flattening is an operator
+    assert [form.operators for form in found.forms] == [3, 3, 3, 3]
+    result = 4 * 144
+    assert (live.activations, file.activations) == (4 * result, 3 * result)
+    assert live.bandwidth == script.bandwidth
+    # image, weights and biases, the result; ReLU; Reshape, with the two integers of its shape
+    assert file.bandwidth == 4 * 192 + 448 + result + 4 * result + 16
+    assert program.bandwidth == 4 * (192 + 108) + result + (2 * result + 4 * 16) + 2 * result
+    assert found.reasons[:2] == [
+        "onnx: 1 batch norms are in the weights and biases of the convolutions before them",
+        "onnx: 1 fewer operators work in place, without storage of their own",
+    ]
+    lines = str(found).splitlines()
+    assert lines[0].split()[:3] == ["Params", "Params", "(B)"]
+    assert lines[2].split()[0] == "live"
+    assert found.to_records()[0]["macs"] == 3888
+    with pytest.raises(InputError, match="size of its input is needed"):
+        compare({"live": Statistics(block())})
+    with pytest.raises(InputError, match="nothing to compare"):
+        compare({})
+
+
+def test_commands(capsys, tmp_path):
+    model, x = distinct_values(block()), torch.rand(1, 3, 8, 8)
+    paths = [str(export(model, x, tmp_path / "m.onnx")), str(exported(model, x, tmp_path / "m.pt2"))]
+    assert run(["compare", "tests.test_comparing:block", *paths, "--input", "1,3,8,8"]) == 0
+    said = capsys.readouterr().out
+    assert "m.onnx: 1 batch norms are in the weights" in said
+    assert run(["compare", *paths, "--format", "json"]) == 0
+    assert [form["macs"] for form in json.loads(capsys.readouterr().out)["forms"]] == [3888, 3888]
+    assert run([paths[0], "--input", "images=2,3,8,8", "--depth", "0"]) == 2
+    assert "the model has no input 'images'" in capsys.readouterr().err
+    assert run([paths[0], "--depth", "1", "--columns", "macs"]) == 0
+    assert "3,888" in capsys.readouterr().out
+    script = str(scripted(model, tmp_path / "m.pt"))
+    assert run([script, "--input", "1,3,8,8", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["macs"] == 3888
+    for arguments, text in {
+        (paths[0], "--split", "2"): "live model",
+        (paths[0], "--mode", "train"): "--mode train cannot be applied",
+        (paths[0], "--kwargs", '{"a": 1}'): "is made already",
+        ("compare",): "the following arguments are required: MODEL",
+    }.items():
+        assert run(list(arguments)) == 2
+        assert text in capsys.readouterr().err

@@ -1,0 +1,399 @@
+"""ONNX files: shapes, multiply-adds, the tree, traffic and storage. Expected numbers are derived beside the graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from modelsummary import InputError, ModelStatistics, Statistics, load
+from tests.onnx_models import TensorProto, distinct_values, export, graph, helper, model, saved, value, weight
+
+node = helper.make_node
+
+
+@pytest.fixture(scope="session")
+def mobilenet():
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    return distinct_values(models.mobilenet_v2())
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("onnx")
+
+
+@pytest.fixture(scope="session")
+def by_torchscript(mobilenet, folder):
+    return load(export(mobilenet, torch.rand(1, 3, 224, 224), folder / "script.onnx", dynamo=False, opset=12))
+
+
+@pytest.fixture(scope="session")
+def by_dynamo(mobilenet, folder):
+    return load(export(mobilenet, torch.rand(1, 3, 224, 224), folder / "dynamo.onnx"))
+
+
+def conv(folder, batch=2, **rest):
+    """Conv 3 -> 4, 3x3 on 8x8 without padding: 6x6. Then ReLU, and a product of 144 with 144 x 5."""
+    return saved(
+        model(
+            [
+                node("Conv", ["x", "w", "b"], ["c"], name="/features/0/Conv"),
+                node("Relu", ["c"], ["r"], name="/features/1/Relu"),
+                node("Flatten", ["r"], ["f"], name="/Flatten"),
+                node("Gemm", ["f", "v"], ["y"], name="/head/Gemm", transB=1),
+            ],
+            [value("x", batch, 3, 8, 8)],
+            [value("y", batch, 5)],
+            [weight("w", 4, 3, 3, 3), weight("b", 4), weight("v", 5, 144)],
+        ),
+        folder,
+    )
+
+
+def test_every_figure_of_a_small_graph(tmp_path):
+    stats = load(conv(tmp_path))
+    assert isinstance(stats, ModelStatistics)
+    assert [row.fqn for row in stats] == [
+        *("features", "features.0", "/features/0/Conv", "features.1", "/features/1/Relu"),
+        *("/Flatten", "head", "/head/Gemm"),
+    ]
+    assert stats["/features/0/Conv"].macs == stats["features"].macs == 2 * 4 * 6 * 6 * 27
+    assert stats["head"].macs == 2 * 144 * 5
+    assert stats.total_mult_adds == stats.total_mult_adds_expr == 7776 + 1440
+    assert stats.total_params == 108 + 4 + 720
+    assert stats["features.0"].num_params == 112
+    assert stats["features"].input_size == [2, 3, 8, 8]
+    assert stats["features"].output_size == [2, 4, 6, 6]
+    assert stats["features.0"].is_leaf is False
+    assert stats["/features/1/Relu"].elementwise_ops == 2 * 144
+    assert stats.total_input_bytes == 4 * 2 * 192
+    assert stats.total_output_bytes == stats.activations().total == 4 * (3 * 288 + 10)
+    assert stats.operators() == Counter(Conv=1, Relu=1, Flatten=1, Gemm=1)
+    assert stats.uncounted_ops == {}
+    table = stats.table()
+    assert "Execution: none, read from the file" in table
+    assert "7,776" in table
+
+
+def test_bandwidth_and_buffer(tmp_path):
+    stats = load(conv(tmp_path))
+    plain = stats.bandwidth()
+    x, c, y = 4 * 384, 4 * 288, 4 * 10
+    expected = {
+        "/head/Gemm": (c + 4 * 720, y),
+        "/features/0/Conv": (x + 4 * 112, c),
+        "/features/1/Relu": (c, c),
+        "/Flatten": (c, c),
+    }
+    assert {row.layer: (row.read, row.write) for row in plain.rows} == expected
+    assert [row.layer for row in plain.rows] == list(expected)
+    assert plain.total == plain.read + plain.write == 4 * 384 + 4 * 112 + 7 * c - c + 4 * 720 + y
+    assert plain.unknown == []
+    assert stats.root.bytes_read == plain.read
+    assert str(plain).splitlines()[0].split() == ["layer", "read_bw", "write_bw", "total_bw"]
+    assert f"{plain.total} bytes ({plain.total / 1e6:.6f} MB)" in str(plain)
+    everything = stats.bandwidth(buffer_bytes=10**6)  # only what comes from outside is read, each once
+    assert everything.read == x + 4 * 832
+    assert everything.write == plain.write
+    one = stats.bandwidth(buffer_bytes=c)  # a result is still there for the next operator
+    assert one.read == x + 4 * 832
+    none = stats.bandwidth(buffer_bytes=c - 1)  # no activation fits
+    assert none.read == plain.read
+    with pytest.raises(InputError, match="buffer_bytes=-1"):
+        stats.bandwidth(-1)
+
+
+def test_storage_by_liveness(tmp_path):
+    """x -> a, b; b lives on while c and d are made of a: x 16, a 16 | a, b | a, b, c | b, c, d."""
+    nodes = [
+        node("Relu", ["x"], ["a"], name="a"),
+        node("Neg", ["x"], ["b"], name="b"),
+        node("Concat", ["a", "a"], ["c"], name="c", axis=0),
+        node("Add", ["c", "c"], ["d"], name="d"),
+        node("Concat", ["d", "b"], ["y"], name="y", axis=0),
+    ]
+    stats = load(saved(model(nodes, [value("x", 4)], [value("y", 12)]), tmp_path))
+    found = stats.activations()
+    # x a: 32; x a b: 48; a b c: 64; b c d: 80; b d y: 16 + 32 + 48 = 96
+    assert found == (16 + 16 + 32 + 32 + 48, 96, "y")
+
+
+def test_mobilenet_bandwidth(by_torchscript):
+    found = by_torchscript.bandwidth()
+    assert len(found.rows) == 100
+    assert (found.read, found.write, found.total) == (67_430_304, 52_015_392, 119_445_696)
+    assert found.unknown == []
+    records = found.to_records()
+    assert records[0] == {
+        "layer": "/classifier/classifier.1/Gemm", "read_bw": 5129120, "write_bw": 4000, "total_bw": 5133120
+    }  # fmt: skip
+    assert records[-1]["layer"] == "/Flatten"
+    rows = {record["layer"]: tuple(record.values())[1:] for record in records}
+    assert rows["/features/features.2/conv/conv.0/conv.0.2/Clip"] == (4816896, 4816896, 9633792)
+    assert rows["/features/features.17/conv/conv.2/Conv"] == (1418240, 62720, 1480960)
+    assert rows["/GlobalAveragePool"] == (250880, 5120, 256000)
+    assert rows["/features/features.3/Add"] == (602112, 301056, 903168)
+    assert "119445696 bytes (119.445696 MB)" in str(found)
+
+
+def test_mobilenet_rows_follow_from_the_shapes(by_torchscript):
+    """All rows but the pooling: an operator reads its input and its weights, and writes its result."""
+    rows = {row.layer: row for row in by_torchscript.bandwidth().rows}
+    assert len(rows) == 100
+    for operation in by_torchscript.operations:
+        sizes = [torch.Size(tensor.size).numel() for tensor in operation.inputs if tensor.size]
+        assert rows[operation.name].read == 4 * sum(sizes)
+        assert rows[operation.name].write == 4 * torch.Size(operation.outputs[0].size).numel()
+
+
+def test_mobilenet_by_the_newer_exporter(by_dynamo):
+    # ReduceMean and Reshape read two integers each of 8 bytes
+    assert by_dynamo.bandwidth().total == 119_445_696 + 2 * 16
+    assert by_dynamo.operators() == Counter(Conv=52, Clip=35, Add=10, ReduceMean=1, Reshape=1, Gemm=1)
+    assert by_dynamo.root.class_name == "MobileNetV2"
+    assert by_dynamo["features.18"].class_name == "Conv2dNormActivation"
+
+
+def test_mobilenet_operators_and_attributes(by_torchscript):
+    operators = by_torchscript.operators()
+    constants = operators.pop("Constant")
+    assert operators == Counter(Conv=52, Clip=35, Add=10, GlobalAveragePool=1, Flatten=1, Gemm=1)
+    assert constants == 70
+    convolutions = by_torchscript.attributes("Conv")
+    assert len(convolutions) == 52
+    names = {"channel", "height", "width", "dilations", "group", "kernel_shape", "pads", "strides"}
+    assert all(names <= set(found) for found in convolutions.values())
+    first, second = list(convolutions.values())[:2]
+    assert {name: first[name] for name in names} == {
+        "channel": 3, "height": 224, "width": 224, "dilations": [1, 1], "group": 1, "kernel_shape": [3, 3],
+        "pads": [1, 1, 1, 1], "strides": [2, 2],
+    }  # fmt: skip
+    assert (second["channel"], second["height"], second["group"]) == (32, 112, 32)
+    assert all(found == {"min": 0.0, "max": 6.0} for found in by_torchscript.attributes("Clip").values())
+    (gemm,) = by_torchscript.attributes("Gemm").values()
+    assert gemm == {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 1}
+
+
+def test_mobilenet_activations_in_three_ways(mobilenet, by_torchscript):
+    eager = Statistics(mobilenet, (1, 3, 224, 224))
+    rows = [row for row in eager.root.walk() if row.executed]
+    leaves = [row for row in rows if row.is_leaf]
+    assert (len(rows), len(leaves)) == (213, 141)
+    containers = sum(row.output_bytes for row in rows if not row.is_leaf)
+    assert eager.total_output_bytes == 77_857_184
+    assert eager.total_output_bytes + containers == 107_117_792  # what the lab says: containers once more
+    normed = sum(row.output_bytes for row in leaves if row.class_name == "BatchNorm2d")
+    dropped = sum(row.output_bytes for row in leaves if row.class_name == "Dropout")
+    added = sum(
+        4 * torch.Size(each.outputs[0].size).numel() for each in by_torchscript.operations if each.op_type == "Add"
+    )
+    pooled = 2 * 4 * 1280  # the mean and the flattening are functions, not modules
+    assert by_torchscript.total_output_bytes == 52_015_392 == 77_857_184 - normed - dropped + added + pooled
+    # BatchNorm is in the weights of the convolutions: their gains go, their shifts become biases
+    assert by_torchscript.total_params == eager.total_params - sum(
+        row.self_params // 2 for row in rows if row.class_name == "BatchNorm2d"
+    )
+    assert by_torchscript.total_mult_adds == eager.total_mult_adds == 300_774_272
+
+
+def test_open_dimensions(tmp_path):
+    path = conv(tmp_path, batch="batch")
+    stats = load(path)
+    assert stats.root.input_size == ["batch", 3, 8, 8]
+    assert "[batch, 4, 6, 6]" in stats.table()
+    assert stats.total_mult_adds == 4608  # of one
+    assert "open dimensions (batch) count as 1" in str(stats)
+    expression = stats.total_mult_adds_expr
+    assert str(expression) == "4608*batch"
+    assert expression.subs("batch", 2) == 9216
+    bound = load(path, input=(2, 3, 8, 8))
+    assert bound.total_mult_adds == 9216
+    assert bound.root.output_size == [2, 5]
+    assert bound.root.note == ""
+    by_name = load(path, input={"x": (3, 3, 8, 8)})
+    assert by_name.total_mult_adds == 3 * 4608
+    assert load(conv(tmp_path), input=(7, 3, 8, 8)).total_mult_adds == 7 * 4608  # in place of a number
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ((2, 3, 8), r"has 4 dimensions; got the size \[2, 3, 8\]"),
+        ({"z": (1,)}, "no input 'z'; it has 'x'"),
+        ((2, 4, 8, 8), "shapes cannot be"),
+        ((2, -1, 8, 8), "expected a size"),
+        ("2,3", "expected a size"),
+    ],
+)
+def test_sizes_that_do_not_fit(tmp_path, size, said):
+    with pytest.raises(InputError, match=said):
+        load(conv(tmp_path), input=size)
+
+
+COUNTS = {  # sizes of inputs and weights, attributes, size of the result, multiply-adds
+    "grouped": ("Conv", [(2, 32, 28, 28)], [(64, 8, 3, 3)], {"group": 4, "pads": [1] * 4}, (2, 64, 28, 28), 7_225_344),
+    "transposed": (
+        "ConvTranspose", [(2, 32, 28, 28)], [(32, 16, 4, 4)], {"strides": [2, 2], "pads": [1] * 4}, (2, 16, 56, 56),
+        12_845_056,
+    ),
+    "batched": ("MatMul", [(2, 3, 4, 5), (2, 3, 5, 6)], [], {}, (2, 3, 4, 6), 2 * 3 * 4 * 5 * 6),
+    "row": ("MatMul", [(5,), (5, 6)], [], {}, (6,), 30),
+    "gemm": ("Gemm", [(5, 4)], [(5, 6)], {"transA": 1}, (4, 6), 120),
+    "einsum": ("Einsum", [(2, 50, 8, 64)], [(8, 64, 96)], {"equation": "bshi,hio->bsho"}, (2, 50, 8, 96), 4_915_200),
+    "lstm": ("LSTM", [(50, 2, 64)], [(1, 512, 64), (1, 512, 128)], {"hidden_size": 128}, (50, 1, 2, 128), 9_830_400),
+    "gru": ("GRU", [(50, 2, 64)], [(1, 384, 64), (1, 384, 128)], {"hidden_size": 128}, (50, 1, 2, 128), 7_372_800),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_multiply_adds(name, tmp_path):
+    op_type, inputs, weights, attributes, result, macs = COUNTS[name]
+    named = [f"i{place}" for place in range(len(inputs))], [f"w{place}" for place in range(len(weights))]
+    made = model(
+        [node(op_type, [*named[0], *named[1]], ["y"], name="op", **attributes)],
+        [value(each, *size) for each, size in zip(named[0], inputs, strict=True)],
+        [value("y", *result)],
+        [weight(each, *size) for each, size in zip(named[1], weights, strict=True)],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == macs
+    assert stats.uncounted_ops == {}
+
+
+def test_attention_operator(tmp_path):
+    sizes = [("q", 8), ("k", 2), ("v", 2)]  # grouped queries
+    made = model(
+        [node("Attention", ["q", "k", "v"], ["y"], name="op")],
+        [value(name, 2, heads, 128, 64) for name, heads in sizes],
+        [value("y", 2, 8, 128, 64)],
+        opset=23,
+    )
+    assert load(saved(made, tmp_path)).total_mult_adds == 33_554_432
+
+
+def test_quantised_operators(tmp_path):
+    """4 x 6 by 6 x 5 in whole numbers, and by scales around a product of floats."""
+    u8, i8 = TensorProto.UINT8, TensorProto.INT8
+    scales = [weight("s"), helper.make_tensor("z", u8, [], [0]), helper.make_tensor("zi", i8, [], [0])]
+    linear = ["x", "s", "z", "w", "s", "zi", "s", "z"]
+    made = model(
+        [
+            node("QLinearMatMul", linear, ["a"], name="q"),
+            node("DequantizeLinear", ["a", "s", "z"], ["d"], name="d"),
+            node("DequantizeLinear", ["v", "s", "zi"], ["w2"], name="dw"),
+            node("MatMul", ["d", "w2"], ["y"], name="mm"),
+        ],
+        [value("x", 4, 6, kind=u8)],
+        [value("y", 4, 3)],
+        [*scales, weight("w", 6, 5, kind=i8), weight("v", 5, 3, kind=i8)],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats["q"].macs == 120
+    assert stats.total_mult_adds == 120 + 60
+    assert (stats.total_params, stats.total_param_bytes) == (45, 45)
+    assert stats.root.num_buffers == 3
+
+
+def test_contrib_operators_are_counted_or_in_the_ledger(tmp_path):
+    ms = "com.microsoft"
+    made = model(
+        [
+            node("FusedMatMul", ["x", "w"], ["a"], name="fused", domain=ms, transA=1),
+            node("BiasGelu", ["a", "b"], ["c"], name="gelu", domain=ms),
+            node("MoE", ["c"], ["d"], name="experts", domain=ms),
+            node("Anything", ["d"], ["y"], name="own", domain="my.own"),
+        ],
+        [value("x", 6, 4)],
+        [value("y", 4, 5)],
+        [weight("w", 6, 5), weight("b", 5)],
+        domains=[ms, "my.own"],
+        value_info=[value("a", 4, 5), value("c", 4, 5)],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == 120
+    assert stats.uncounted_ops == {"com.microsoft.MoE": 1, "my.own.Anything": 1}
+    assert [tuple(each) for each in stats.bandwidth().unknown] == [
+        ("experts", "d", "com.microsoft.MoE"), ("own", "d", "my.own.Anything")
+    ]  # fmt: skip
+
+
+def test_functions_have_rows(tmp_path):
+    opset = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    inner = helper.make_function(
+        "local", "Linear", ["x", "w"], ["y"], [node("MatMul", ["x", "w"], ["y"], name="mm")], opset[:1]
+    )
+    scaled = node("LeakyRelu", ["a"], ["y"], name="act")
+    scaled.attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    outer = helper.make_function(
+        "local", "Block", ["x", "w"], ["y"],
+        [node("Linear", ["x", "w"], ["a"], name="fc", domain="local"), scaled], opset, ["slope"],
+    )  # fmt: skip
+    made = model(
+        [
+            node("Block", ["x", "w"], ["h"], name="b1", domain="local", slope=0.5),
+            node("Block", ["h", "w"], ["y"], name="b2", domain="local", slope=0.25),
+        ],
+        [value("x", 3, 4)], [value("y", 3, 4)], [weight("w", 4, 4)], functions=[inner, outer], domains=["local"],
+    )  # fmt: skip
+    stats = load(saved(made, tmp_path))
+    assert [(row.fqn, row.class_name) for row in stats] == [
+        ("b1", "Block"), ("b1.fc", "Linear"), ("b1/fc/mm", "MatMul"), ("b1/act", "LeakyRelu"),
+        ("b2", "Block"), ("b2.fc", "Linear"), ("b2/fc/mm", "MatMul"), ("b2/act", "LeakyRelu"),
+    ]  # fmt: skip
+    assert stats.total_mult_adds == 2 * 48
+    assert stats.total_params == 16
+    assert stats["b2/fc/mm"].is_recursive
+    assert [each["alpha"] for each in stats.attributes("LeakyRelu").values()] == [0.5, 0.25]
+
+
+def test_the_dearer_branch_counts(tmp_path):
+    branches = {
+        "then_branch": graph([node("MatMul", ["x", "w"], ["t"], name="mm")], [], [value("t", 3, 4)]),
+        "else_branch": graph([node("Relu", ["x"], ["e"], name="relu")], [], [value("e", 3, 4)]),
+    }
+    made = model(
+        [node("If", ["c"], ["y"], name="if", **branches)],
+        [value("c", kind=TensorProto.BOOL), value("x", 3, 4)], [value("y", 3, 4)], [weight("w", 4, 4)],
+    )  # fmt: skip
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == 48
+    assert stats["if"].class_name == "If"
+    assert stats["if.then_branch"].executed
+    assert not stats["if.else_branch"].executed
+    assert stats["relu"].elementwise_ops == 0
+    assert stats.operations[0].attributes["counted"] == "then_branch"
+
+
+@pytest.mark.parametrize("times", [5, None])
+def test_loops_count_their_runs(tmp_path, times):
+    body = graph(
+        [node("MatMul", ["h", "w"], ["g"], name="mm"), node("Identity", ["c"], ["k"], name="id")],
+        [value("i", kind=TensorProto.INT64), value("c", kind=TensorProto.BOOL), value("h", 3, 4)],
+        [value("k", kind=TensorProto.BOOL), value("g", 3, 4)],
+    )
+    many = value("n", kind=TensorProto.INT64)
+    made = model(
+        [node("Loop", ["n", "", "x"], ["y"], name="loop", body=body)],
+        [value("x", 3, 4), *([many] if times is None else [])], [value("y", 3, 4)],
+        [weight("w", 4, 4), *([] if times is None else [helper.make_tensor("n", TensorProto.INT64, [], [times])])],
+    )  # fmt: skip
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == 48 * (times or 1)
+    assert stats.uncounted_ops == ({} if times else {"Loop (unknown number of runs)": 1})
+    assert stats["mm"].bytes_written == 48 * (times or 1)
+    assert stats["loop.body"].executed
+
+
+def test_views_and_exports(tmp_path):
+    stats = load(conv(tmp_path))
+    again = ModelStatistics.from_json(stats.to_json())
+    assert again.table() == stats.table()
+    assert len(stats.to_records()) == 9
+    assert "head" in stats.to_html(foldable=True)
+    assert not stats.diff(load(conv(tmp_path)))
+    with pytest.raises(InputError, match="only a file: pass the model to Statistics"):
+        stats.memory()
+    with pytest.raises(InputError, match=r"modelsummary\.load\(path\) reads a file"):
+        Statistics(conv(tmp_path))

@@ -1,0 +1,240 @@
+"""ONNX files that are broken, or lie: one line of an error, nothing read outside, no crash and no hang."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+import modelsummary
+from benchmarks.fuzz_files import mutated, outcome
+from modelsummary import InputError, ModelFileError, load
+from modelsummary.onnx.reading import import_onnx
+from tests.onnx_models import TensorProto, export, graph, helper, model, onnx, saved, value, weight
+
+node = helper.make_node
+
+
+def small():
+    return model(
+        [node("Conv", ["x", "w"], ["c"], name="conv"), node("Relu", ["c"], ["y"], name="relu")],
+        [value("x", 1, 3, 8, 8)],
+        [value("y", 1, 4, 6, 6)],
+        [weight("w", 4, 3, 3, 3)],
+        value_info=[value("c", 1, 4, 6, 6)],
+    )
+
+
+def nested():
+    """Functions, a branch, a loop, quantised and contrib operators."""
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    inner = helper.make_function("local", "F", ["x"], ["y"], [node("Relu", ["x"], ["y"], name="r")], opsets[:1])
+    outer = helper.make_function(
+        "local", "G", ["x"], ["y"],
+        [node("F", ["x"], ["t"], name="f1", domain="local"), node("F", ["t"], ["y"], name="f2", domain="local")],
+        opsets,
+    )  # fmt: skip
+    body = graph(
+        [node("MatMul", ["h", "w"], ["g"], name="mm"), node("Identity", ["c"], ["k"], name="id")],
+        [value("i", kind=TensorProto.INT64), value("c", kind=TensorProto.BOOL), value("h", 3, 4)],
+        [value("k", kind=TensorProto.BOOL), value("g", 3, 4)],
+    )
+    branches = {
+        "then_branch": graph([node("Relu", ["u"], ["t1"])], [], [value("t1", 3, 4)]),
+        "else_branch": graph([node("Neg", ["u"], ["e1"])], [], [value("e1", 3, 4)]),
+    }
+    return model(
+        [
+            node("G", ["x"], ["u"], name="g", domain="local"),
+            node("Constant", [], ["n"], value_int=3),
+            node("Loop", ["n", "", "u"], ["v"], name="loop", body=body),
+            node("ReduceSum", ["v"], ["s"], name="sum", keepdims=0),
+            node("Cast", ["s"], ["b"], name="cast", to=TensorProto.BOOL),
+            node("If", ["b"], ["z"], name="if", **branches),
+            node("FusedMatMul", ["z", "w"], ["m"], name="fused", domain="com.microsoft"),
+            node("Shape", ["m"], ["shape"], name="shape"),
+            node("Reshape", ["u", "shape"], ["y"], name="reshape"),
+        ],
+        [value("x", "rows", 4)], [value("y", "rows", 4)], [weight("w", 4, 4)],
+        functions=[inner, outer], domains=["local", "com.microsoft"], value_info=[value("m", 3, 4)],
+    )  # fmt: skip
+
+
+def write_samples(folder):
+    return [saved(small(), folder, "small.onnx"), saved(nested(), folder, "nested.onnx")]
+
+
+def test_samples_are_read(tmp_path):
+    assert [outcome(path, None) for path in write_samples(tmp_path)] == ["read"] * 2
+
+
+def edited(edit, make=small):
+    proto = make()
+    edit(proto)
+    return proto
+
+
+def first_weight(proto):
+    return proto.graph.initializer[0]
+
+
+def loop_in_functions(proto):
+    body = [node("F", ["x"], ["y"], domain="local")]
+    proto.functions.append(helper.make_function("local", "F", ["x"], ["y"], body, [helper.make_opsetid("local", 1)]))
+
+
+def many_calls(proto):
+    """Each function calls the next one ten times: 10^12 operators from some hundred bytes."""
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    for level in range(12):
+        calls = [node(f"F{level + 1}", [f"x{n}"], [f"x{n + 1}"], name=f"c{n}", domain="local") for n in range(10)]
+        proto.functions.append(helper.make_function("local", f"F{level}", ["x0"], ["x10"], calls, opsets))
+    last = [node("Relu", ["x0"], ["x10"])]
+    proto.functions.append(helper.make_function("local", "F12", ["x0"], ["x10"], last, opsets))
+    proto.graph.node[1].CopyFrom(node("F0", ["c"], ["y"], domain="local"))
+
+
+def deep_graphs(proto):
+    inner = graph([node("Relu", ["x"], ["r0"])], [], [value("r0", 1)])
+    for level in range(1, 30):
+        around = node("If", ["q"], [f"r{level}"], then_branch=inner, else_branch=inner if level < 3 else None)
+        inner = graph([around], [], [value(f"r{level}", 1)])
+    proto.graph.input.append(value("q", kind=TensorProto.BOOL))
+    proto.graph.node.append(node("If", ["q"], ["deep"], then_branch=inner))
+
+
+BROKEN = {
+    "cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "which is made after it: the graph has a cycle"),
+    "from nowhere": (lambda p: p.graph.node[0].input.__setitem__(0, "q"), "'conv' reads 'q', which nothing makes"),
+    "made twice": (lambda p: p.graph.node[1].output.__setitem__(0, "c"), "makes 'c', which there is already"),
+    "no result": (lambda p: p.graph.node.pop(), "the result 'y' is made by nothing"),
+    "too little data": (lambda p: first_weight(p).dims.__setitem__(0, 5), "needs 135 elements by its shape, and"),
+    "raw data": (lambda p: setattr(first_weight(p), "raw_data", b"123"), "needs 432 bytes by its shape, and has 3"),
+    "oversized": (lambda p: first_weight(p).dims.__setitem__(0, 2**62), "needs .* elements by its shape, and has 108"),
+    "negative": (lambda p: first_weight(p).dims.__setitem__(0, -4), r"has the shape \[-4, 3, 3, 3\]"),
+    "type": (lambda p: setattr(first_weight(p), "data_type", 99), "has the unknown type 99"),
+    "declared size": (
+        lambda p: setattr(p.graph.value_info[0].type.tensor_type.shape.dim[1], "dim_value", 7), "shapes cannot be",
+    ),
+    "declared negative": (
+        lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", -3), "a negative dimension",
+    ),
+    "channels": (
+        lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 5),
+        r"Conv 'conv' has \[1, 5, 8, 8\] and \[4, 3, 3, 3\]",
+    ),
+    "no graph": (lambda p: p.ClearField("graph"), "there is no graph"),
+    "no version": (lambda p: p.ClearField("opset_import"), "which version"),
+    "functions in a circle": (loop_in_functions, "call one another in a circle"),
+    "functions that explode": (many_calls, "more than 1,000,000 operators"),
+    "graphs in graphs": (deep_graphs, "more than 16 deep"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_models(name, tmp_path):
+    edit, said = BROKEN[name]
+    path = saved(edited(edit), tmp_path)
+    began = time.perf_counter()
+    with pytest.raises(ModelFileError, match=said) as raised:
+        load(path)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert time.perf_counter() - began < 5
+
+
+def test_no_onnx_file_at_all(tmp_path):
+    path = tmp_path / "model.onnx"
+    for data in (b"", b"nothing of the kind" * 100, small().SerializeToString()[:-20]):
+        path.write_bytes(data)
+        with pytest.raises(ModelFileError, match=r"model\.onnx"):
+            load(path)
+    with path.open("r+b") as file:
+        file.truncate(2**31)
+    with pytest.raises(ModelFileError, match="2,147,483,648 bytes; an ONNX file has at most"):
+        load(path)
+    with pytest.raises(ModelFileError, match=r"there is no file .*missing\.onnx"):
+        load(tmp_path / "missing.onnx")
+    with pytest.raises(ModelFileError, match="there is no file"):
+        load(tmp_path)
+    with pytest.raises(InputError, match="expected the path of a model, got int"):
+        load(3)
+    (tmp_path / "model.txt").write_text("")
+    with pytest.raises(InputError, match=r"expected a file \.onnx"):
+        load(tmp_path / "model.txt")
+
+
+def external(location, offset=0, length=432):
+    proto = small()
+    tensor = first_weight(proto)
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(text))
+    return proto
+
+
+def test_external_data_stay_in_the_directory(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(432))
+    (folder / "weights").write_bytes(bytes(500))
+    (folder / "link").symlink_to(tmp_path / "secret")
+    assert load(saved(external("weights"), folder)).total_params == 108
+    for location in ("../secret", str(tmp_path / "secret"), "link", "", ".", "/dev/zero", "a/../../secret", "\0"):
+        with pytest.raises(ModelFileError, match=r"not in the model's directory|cannot be at"):
+            load(saved(external(location), folder))
+    with pytest.raises(ModelFileError, match="end before byte 532"):
+        load(saved(external("weights", offset=100), folder))
+    with pytest.raises(ModelFileError, match="needs 432 bytes by its shape; its external data have 500"):
+        load(saved(external("weights", length=500), folder))
+    with pytest.raises(ModelFileError, match="cannot be at"):
+        load(saved(external("weights", offset="many"), folder))
+    absent = load(saved(external("absent"), folder))
+    assert absent.total_mult_adds == 4 * 36 * 27
+    assert "weights are missing: absent" in absent.root.note
+
+
+def test_many_siblings_take_linear_time(tmp_path):
+    branch = graph([node("Relu", ["x"], ["t"])], [], [value("t", 1, 3, 8, 8)])
+    proto = small()
+    for number in range(2000):
+        proto.graph.node.append(node("If", ["q"], [f"o{number}"], then_branch=branch, else_branch=branch))
+    proto.graph.input.append(value("q", kind=TensorProto.BOOL))
+    proto.graph.input.append(value("z", 1))
+    began = time.perf_counter()
+    assert load(saved(proto, tmp_path), {"q": ()}).operators()["If"] == 2000
+    assert time.perf_counter() - began < 10
+
+
+def test_mutated_files(tmp_path):
+    """Some hundred in this process; benchmarks/fuzz_files.py reads many more, each where it may crash."""
+    sources = [path.read_bytes() for path in write_samples(tmp_path)]
+    found = set()
+    for number in range(400):
+        rng = random.Random(number)
+        path = tmp_path / "fuzz.onnx"
+        path.write_bytes(mutated(rng.choice(sources), rng))
+        found.add(outcome(path, None))
+    assert found <= {"read", "ModelFileError"}
+    assert len(found) == 2
+
+
+def test_without_onnx(monkeypatch, tmp_path):
+    import_onnx.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(modelsummary.MissingExtraError, match=r"torch-modelsummary\[onnx\]"):
+        load(saved(small(), tmp_path))
+
+
+def test_exports_pass_strict_inference(tmp_path):
+    import torch
+    from torch import nn
+
+    block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    stats = load(export(block, torch.rand(2, 16, 32), tmp_path / "block.onnx"))
+    # projections 32 -> 96 and 32 -> 32, two products of 16 x 16 by 32, the network 32 -> 64 -> 32
+    per_token = 32 * 96 + 32 * 32 + 2 * 16 * 32 + 2 * 32 * 64
+    assert stats.total_mult_adds == 2 * 16 * per_token
+    assert onnx.__version__
