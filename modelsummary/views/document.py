@@ -76,7 +76,7 @@ def check_document(document: Any) -> None:
     if type(version) is not int or version != VERSION:
         raise InputError(f"the document has version {version!r}; this release reads version {VERSION}")
     execution, batch_dim = document.get("execution"), document.get("batch_dim")
-    if execution not in ("shape", "real", "none") or not isinstance(batch_dim, (int, type(None))):
+    if execution not in ("shape", "real", "file", "none") or not isinstance(batch_dim, (int, type(None))):
         raise InputError(
             f"the document has execution={execution!r:.40} and batch_dim={batch_dim!r:.40}, which mean nothing"
         )
