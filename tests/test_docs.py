@@ -19,7 +19,7 @@ def blocks(path, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export"])
+@pytest.mark.parametrize("name", ["usage", "numbers", "split", "latency", "memory", "export", "fx"])
 def test_code_runs_and_comments_are_true(name):
     namespace = {}
     for block in blocks(f"docs/{name}.md", "python"):
@@ -32,7 +32,7 @@ def test_code_runs_and_comments_are_true(name):
 
 def test_readme_example():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    block, splits, times, memory = blocks("README.md", "python")
+    block, splits, times, memory, graph = blocks("README.md", "python")
     lines = block.strip().splitlines()
     expression, expected = lines[-1].split("  # ")
     namespace = {"resnet152": models.resnet152}
@@ -46,6 +46,7 @@ def test_readme_example():
     namespace["train"] = lambda model: model(torch.rand(2, 3, 32, 32))
     exec(times, namespace)
     exec(memory, namespace)
+    exec(graph, {**namespace, "torch": torch})
 
 
 def test_the_table_in_the_readme():
