@@ -21,7 +21,7 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = ["usage", "numbers", "split", "latency", "memory", "export", "views", "files", TORCHINFO]
+NAMES = ["usage", "numbers", "split", "latency", "memory", "export", "views", "files", "fx", TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,7 +42,7 @@ def test_code_runs_and_comments_are_true(name, tmp_path, monkeypatch):
 
 def test_readme_example():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    block, splits, times, memory = blocks("README.md", "python")
+    block, splits, times, memory, graph = blocks("README.md", "python")
     lines = block.strip().splitlines()
     expression, expected = lines[-1].split("  # ")
     namespace = {"resnet152": models.resnet152}
@@ -56,6 +56,7 @@ def test_readme_example():
     namespace["train"] = lambda model: model(torch.rand(2, 3, 32, 32))
     exec(times, namespace)
     exec(memory, namespace)
+    exec(graph, {**namespace, "torch": torch})
 
 
 def test_the_table_in_the_readme():

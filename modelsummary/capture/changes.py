@@ -18,6 +18,7 @@ from modelsummary.capture.structure import is_array
 __all__ = ["Generators", "noticed", "numbers_in", "saved_tensor_hooks", "state_of", "surroundings"]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _SNAPSHOT_DEPTH = 3
 _SNAPSHOT_LENGTH = 1000
 _SNAPSHOT_BYTES = 2**16
@@ -61,7 +62,9 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     for name, value in vars(module).items():
         if name in ("_parameters", "_buffers"):
             state.update((own, _Identity(tensor)) for own, tensor in value.items())
-        elif name != "_modules":
+        elif type(value) in _PLAIN:
+            state[name] = value
+        elif name != "_modules" and (name not in _OF_EVERY_MODULE or value):  # hooks, mostly: a dozen that are empty
             state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
     for name, value in _of_classes(type(module)):
         state[f"{type(module).__name__}.{name}"] = _snapshot(value, _SNAPSHOT_DEPTH)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.record import record
@@ -27,6 +28,7 @@ from modelsummary.fx.shape_prop import note_shapes
 __all__ = ["symbolic_trace", "trace_call"]
 
 
+@exclusive
 def symbolic_trace(
     root: nn.Module | Callable[..., Any],
     concrete_args: Mapping[str, Any] | None = None,
@@ -137,16 +139,32 @@ def trace_call(
     execution = _execution(model, call)
     failed: list[Exception] = []
     for way in ("shape", "real") if execution == "real" and (rules.shapes or rules.layer_shapes) else (execution,):
+        given = _without_values(call) if way == "shape" else call
         try:
             with registry.replaced(model, rules):
-                records = record(model, call, way, rules=rules)
-                return _first(model, call, names, records, way, used, marks=marks, splits_bias=splits_bias)
+                records = record(model, given, way, rules=rules)
+                return _first(model, given, names, records, way, used, marks=marks, splits_bias=splits_bias)
         except TraceError:
             raise
         except Exception as error:
             failed.append(error)
     text = str(failed[-1]).strip().partition("\n")[0]
     raise TraceError(f"{type(model).__name__} could not be run: {type(failed[-1]).__name__}: {text}") from failed[-1]
+
+
+def _without_values(call: CallArguments) -> CallArguments:
+    """The arguments on meta: other batch sizes of them then take no memory."""
+    twins: dict[int, Tensor] = {}
+
+    def twin(tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return tensor
+        if id(tensor) not in twins:
+            meta = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            twins[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
+        return twins[id(tensor)]
+
+    return CallArguments(*call.on_meta(twin), call.device, call.nothing_found)
 
 
 def _execution(model: nn.Module, call: CallArguments) -> str:
@@ -211,12 +229,12 @@ def _check(
         of_graph = fingerprint(traced, modules, _graph_call(call, names), execution, **options)
         return of_graph.differs_from(of_model)
 
-    found = difference(call, grad=True)
+    # with and without gradients; at another batch size; in the other mode: two runs of each tell all of it
+    larger = call
     if recorded.batch_size is not None:
-        call = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-    found = found or difference(call, grad=False)
-    if not recorded.no_other_mode:
-        found = found or difference(call, grad=False, other_mode=True)
+        larger = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
+    found = difference(larger, grad=True)
+    found = found or difference(call, grad=False, other_mode=not recorded.no_other_mode)
     if found:
         raise TraceError(
             f"the graph is not the model: it runs {found}. The forward does what cannot be recorded between layers "
