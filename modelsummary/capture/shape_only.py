@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.shape_rules import SHAPE_RULES
@@ -36,6 +37,7 @@ _CPU = torch.device("cpu")
 _MAX_KNOWN = 2**16
 _MAX_KNOWN_PARAMETER = 16
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+_REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -83,7 +85,7 @@ class ShapeOnly:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
-                    if type(tensor) in (nn.Parameter, Tensor) and not tensor.is_meta and not is_lazy(tensor):
+                    if type(tensor) in _REPLACED and not tensor.is_meta and not is_lazy(tensor):
                         tensors[name] = self.twin(tensor)
             if isinstance(module, nn.RNNBase):
                 flat = module._flat_weights
@@ -201,7 +203,8 @@ class ShapeOnly:
         """The twin of a tensor whose values are known as long as nobody writes them."""
         twin = self._new_twin(tensor)
         limit = _MAX_KNOWN_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_KNOWN
-        if tensor.numel() <= limit and tensor.layout is torch.strided:
+        has_values = tensor.layout is torch.strided and type(tensor) is not FakeTensor
+        if tensor.numel() <= limit and has_values:
             self._set_known(twin, tensor)
             self._borrowed.add(id(twin))
         return twin
@@ -211,11 +214,12 @@ class ShapeOnly:
             twin = _like((tensor.shape, tensor.stride(), tensor.dtype))
         else:
             twin = torch.empty_like(tensor, device=_META)
-        if type(tensor) is nn.Parameter:
+        is_fake = type(tensor) is FakeTensor
+        if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad and tensor.is_leaf:
             twin.requires_grad_()
-        if tensor.__dict__:
+        if tensor.__dict__ and not is_fake:
             twin.__dict__.update(tensor.__dict__)
         self._twins[id(tensor)] = (tensor, twin)
         return twin
