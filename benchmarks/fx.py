@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # nothing large is computed: more would only wait for one another
     rows = []
     for name, (make, x) in CASES.items():
         model = make().train()

@@ -125,9 +125,9 @@ def map_template(function: Callable[[Any], Any], template: Any) -> Any:
         return function(template)
     if kind is slice:
         return slice(*(map_template(function, each) for each in (template.start, template.stop, template.step)))
-    if kind in SUPPORTED_NODES or (
-        isinstance(template, tuple) and hasattr(kind, "_fields")
-    ):  # one level of what torch's tree walk knows
+    if isinstance(template, tuple) and hasattr(kind, "_fields"):  # PackedSequence asks what it is made of for devices
+        return tuple.__new__(kind, [map_template(function, inner) for inner in template])
+    if kind in SUPPORTED_NODES:  # one level of what torch's tree walk knows
         return tree_map(
             lambda inner: map_template(function, inner), template, is_leaf=lambda inner: inner is not template
         )

@@ -248,6 +248,31 @@ def test_a_forward_that_fails_says_how():
         symbolic_trace(nn.Linear(2, 3), meta_args={"input": torch.rand(4, 5)})
 
 
+def test_a_layer_may_look_at_integers():
+    class Packs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths.tolist(), batch_first=True, enforce_sorted=False)
+            return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Packs()
+
+        def forward(self, x, lengths):
+            return self.inner(x, lengths) * 2
+
+    model = Holds()
+    inputs = {"x": torch.rand(2, 5, 4), "lengths": torch.tensor([3, 5])}
+    graph = symbolic_trace(model, meta_args=inputs)
+    assert [node.target for node in graph.graph.find_nodes(op="call_module")] == ["inner"]
+    assert_same(model, graph, {"x": torch.rand(2, 5, 4), "lengths": torch.tensor([4, 5])})
+
+
 def test_a_lazy_model_is_refused():
     with pytest.raises(TraceError, match="'weight' is not initialised; run the model once"):
         symbolic_trace(nn.LazyLinear(3), meta_args={"input": torch.rand(4, 5)})

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.known_values import KnownValues
@@ -34,6 +35,7 @@ __all__ = ["ShapeOnly", "selects_by_mask"]
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+_REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -78,7 +80,7 @@ class ShapeOnly:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
-                    if type(tensor) in (nn.Parameter, Tensor) and not tensor.is_meta and not is_lazy(tensor):
+                    if type(tensor) in _REPLACED and not tensor.is_meta and not is_lazy(tensor):
                         known_twin = self._twins.get(id(tensor))
                         tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
             if isinstance(module, nn.RNNBase):
@@ -200,7 +202,8 @@ class ShapeOnly:
         The memory of a stray one may belong to somebody else, such as a numpy array, who can write at any time.
         """
         twin = self._new_twin(tensor)
-        self._known.borrow(twin, tensor, copy=is_stray)
+        if type(tensor) is not FakeTensor:  # has no values
+            self._known.borrow(twin, tensor, copy=is_stray)
         return twin
 
     def _new_twin(self, tensor: Tensor) -> Tensor:
@@ -208,11 +211,12 @@ class ShapeOnly:
             twin = _like((tensor.shape, tensor.stride(), tensor.dtype))
         else:
             twin = torch.empty_like(tensor, device=_META)
-        if type(tensor) is nn.Parameter:
+        is_fake = type(tensor) is FakeTensor
+        if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad and tensor.is_leaf:
             twin.requires_grad_()
-        if tensor.__dict__:
+        if tensor.__dict__ and not is_fake:
             twin.__dict__.update(tensor.__dict__)
         self._twins[id(tensor)] = (tensor, twin)
         return twin

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 __all__ = ["MetaTensorMode"]
 
@@ -57,6 +59,7 @@ class MetaTensorMode:
     def __enter__(self) -> MetaTensorMode:
         stack = ExitStack()
         stack.enter_context(self.mode)
+        stack.enter_context(_NumberedDevices())
         stack.enter_context(patch.object(nn.Module, "_apply", _apply))
         stack.enter_context(patch.object(nn.init, "trunc_normal_", _leave))
         for name in _COLLECTIVES if dist.is_available() else ():
@@ -67,6 +70,30 @@ class MetaTensorMode:
 
     def __exit__(self, *exception: Any) -> None:
         self._entered.pop().__exit__(*exception)
+
+
+class _NumberedDevices(TorchFunctionMode):
+    """Moves to ``"cuda"`` go to ``"cuda:0"``: a build without that device asks it for the current one, and fails."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.cuda:
+            device = kwargs.get("device", args[1] if len(args) > 1 else None)
+            return args[0].to(_numbered(torch.device("cuda", device) if isinstance(device, int) else device or "cuda"))
+        if func is Tensor.to:
+            args = tuple(map(_numbered, args))
+            kwargs = {name: _numbered(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _numbered(value: Any) -> Any:
+    """A device with a number, if it is one that may have several; anything else as it is."""
+    device = torch.device(value) if isinstance(value, str) else value
+    if isinstance(device, torch.device) and device.index is None and device.type not in ("cpu", "meta"):
+        return torch.device(device.type, 0)
+    return value
 
 
 def _leave(tensor: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:

@@ -153,11 +153,14 @@ def trace_call(
 
 
 def _without_values(call: CallArguments) -> CallArguments:
-    """The arguments on meta: other batch sizes of them then take no memory."""
+    """The arguments with floating point tensors on meta: other batch sizes of them then take no memory.
+
+    Integers keep their values: a layer that stays whole may look at them.
+    """
     twins: dict[int, Tensor] = {}
 
     def twin(tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_floating_point():
             return tensor
         if id(tensor) not in twins:
             meta = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
