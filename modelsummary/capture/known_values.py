@@ -51,7 +51,8 @@ class KnownValues:
         """
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
-        storage = tensor.untyped_storage()
+        with torch._C.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+            storage = tensor.untyped_storage()
         first = self._owners.setdefault(storage._cdata, (storage, meta))[1]
         if first is not meta:
             self._forget(first)
