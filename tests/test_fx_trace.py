@@ -357,9 +357,17 @@ def test_public_names():
     assert set(modelsummary.fx.__all__) <= set(modelsummary.__all__)
 
 
+@pytest.fixture
+def deterministic():
+    """MViT reads a parameter at indices; with threads, the order of the sums in its gradient varies."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", ".segmentation", ".video"])
-def test_torchvision(kind):
+def test_torchvision(kind, deterministic):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     from torchvision.models import get_model, list_models
 
@@ -369,11 +377,14 @@ def test_torchvision(kind):
         options |= {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
         model = get_model(name, weights=None, **options)
         model.train()
-        size = (3, 64, 64) if not name.startswith(("vit", "inception", "maxvit")) else (3, 224, 224)
+        size = (3, 224, 224) if name.startswith(("vit", "maxvit")) else (3, 64, 64)
+        size = (3, 299, 299) if name == "inception_v3" else size
         size = (3, 16, 224, 224) if name.startswith(("mvit", "s3d")) else (3, 8, 64, 64) if "video" in kind else size
         (key,) = inspect.signature(model.forward).parameters
         try:
             graph = symbolic_trace(model, meta_args={key: torch.rand(2, *size)})
+            if sum(each.numel() for each in model.parameters()) > 1e8:  # the same code as the smaller ones
+                continue
             assert_same(model, graph, {key: torch.rand(3, *size)}, train=True)
             if name not in ("googlenet", "inception_v3"):  # they have other outputs there
                 assert_same(model, graph, {key: torch.rand(2, *size)}, train=False)
