@@ -10,9 +10,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.fx.meta_info import MetaInfo
-from modelsummary.fx.profile import profile_call
-from modelsummary.fx.trace import trace_call
 from modelsummary.layer_info import LayerInfo
 from modelsummary.live import Live
 
@@ -46,13 +43,16 @@ class Graphing(Live):
             InputError: there is no live model with an input.
             TraceError: the forward cannot be written as a graph; says why.
         """
+        from modelsummary.fx.profile import profile_call
+        from modelsummary.fx.trace import trace_call
+
         model, call = self._live("a graph module")
         names = dict(_names(model, call))
         graph = trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
         given = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
         profile_call(graph, CallArguments((), given, call.device), device)
         for node in graph.graph.nodes:
-            info: MetaInfo = node.meta["info"]
+            info = node.meta["info"]
             node.meta["layer_info"] = self.calls(info.fqn)[info.call_index]
         return graph
 
@@ -62,6 +62,8 @@ class Graphing(Live):
         Raises:
             LayerNotFoundError: the model has no such module.
         """
+        from modelsummary.fx.meta_info import MetaInfo
+
         self.calls(fqn)
         infos = ((node, node.meta.get("info")) for node in graph.graph.nodes)
         prefix = f"{fqn}." if fqn else ""

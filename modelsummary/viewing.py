@@ -6,18 +6,19 @@ import json
 import os
 from pathlib import Path
 from types import EllipsisType
+from typing import TYPE_CHECKING
 
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.record import record_once
 from modelsummary.errors import InputError
 from modelsummary.measuring import Measuring
 from modelsummary.memory_estimate import MemoryEstimate
-from modelsummary.split import Stages, check_initialized
-from modelsummary.views.diff import ModelDiff, diff_trees
-from modelsummary.views.graph import Graph, dataflow_graph
-from modelsummary.views.plot import Pictures
 from modelsummary.views.rows import check_depth
-from modelsummary.views.trace import trace_events
+
+if TYPE_CHECKING:  # what few ask for is imported for them only
+    from modelsummary.split import Stages
+    from modelsummary.views.diff import ModelDiff
+    from modelsummary.views.graph import Graph
+    from modelsummary.views.plot import Pictures
 
 __all__ = ["Viewing"]
 
@@ -30,6 +31,8 @@ class Viewing(Measuring):
     @property
     def plot(self) -> Pictures:
         """Pictures with matplotlib: ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
+        from modelsummary.views.plot import Pictures
+
         return Pictures(self.root, self._dtype)
 
     @exclusive
@@ -50,6 +53,10 @@ class Viewing(Measuring):
             InputError: an argument is unusable, or there is no live model with an input.
             SplitError: a parameter is not initialised yet, or the stages were pickled.
         """
+        from modelsummary.capture.record import record_once
+        from modelsummary.split import Stages, check_initialized
+        from modelsummary.views.graph import dataflow_graph
+
         if not isinstance(depth, EllipsisType):
             check_depth(depth, least=1)
         model, call = self._live("a graph of the dataflow")
@@ -82,6 +89,8 @@ class Viewing(Measuring):
         Raises:
             InputError: nothing was measured and no ``memory`` is given, or the file cannot be written.
         """
+        from modelsummary.views.trace import trace_events
+
         if memory is not None and not isinstance(memory, MemoryEstimate):
             raise InputError(f"memory={memory!r:.80} is no MemoryEstimate; pass what memory() returned")
         if memory is None and self.root.latency_ms is None:
@@ -109,6 +118,8 @@ class Viewing(Measuring):
         Raises:
             InputError: ``other`` is no ``ModelStatistics``.
         """
+        from modelsummary.views.diff import diff_trees
+
         if not isinstance(other, Viewing):
             raise InputError(f"expected the Statistics of another model, got {type(other).__name__}: {other!r:.80}")
         return diff_trees(self.root, other.root)

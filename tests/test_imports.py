@@ -28,7 +28,9 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(["live", "splitting", "measuring", "sizing", "exporting", "viewing", "graphing"], "statistics"),
+    **dict.fromkeys(
+        ["live", "splitting", "model_splitter", "measuring", "sizing", "exporting", "viewing", "graphing"], "statistics"
+    ),
     **dict.fromkeys(["model_statistics", "file_statistics", "torchinfo", "run_cache"], "statistics"),
     "formatting": "summary_rows",
 }
@@ -59,17 +61,29 @@ def test_modules_import_only_lower_layers():
     assert not wrong
 
 
-def test_importing_costs_torch_and_tabulate_only():
-    code = (
-        "import sys, torch, tabulate; before = set(sys.modules); import modelsummary;"
-        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+def _added(code: str, *, before: str) -> set[str]:
+    """Modules that ``code`` imports beyond ``before``."""
+    script = f"import sys, {before}; before = set(sys.modules); {code}; print(*set(sys.modules) - before)"
+    return set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     )
-    added = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_table_costs_no_optional_library():
+    added = _added("import modelsummary; modelsummary.Statistics", before="torch, tabulate")
     optional = {"pandas", "matplotlib", "onnx", "torchvision", "IPython", "numpy", "tqdm", "squarify"}
-    assert not optional & set(added)
-    assert "modelsummary" in added
+    assert not optional & {name.split(".")[0] for name in added}
+    assert "modelsummary.statistics" in added
+    assert not {"modelsummary.split", "modelsummary.fx", "modelsummary.onnx", "modelsummary.views.plot"} & added
 
 
-def test_the_public_names_are_documented():
+def test_modules_are_imported_when_they_are_used():
+    added = _added("import modelsummary", before="lazy_loader")
+    assert {name for name in added if name.startswith("modelsummary")} == {"modelsummary"}
+    assert "torch" not in added
+
+
+def test_public_names():
+    assert set(modelsummary.__all__) == set(dir(modelsummary))
     for name in modelsummary.__all__:
         assert getattr(modelsummary, name).__doc__, name
