@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -103,7 +104,11 @@ class OpRule:
 
 def op_rule(func: Any) -> OpRule:
     """Classify an operator by its schema, its tags, its name and the registered formulas."""
-    formula = find_formula(func)
+    return _classify(func, find_formula(func))  # a formula may be registered at any time
+
+
+@lru_cache(maxsize=4096)
+def _classify(func: Any, formula: Formula | None) -> OpRule:
     if not isinstance(func, OpOverload):
         return OpRule(str(func), formula, matrix_like=True)
     namespace, _, base = func._schema.name.partition("::")

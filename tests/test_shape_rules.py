@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ def check(func, *args):
     if ours is None:
         return False
     kernels = func(*args)
+    ours, kernels = ([each] if isinstance(each, torch.Tensor) else each for each in (ours, kernels))
     assert [(t.shape, t.stride(), t.dtype, t.device) for t in ours] == [
         (t.shape, t.stride(), t.dtype, t.device) for t in kernels
     ]
@@ -54,3 +56,162 @@ def test_layer_norm(shape, dtype, weight_dtype, order, dims, affine):
     own = [tensor(normalized, weight_dtype)] * 2 if affine else [None, None]
     used = check(aten.native_layer_norm.default, x, normalized, *own, 1e-5)
     assert used or dtype != torch.float32 or affine or dims >= x.dim() or not is_canonical(x)
+
+
+def plain(shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@given(SHAPES, DTYPES, st.permutations(range(5)), st.sampled_from("relu gelu silu exp rsqrt sigmoid neg".split()))
+@settings(max_examples=200, deadline=None)
+def test_element_by_element(shape, dtype, order, name):
+    x = tensor(shape, dtype, order)
+    assert check(getattr(aten, name).default, x) or not is_canonical(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("hardtanh", (0.0, 6.0)),
+        ("leaky_relu", (0.1,)),
+        ("elu", ()),
+        ("softplus", ()),
+        ("clamp", (0, None)),
+        ("clamp_min", (0,)),
+        ("pow", (2,)),
+        ("pow", (0.5,)),
+        ("mish", ()),
+        ("hardswish", ()),
+        ("hardsigmoid", ()),
+        ("erf", ()),
+        ("log", ()),
+        ("abs", ()),
+        ("sqrt", ()),
+        ("reciprocal", ()),
+        ("sin", ()),
+        ("cos", ()),
+        ("tanh", ()),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+def test_options(name, args, dtype):
+    packet = getattr(aten, name)
+    func = packet.Tensor_Scalar if name == "pow" else packet.default
+    x = plain((2, 3), dtype)
+    if dtype in (torch.float32, torch.bfloat16):
+        assert check(func, x, *args)
+    else:
+        assert SHAPE_RULES[func](x, *args) is None
+    assert SHAPE_RULES[func](x.double(), *args, 2j) is None
+
+
+@given(
+    SHAPES,
+    st.sets(st.integers(0, 4)),
+    st.integers(0, 4),
+    DTYPES,
+    DTYPES,
+    st.booleans(),
+    st.permutations(range(5)),
+    st.sampled_from("add sub mul div maximum minimum eq lt".split()),
+)
+@settings(max_examples=400, deadline=None)
+def test_two_operands(shape, broadcast, missing, dtype, other_dtype, swapped, order, name):
+    a = tensor(shape, dtype, order)
+    shape = [1 if dim in broadcast else size for dim, size in enumerate(a.shape)][min(missing, a.dim()) :]
+    pair = [a, plain(shape, other_dtype)]
+    packet = getattr(aten, name)
+    func = packet.Tensor if name not in ("maximum", "minimum") else packet.default
+    used = check(func, *(pair[::-1] if swapped else pair))
+    assert used or dtype != other_dtype or 1 in a.shape or not is_canonical(a)
+
+
+@pytest.mark.parametrize("name", ["add.Tensor", "mul.Tensor", "div.Tensor", "eq.Scalar", "ge.Scalar"])
+@pytest.mark.parametrize("number", [2, 0.5, True])
+def test_a_tensor_and_a_number(name, number):
+    packet, overload = name.split(".")
+    func = getattr(getattr(aten, packet), overload)
+    assert check(func, plain((2, 3), torch.float16), number)
+    assert not check(func, plain((2, 3), torch.int32), number)
+    assert SHAPE_RULES[func](plain((2, 3)), 2j) is None
+
+
+def test_what_is_too_different_is_left_to_the_kernel():
+    assert SHAPE_RULES[aten.add.Tensor](plain((2, 3)), plain((4, 3))) is None
+    assert SHAPE_RULES[aten.add.Tensor](plain((2, 3)), plain((3,)), alpha=2j) is None
+    assert SHAPE_RULES[aten.mm.default](plain((2, 3)), plain((2, 3))) is None
+    assert SHAPE_RULES[aten.bmm.default](plain((2, 3, 4)), plain((3, 4, 2))) is None
+    assert SHAPE_RULES[aten.addmm.default](plain((4,)), plain((2, 3)), plain((3, 5))) is None
+    assert SHAPE_RULES[aten.cat.default]([plain((2, 3)), plain((2, 4))]) is None
+    assert SHAPE_RULES[aten.mean.dim](plain((2, 3)), [1, -1]) is None
+    assert SHAPE_RULES[aten._softmax.default](plain((2, 3)), 2, False) is None
+    assert SHAPE_RULES[aten.embedding.default](plain((2, 3, 4)), plain((2,), torch.int64)) is None
+
+
+@given(SHAPES, st.sets(st.integers(0, 4)), DTYPES, st.permutations(range(5)))
+@settings(max_examples=200, deadline=None)
+def test_masked_fill(shape, broadcast, dtype, order):
+    x = tensor(shape, dtype, order)
+    mask = plain([1 if dim in broadcast else size for dim, size in enumerate(x.shape)], torch.bool)
+    assert check(aten.masked_fill.Scalar, x, mask, -1.0) or 1 in x.shape or not is_canonical(x)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), st.booleans(), DTYPES)
+@settings(max_examples=200, deadline=None)
+def test_products(rows, inner, columns, batch, transposed, dtype):
+    a = plain((inner, rows), dtype).t() if transposed else plain((rows, inner), dtype)
+    b = plain((columns, inner), dtype).t()
+    assert check(aten.mm.default, a, b)
+    assert check(aten.addmm.default, plain((columns,), dtype), a, b)
+    many = [each.expand(batch, *each.shape) for each in (a, b)]
+    assert check(aten.bmm.default, *many) or not batch
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_convolution(groups, sizes, width, kernel, stride, padding, dilation, with_bias, channels_last):
+    x = plain((2, groups * width, *sizes))
+    if channels_last and len(sizes) == 2:
+        x = x.to(memory_format=torch.channels_last)
+    weight = plain((2 * groups, width, *[kernel] * len(sizes)))
+    bias = plain((2 * groups,)) if with_bias else None
+    each = [[number] * len(sizes) for number in (stride, padding, dilation)]
+    args = (x, weight, bias, *each, False, [0] * len(sizes), groups)
+    try:
+        aten.convolution.default(*args)
+    except RuntimeError:
+        assert SHAPE_RULES[aten.convolution.default](*args) is None  # the kernel says why
+        return
+    assert check(aten.convolution.default, *args) or not is_canonical(x)
+
+
+@given(SHAPES, DTYPES, st.permutations(range(5)), st.integers(-5, 4), st.integers(-5, 4), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_along_dimensions(shape, dtype, order, dim, other, keepdim):
+    x = tensor(shape, dtype, order)
+    if not (-x.dim() <= dim < x.dim() and -x.dim() <= other < x.dim()):
+        return
+    expected = is_canonical(x)
+    dims = [dim] if (dim - other) % x.dim() == 0 else [dim, other]
+    assert check(aten.mean.dim, x, dims, keepdim) == expected
+    assert check(aten.sum.dim_IntList, x, dims, keepdim) == expected
+    assert check(aten._softmax.default, x, dim, False) == expected
+    assert check(aten._safe_softmax.default, x, dim) == expected
+    assert check(aten._log_softmax.default, x, dim, False) == expected
+    assert check(aten.roll.default, x, [1] * len(dims), dims) == expected
+    assert check(aten.cat.default, [x, x.narrow(dim, 0, 1), x], dim) or not expected or x.narrow(dim, 0, 1).dim() > 1
+
+
+def test_embedding():
+    assert check(aten.embedding.default, plain((7, 3)), plain((2, 4), torch.int64))
+    assert check(aten.embedding.default, plain((7, 3)), plain((), torch.int64), 2)

@@ -6,7 +6,7 @@ something asks for it, as mostly nothing does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,11 +75,9 @@ class KnownValues:
             self._storages[id(meta)] = meta.untyped_storage()
             self._in_use.add(meta.untyped_storage()._cdata)
 
-    def cover(self, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> bool:
-        """All tensors in the arguments are known, and the result is determined by them."""
-        if rule.is_random:
-            return False
-        for tensor in tensors_in((args, kwargs)):
+    def cover(self, tensors: Iterable[Tensor]) -> bool:
+        """All of these are known."""
+        for tensor in tensors:
             if id(tensor) not in self._values:
                 return False
             storage = tensor.untyped_storage()._cdata
@@ -100,14 +98,15 @@ class KnownValues:
         found = self._values.get(id(meta))
         return None if found is None or found[1] is None else found[1].clone()
 
-    def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], outputs: Sequence[Tensor]) -> bool:
+    def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], out: Any) -> bool:
         """An operator with known arguments ran on meta; returns whether its results are known, too."""
+        outputs = list(tensors_in(out))
         if sum(tensor.numel() for tensor in outputs) > _MAX_ELEMENTS:
             return False
         if not rule.writes:
             for meta in outputs:
                 self.set(meta, None)
-            self._deferred.append(_Deferred(func, args, kwargs, list(outputs)))
+            self._deferred.append(_Deferred(func, args, kwargs, outputs))
             return True
         values = self.filled_in(args, kwargs)
         return values is not None and self._run(func, values, outputs)

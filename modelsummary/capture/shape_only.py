@@ -14,7 +14,7 @@ Two things make it more than ``model.to("meta")``:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ __all__ = ["ShapeOnly", "selects_by_mask"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_STRIDED = torch.strided
+_TO_COPY = torch.ops.aten._to_copy.default
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
@@ -103,22 +105,25 @@ class ShapeOnly:
         self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any]
     ) -> tuple[Any, OpCost]:
         """Run one operator; what identifies the call goes to ``key``."""
-        self._refuse_to_write_strangers(rule, args, kwargs)
-        copies_to_cpu = func is torch.ops.aten._to_copy.default and kwargs.get("device") == _CPU
-        args = self._to_meta(args, key)
-        kwargs = self._to_meta(kwargs, key)
+        written = _written(rule, args, kwargs)
+        if not all(tensor.is_meta for tensor in written):  # only the twin would change; Python would read the other
+            raise self._needing_values(rule)
+        copies_to_cpu = func is _TO_COPY and kwargs.get("device") == _CPU
+        tensors: list[Tensor] = []
+        args = tuple(self._to_meta(args, key, tensors))
+        if kwargs:
+            key.extend(kwargs)
+            kwargs = dict(zip(kwargs, self._to_meta(kwargs.values(), key, tensors), strict=True))
         if rule.formula is outer_product_macs:
             key.append(is_outer_product(*args[:2]))
-        if rule.makes_tensor and (kwargs.get("device") is not None or next(tensors_in((args, kwargs)), None) is None):
-            kwargs = {**kwargs, "device": _META}
-            if kwargs.get("pin_memory"):
-                kwargs["pin_memory"] = False
+        if rule.makes_tensor and (kwargs.get("device") is not None or not tensors):
+            kwargs = {**kwargs, "device": _META} | ({"pin_memory": False} if kwargs.get("pin_memory") else {})
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
-        known = self._known.cover(rule, args, kwargs)
+        known = not rule.is_random and self._known.cover(tensors)
         if rule.needs_values or selects_by_mask(rule, args):
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        for tensor in _written(rule, args, kwargs):
+        for tensor in written:
             self._known.before_write(tensor)
         try:
             out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
@@ -127,16 +132,14 @@ class ShapeOnly:
                 self.obstacle = self.obstacle or rule.name
                 raise
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        self._follow(func, rule, args, kwargs, known, out)
+        # Keep what is known true: follow the results, or forget what was overwritten.
+        if not (known and isinstance(func, OpOverload) and self._known.follow(func, rule, args, kwargs, out)):
+            for tensor in written:
+                self._known.overwritten(tensor)
         if copies_to_cpu and known:  # a copy with values, as .tolist() and .numpy() ask for
             value = self._known.value(out)
             return (out if value is None else value), cost
         return out, cost
-
-    def _refuse_to_write_strangers(self, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> None:
-        """A write into a tensor that is not on meta would reach only its twin; Python would read it unchanged."""
-        if any(not tensor.is_meta for tensor in _written(rule, args, kwargs)):
-            raise self._needing_values(rule)
 
     def _needing_values(self, rule: OpRule) -> DataDependentError:
         if self.obstacle is None:
@@ -174,27 +177,32 @@ class ShapeOnly:
 
     # ---------------------------------------------------------------------------------- meta twins
 
-    def _to_meta(self, value: Any, key: list[Any]) -> Any:
-        """``value`` with twins for its tensors and ``meta`` for devices; what identifies it goes to ``key``."""
-        kind = type(value)
-        if kind in _ATOMS:
-            key.append(kind)  # 1, 1.0 and True are equal, but promote to different dtypes
-            key.append(value)
-            return value
-        if isinstance(value, Tensor):
-            value = self.twin(value)
-            key.append(value.shape)
-            key.append(value.stride() if value.layout is torch.strided else object())
-            key.append(value.dtype)
-            return value
-        if isinstance(value, (list, tuple)):
-            key.append(len(value))
-            return kind([self._to_meta(inner, key) for inner in value])
-        if isinstance(value, dict):
-            key.extend(value)
-            return {name: self._to_meta(inner, key) for name, inner in value.items()}
-        key.append(value)
-        return _META if kind is torch.device else value
+    def _to_meta(self, values: Iterable[Any], key: list[Any], tensors: list[Tensor]) -> list[Any]:
+        """``values`` with twins for tensors and ``meta`` for devices; twins also go to ``tensors``.
+
+        What identifies the values goes to ``key``.
+        """
+        replaced = []
+        for value in values:
+            kind = type(value)
+            if kind in _ATOMS:
+                key += (kind, value)  # 1, 1.0 and True are equal, but promote to different dtypes
+                replaced.append(value)
+            elif isinstance(value, Tensor):
+                twin = value if value.is_meta else self.twin(value)
+                key += (twin.shape, twin.stride() if twin.layout is _STRIDED else object(), twin.dtype)
+                tensors.append(twin)
+                replaced.append(twin)
+            elif isinstance(value, (list, tuple)):
+                key.append(len(value))
+                replaced.append(kind(self._to_meta(value, key, tensors)))
+            elif isinstance(value, dict):
+                key.extend(value)
+                replaced.append(dict(zip(value, self._to_meta(value.values(), key, tensors), strict=True)))
+            else:
+                key.append(value)
+                replaced.append(_META if kind is torch.device else value)
+        return replaced
 
     def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
         """The twin of a tensor whose values are known as long as nobody writes them.
@@ -234,21 +242,15 @@ class ShapeOnly:
         self._known.set(twin, value)
         return twin
 
-    def _follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool, out: Any) -> None:
-        """Keep what is known true after an operator: follow its results, or forget what it overwrote."""
-        followed = known and isinstance(func, OpOverload)
-        if followed and self._known.follow(func, rule, args, kwargs, list(tensors_in(out))):
-            return
-        for tensor in _written(rule, args, kwargs):
-            self._known.overwritten(tensor)
 
-
-def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Sequence[Tensor]:
     """Tensors that the operator writes in place."""
+    if rule.writes:
+        places = (kwargs.get(place) if isinstance(place, str) else args[place : place + 1] for place in rule.writes)
+        return [tensor for value in places for tensor in tensors_in(value)]
     if rule.name in _WRITES_STATISTICS and args[5]:  # while training, of which the schema says nothing
-        yield from tensors_in(args[3:5])
-    for place in rule.writes:
-        yield from tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
+        return list(tensors_in(args[3:5]))
+    return ()
 
 
 _WRITES_STATISTICS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})

@@ -1,12 +1,15 @@
-"""Direct shape rules for normalisations, whose meta kernels take about a millisecond a call.
+"""Direct shape rules for operators whose meta kernels take a tenth of a millisecond to a whole one a call.
 
-Torch writes these kernels in Python, as decompositions into some twenty operators each. A rule gives the very
-shapes, strides and dtypes that the kernel gives, or None where it is not sure; then the kernel runs.
+Torch writes these kernels in Python, many as decompositions into some twenty operators each. A rule gives the very
+shapes, strides and dtypes that the kernel gives, or None where it is not sure; then the kernel runs, and raises what
+it has to raise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,17 +17,187 @@ from torch import Tensor
 
 __all__ = ["SHAPE_RULES"]
 
-_PLAIN_DTYPES = (torch.float32, torch.float64)
+aten = torch.ops.aten
+_META = torch.device("meta")
+_FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_STATISTICS_DTYPES = frozenset({torch.float32, torch.float64})  # half precision has statistics of another dtype
+Shape = Sequence[int]
 
 
-def _is_plain(x: Tensor, *others: Tensor | None) -> bool:
-    """Contiguous, and of one dtype that is also the dtype of the statistics."""
+@lru_cache(maxsize=4096)
+def _contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return tuple(strides)
+
+
+def _is_plain(x: Any) -> bool:
+    """A tensor that is contiguous, also in the strides of dimensions of size 1, and not empty."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        return False
+    shape = x.shape
+    return 0 not in shape and x.stride() == _contiguous_strides(shape)
+
+
+def _are_plain_floats(x: Tensor, *others: Tensor | None) -> bool:
+    """All plain and of one floating point dtype; the others may be None."""
+    dtype = x.dtype
     return (
-        x.dtype in _PLAIN_DTYPES
-        and x.numel() > 0
-        and x.stride() == torch.empty_like(x, memory_format=torch.contiguous_format).stride()
-        and all(other is None or other.dtype == x.dtype for other in others)
+        dtype in _FLOATS
+        and _is_plain(x)
+        and all(other is None or (_is_plain(other) and other.dtype is dtype) for other in others)
     )
+
+
+def _new(shape: Shape, dtype: torch.dtype) -> Tensor:
+    shape = torch.Size(shape)
+    return torch.empty_strided(shape, _contiguous_strides(shape), dtype=dtype, device=_META)
+
+
+# ---------------------------------------------------------------------------------------- element by element
+
+
+def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
+    """One result an element, of the dtype of ``x``."""
+    if any(isinstance(each, (Tensor, complex, torch.dtype)) for each in (*options, *named.values())):
+        return None
+    return _new(x.shape, x.dtype) if _are_plain_floats(x) else None
+
+
+def _broadcast(a: Tensor, b: Tensor) -> torch.Size | None:
+    """The shape of both together where one of them has it already: strides of other results are intricate."""
+    if a.shape == b.shape:
+        return a.shape
+    large, small = (a.shape, b.shape) if a.dim() >= b.dim() and a.numel() >= b.numel() else (b.shape, a.shape)
+    kept = large[len(large) - len(small) :]
+    fits = len(small) <= len(large) and all(own in (1, size) for own, size in zip(small, kept, strict=True))
+    return large if fits and 1 not in large else None
+
+
+def _two(a: Any, b: Any, dtype: torch.dtype | None = None) -> Tensor | None:
+    if not isinstance(a, Tensor):
+        return None
+    if isinstance(b, Real):
+        return _new(a.shape, dtype or a.dtype) if _are_plain_floats(a) else None
+    if not isinstance(b, Tensor) or not _are_plain_floats(a, b):
+        return None
+    shape = _broadcast(a, b)
+    return None if shape is None else _new(shape, dtype or a.dtype)
+
+
+def _arithmetic(a: Any, b: Any, *, alpha: Any = 1) -> Tensor | None:
+    return _two(a, b) if isinstance(alpha, Real) else None
+
+
+def _comparison(a: Any, b: Any) -> Tensor | None:
+    return _two(a, b, torch.bool)
+
+
+def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor | None:
+    if not isinstance(value, Real) or mask.dtype is not torch.bool or not _is_plain(mask) or not _are_plain_floats(x):
+        return None
+    return _new(x.shape, x.dtype) if _broadcast(x, mask) == x.shape else None
+
+
+# -------------------------------------------------------------------------------- products and convolutions
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor | None:
+    """``aten.mm`` and ``aten.bmm``; the factors may be transposed."""
+    if a.dtype is not b.dtype or a.dtype not in _FLOATS or 0 in a.shape or 0 in b.shape:
+        return None
+    if not a.dim() == b.dim() >= 2 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        return None
+    return _new((*a.shape[:-1], b.shape[-1]), a.dtype)
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor | None:
+    """A bias of one row."""
+    if not (isinstance(beta, Real) and isinstance(alpha, Real) and bias.dim() == 1 and a.dim() == 2):
+        return None
+    if not _is_plain(bias) or bias.dtype is not a.dtype or bias.shape[0] != b.shape[-1]:
+        return None
+    return _mm(a, b)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    transposed: bool,
+    _: Shape,
+    groups: int,
+) -> Tensor | None:
+    if transposed or not _are_plain_floats(x, weight, bias) or not x.dim() == weight.dim() >= 3:
+        return None
+    sizes, kernel = x.shape[2:], weight.shape[2:]
+    if not len(sizes) == len(stride) == len(padding) == len(dilation) or min(*stride, *dilation, groups) < 1:
+        return None
+    if weight.shape[1] * groups != x.shape[1] or weight.shape[0] % groups or min(padding) < 0:
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
+    each = zip(sizes, kernel, stride, padding, dilation, strict=True)
+    outer = [(size + 2 * pad - step * (extent - 1) - 1) // hop + 1 for size, extent, hop, pad, step in each]
+    return _new((x.shape[0], weight.shape[0], *outer), x.dtype) if min(outer) > 0 else None
+
+
+def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor | None:
+    if weight.dim() != 2 or not _are_plain_floats(weight) or not _is_plain(indices):
+        return None
+    return _new((*indices.shape, weight.shape[1]), weight.dtype) if indices.dtype is torch.int64 else None
+
+
+# ------------------------------------------------------------------------------------- along dimensions
+
+
+def _dims_of(x: Tensor, dims: Any) -> list[int] | None:
+    """Dimensions counted from the first; None where one is missing or named twice."""
+    if not isinstance(dims, (list, tuple)) or not dims or not all(-x.dim() <= dim < x.dim() for dim in dims):
+        return None
+    positions = [dim % x.dim() for dim in dims]
+    return positions if len(set(positions)) == len(positions) else None
+
+
+def _reduction(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor | None:
+    positions = _dims_of(x, dims)
+    if positions is None or dtype is not None or not _are_plain_floats(x):
+        return None
+    sizes = enumerate(x.shape)
+    kept = [1 if dim in positions else size for dim, size in sizes if keepdim or dim not in positions]
+    return _new(kept, x.dtype)
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: Any = False) -> Tensor | None:
+    if half_to_float not in (False, None) or _dims_of(x, [dim]) is None:
+        return None
+    return _same(x)
+
+
+def _roll(x: Tensor, shifts: Shape, dims: Shape = ()) -> Tensor | None:
+    return _same(x) if _dims_of(x, dims) is not None and len(shifts) == len(dims) else None
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
+    first = tensors[0]
+    if _dims_of(first, [dim]) is None or not _are_plain_floats(first, *tensors[1:]):
+        return None
+    shape = list(first.shape)
+    shape[dim] = -1
+    for tensor in tensors[1:]:
+        if tensor.dim() != len(shape):
+            return None
+        if any(size not in (-1, own) for size, own in zip(shape, tensor.shape, strict=True)):
+            return None
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return _new(shape, first.dtype)
+
+
+# ------------------------------------------------------------------------------------------ normalisations
 
 
 def _batch_norm(
@@ -36,23 +209,53 @@ def _batch_norm(
     *_: object,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """``aten.native_batch_norm``. One value a channel has no variance: the kernel refuses it."""
-    if not _is_plain(x, weight, bias, mean, var) or x.dim() < 2 or x.numel() == x.shape[1]:
+    if x.dtype not in _STATISTICS_DTYPES or not _are_plain_floats(x, weight, bias, mean, var):
         return None
-    return torch.empty_like(x), x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    if x.dim() < 2 or x.numel() == x.shape[1]:
+        return None
+    return _new(x.shape, x.dtype), _new((x.shape[1],), x.dtype), _new((x.shape[1],), x.dtype)
 
 
 def _layer_norm(
-    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, *_: object
+    x: Tensor, normalized_shape: Shape, weight: Tensor | None, bias: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """``aten.native_layer_norm``: mean and reciprocal deviation of each normalised part."""
     kept = x.dim() - len(normalized_shape)
-    if not _is_plain(x, weight, bias) or kept <= 0 or list(x.shape[kept:]) != list(normalized_shape):
+    if x.dtype not in _STATISTICS_DTYPES or not _are_plain_floats(x, weight, bias):
+        return None
+    if kept <= 0 or list(x.shape[kept:]) != list(normalized_shape):
         return None
     statistics = (*x.shape[:kept], *[1] * len(normalized_shape))
-    return torch.empty_like(x), x.new_empty(statistics), x.new_empty(statistics)
+    return _new(x.shape, x.dtype), _new(statistics, x.dtype), _new(statistics, x.dtype)
 
 
-SHAPE_RULES: dict[Any, Callable[..., tuple[Tensor, ...] | None]] = {
-    torch.ops.aten.native_batch_norm.default: _batch_norm,
-    torch.ops.aten.native_layer_norm.default: _layer_norm,
+def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]]:
+    """``rule`` for operators of these names, with ``.`` before an overload; those that this torch has."""
+    found = {}
+    for name in names.split():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(aten, packet, None), overload or "default", None)
+        if operator is not None:
+            found[operator] = rule
+    return found
+
+
+SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
+    **_rules(_same, "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus"),
+    **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp clamp_min pow.Tensor_Scalar"),
+    **_rules(_arithmetic, "add.Tensor sub.Tensor mul.Tensor div.Tensor"),
+    **_rules(_two, "maximum minimum"),
+    **_rules(_comparison, "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar"),
+    **_rules(_comparison, "eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor ge.Tensor"),
+    **_rules(_masked_fill, "masked_fill.Scalar"),
+    **_rules(_mm, "mm bmm"),
+    **_rules(_addmm, "addmm"),
+    **_rules(_convolution, "convolution"),
+    **_rules(_embedding, "embedding"),
+    **_rules(_reduction, "mean.dim sum.dim_IntList"),
+    **_rules(_softmax, "_safe_softmax _softmax _log_softmax"),
+    **_rules(_roll, "roll"),
+    **_rules(_cat, "cat"),
+    **_rules(_batch_norm, "native_batch_norm"),
+    **_rules(_layer_norm, "native_layer_norm"),
 }
