@@ -238,10 +238,10 @@ def test_random_models(steps, scaled):
 @given(PROGRAMS)
 def test_random_models_split(steps):
     torch.manual_seed(0)
-    model = Random([("layer", 0, 0), *steps, ("other", -1, 0)])
-    x = torch.randn(3, WIDTH)
+    model = Random([("layer", 0, 0), *steps, ("other", -1, 0)]).double()
+    x = torch.randn(3, WIDTH, dtype=torch.double)
     with untouched(model):
         stages = Statistics(model, x).split(2)
         found = stages.verify(x)
     assert (found.outputs, found.buffers) == (0.0, 0.0)
-    assert found.gradients < 1e-6
+    assert found.gradients < 1e-9  # sums of gradients in another order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,6 +56,7 @@ class ModuleFacts:
         children: id of each child module -> its attribute name (the first, if it has several).
         parameters, buffers: what the module registers itself.
         all_parameters, all_buffers: with those of its submodules, by ``Owned.key``.
+        has_uninitialized: some of these are lazy and have no shape yet.
     """
 
     fqn: str
@@ -65,6 +66,7 @@ class ModuleFacts:
     buffers: list[Owned]
     all_parameters: dict[int, Owned] = field(default_factory=dict)
     all_buffers: dict[int, Owned] = field(default_factory=dict)
+    has_uninitialized: bool = False
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -149,11 +151,15 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
         if key in done:
             continue
         done.add(key)
-        own.all_parameters = {each.key: each for each in own.parameters}
-        own.all_buffers = {each.key: each for each in own.buffers}
-        for child in own.children:
-            own.all_parameters.update(facts[child].all_parameters)
-            own.all_buffers.update(facts[child].all_buffers)
+        if own.parameters:
+            own.all_parameters = {each.key: each for each in own.parameters}
+        if own.buffers:
+            own.all_buffers = {each.key: each for each in own.buffers}
+        own.has_uninitialized = any(each.shape is None for each in (*own.parameters, *own.buffers))
+        for child in map(facts.__getitem__, own.children):
+            own.all_parameters.update(child.all_parameters)
+            own.all_buffers.update(child.all_buffers)
+            own.has_uninitialized |= child.has_uninitialized
 
 
 def _owned(name: str, tensor: Tensor) -> Owned:
@@ -195,8 +201,13 @@ def kernel_size_of(module: nn.Module) -> list[int]:
     return []
 
 
-def totals(owned: Any) -> Totals:
+_NOTHING = Totals(0, 0, 0)
+
+
+def totals(owned: Collection[Owned]) -> Totals:
     """Sums over parameters or buffers."""
+    if not owned:  # as in most modules
+        return _NOTHING
     numel = trainable = nbytes = 0
     for each in owned:
         numel += each.numel

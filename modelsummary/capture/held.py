@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -32,6 +33,7 @@ _MACHINERY = frozenset("threading queue multiprocessing concurrent asyncio loggi
 _LIBRARIES = frozenset("builtins torch abc typing collections contextlib functools dataclasses enum".split())
 _MAX_ARRAY_BYTES = 2**20
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+_BASE_KINDS = frozenset(_BASES)
 
 
 class Held:
@@ -52,43 +54,52 @@ class Held:
         self._empty: list[Any] = []
         self._states: list[tuple[Callable[[Any], object], Any]] = []
         self._visited: set[int] = set()
+        self._slot_names: dict[type, tuple[str, ...]] = {}
 
     def save(self, values: Sequence[Any]) -> None:
         """Save what is reachable from ``values``."""
-        classes: set[type] = set()
-        pending = [(value, _OBJECT_STEPS) for value in values]
+        pending: list[tuple[Any, int]] = []
+        self._reach(values, _OBJECT_STEPS, pending)
         while pending:
             value, steps = pending.pop()
-            kind = type(value)
-            if kind in _PLAIN:
-                continue
-            if kind in _BASES and not value:
-                self._empty.append(value)
-                continue
             if id(value) in self._visited:
                 continue
             self._visited.add(id(value))
-            if isinstance(value, Tensor):
+            if isinstance(value, nn.Module):
+                self._reach_object(value, _OBJECT_STEPS, pending)
+            elif isinstance(value, Tensor):
                 self.tensors.append(value)
                 if not is_lazy(value) and value.is_leaf and value.grad is not None:
                     self.tensors.append(value.grad)
             elif isinstance(value, _BASES):
                 self._save_container(value)
-                inner = [
-                    *(value.values() if isinstance(value, dict) else value),
-                    *getattr(value, "__dict__", {}).values(),
-                ]
-                pending.extend((each, steps) for each in inner)
+                self._reach(value.values() if isinstance(value, dict) else value, steps, pending)
+                self._reach(getattr(value, "__dict__", {}).values(), steps, pending)
             elif isinstance(value, (tuple, frozenset)):
-                pending.extend((each, steps) for each in value)
+                self._reach(value, steps, pending)
             elif isinstance(value, (FunctionType, MethodType, functools.partial)):
-                pending.extend((each, steps - 1) for each in self._save_function(value) if steps)
-            elif isinstance(value, nn.Module) or (steps and self._is_followed(value)):
-                if kind not in classes:
-                    classes.add(kind)
-                    pending.extend((each, _OBJECT_STEPS) for each in self._save_class(kind))
-                left = _OBJECT_STEPS if isinstance(value, nn.Module) else steps - 1
-                pending.extend((each, left) for each in self._save_object(value))
+                if steps:
+                    self._reach(self._save_function(value), steps - 1, pending)
+            elif steps and self._is_followed(value):
+                self._reach_object(value, steps - 1, pending)
+
+    def _reach(self, values: Iterable[Any], steps: int, pending: list[tuple[Any, int]]) -> None:
+        """Add to ``pending`` what holds something: most of what a module has is plain or empty."""
+        for value in values:
+            kind = type(value)
+            if kind in _PLAIN:
+                continue
+            if kind in _BASE_KINDS and not value:
+                self._empty.append(value)
+            else:
+                pending.append((value, steps))
+
+    def _reach_object(self, value: Any, steps: int, pending: list[tuple[Any, int]]) -> None:
+        kind = type(value)
+        if kind not in self._slot_names:
+            self._slot_names[kind] = tuple(_slots_of(kind))
+            self._reach(self._save_class(kind), _OBJECT_STEPS, pending)
+        self._reach(self._save_object(value), steps, pending)
 
     def _save_container(self, value: Any) -> None:
         base = next(base for base in _BASES if isinstance(value, base))
@@ -130,7 +141,7 @@ class Held:
             values.extend(saved.values())
         if isinstance(value, nn.Module):
             self.modules.append(value)
-        for name in _slots_of(type(value)):
+        for name in self._slot_names[type(value)]:
             inner = getattr(value, name, _MISSING)
             self._slots.append((value, name, inner))
             values.append(inner)
@@ -242,11 +253,10 @@ def _same_contents(container: Any, contents: Any) -> bool:
     if len(container) != len(contents):
         return False
     if isinstance(container, dict):
-        pairs = zip(container.items(), contents.items(), strict=True)
-        return all(key is saved_key and value is saved for (key, value), (saved_key, saved) in pairs)
+        return all(map(is_, container, contents)) and all(map(is_, container.values(), contents.values()))
     if isinstance(container, set):
         return {id(each) for each in container} == {id(each) for each in contents}
-    return all(value is saved for value, saved in zip(container, contents, strict=True))
+    return all(map(is_, container, contents))
 
 
 def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
@@ -260,6 +270,8 @@ def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
 
 
 def _put_back_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
+    if _same_contents(attributes, saved):
+        return
     for name in attributes.keys() - saved.keys():
         del attributes[name]
     in_order = list(attributes) == list(saved)

@@ -146,6 +146,8 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
     seen: set[int] = set()
 
     def first_seen(owned: list[Owned]) -> list[Owned]:
+        if not owned:
+            return owned
         new = [each for each in owned if each.key not in seen]
         seen.update(each.key for each in new)
         return new
@@ -159,9 +161,7 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
         own = facts[row.layer_id]
         row.num_params, row.trainable_params, row.params_bytes = totals(own.all_parameters.values())
         row.num_buffers, _, row.buffer_bytes = totals(own.all_buffers.values())
-        row.has_uninitialized = any(
-            each.shape is None for owned in (own.all_parameters, own.all_buffers) for each in owned.values()
-        )
+        row.has_uninitialized = own.has_uninitialized
         new = first_seen(own.parameters)
         row.self_params, row.self_trainable_params, row.self_params_bytes = totals(new)
         row.self_buffers, _, row.self_buffer_bytes = totals(first_seen(own.buffers))
