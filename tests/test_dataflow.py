@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -18,6 +20,7 @@ from modelsummary.dataflow import (
     attributes_in,
     leaves_of,
     map_template,
+    same_structure,
     structure_of,
     torch_function,
     values_in,
@@ -55,6 +58,24 @@ def test_a_template_is_rebuilt_with_its_containers(template):
     assert structure_of(rebuilt) == structure_of(template)
     leaves = leaves_of(template)
     assert leaves_of(with_leaves(template, range(len(leaves)))) == list(range(len(leaves)))
+
+
+STRUCTURES = st.recursive(
+    st.sampled_from([1, 2.0, "x", None, torch.float32, value(0), Attribute("w"), BatchSize(2, 1), torch.Size([2])]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.lists(inner, max_size=2).map(tuple)
+        | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+        | st.builds(Pair, inner, inner)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(deadline=None)
+@given(STRUCTURES, STRUCTURES)
+def test_structures_are_compared_as_by_torchs_tree_walk(one, other):
+    assert same_structure(one, other) == (structure_of(one) == structure_of(other))
 
 
 def test_a_size_becomes_a_tuple():

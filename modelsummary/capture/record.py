@@ -31,7 +31,7 @@ from modelsummary.dataflow import (
     Unknown,
     Value,
     leaves_of,
-    structure_of,
+    same_structure,
     with_leaves,
 )
 
@@ -271,7 +271,7 @@ class _Merge:
         """The template that holds in every run."""
         every = [leaves_of(each) for each in templates]
         if len({len(leaves) for leaves in every}) != 1 or any(
-            structure_of(each) != structure_of(templates[0]) for each in templates[1:]
+            not same_structure(each, templates[0]) for each in templates[1:]
         ):
             return with_leaves(templates[0], [Unknown("arguments of another structure in another run")] * len(every[0]))
         return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
