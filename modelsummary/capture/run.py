@@ -77,8 +77,9 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     Raises:
         InputError: real execution is asked for, and impossible on meta tensors.
     """
-    modules = modules_of(model)
-    only_shapes = _needs_meta(modules, call)
+    with no_collection():
+        modules = modules_of(model)
+        only_shapes = _needs_meta(modules, call)
     if execution == "real":
         if only_shapes:
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")

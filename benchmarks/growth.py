@@ -1,0 +1,81 @@
+"""One summary of a large model on meta, in a process of its own: prints modules, CPU seconds and bytes as JSON.
+
+    python benchmarks/growth.py decoder|experts SIZE
+
+SIZE: layers of the decoder, or modules of the mixture of experts.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    """A decoder block: causal attention and a gated feed-forward network."""
+
+    def __init__(self, width: int, heads: int, experts: int = 1) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attention.transpose(1, 2).reshape(batch, length, width))
+        shares = self.norm2(x).tensor_split(len(self.experts), 1)
+        return x + torch.cat([expert(share) for expert, share in zip(self.experts, shares, strict=True)], 1)
+
+
+class Expert(nn.Module):
+    """A gated feed-forward network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def decoder(layers: int, width: int = 256, experts: int = 1) -> nn.Module:
+    blocks = [Block(width, 8, experts) for _ in range(layers)]
+    return nn.Sequential(nn.Embedding(1000, width), *blocks, nn.Linear(width, 1000))
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    kind, size = sys.argv[1], int(sys.argv[2])
+    with torch.device("meta"):
+        per_layer = 64 * 4 + 6  # experts and their layers; the block, its norms, its linears and its list
+        model = decoder(size) if kind == "decoder" else decoder(round(size / per_layer), experts=64)
+    x = torch.zeros(1, 128, dtype=torch.long, device="meta")
+    from modelsummary import Statistics
+
+    Statistics(nn.Linear(1, 1), (1, 1))  # imports what it needs
+    gc.collect()  # of what building the model left
+    before, start = peak_bytes(), time.process_time()
+    stats = Statistics(model, x)
+    seconds = time.process_time() - start
+    assert stats.execution == "shape"
+    print(json.dumps({"modules": len(stats) + 1, "seconds": seconds, "bytes": peak_bytes() - before}))
+
+
+if __name__ == "__main__":
+    main()

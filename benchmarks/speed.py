@@ -1,0 +1,234 @@
+"""How long ``Statistics`` takes beside the bare forward and beside peers, and how it grows; makes RESULTS.md.
+
+    python3 -m venv .venv-bench && .venv-bench/bin/pip install -q -e . -r benchmarks/requirements.txt \\
+        && .venv-bench/bin/python benchmarks/speed.py
+
+Times are CPU time of this process, all threads. Contestants take turns, and every ratio is of two runs of one turn:
+what is printed is the median of these ratios with their quartiles. Peers that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import functools
+import importlib
+import io
+import json
+import logging
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from math import log
+from pathlib import Path
+from typing import Any
+
+import torch
+from growth import decoder
+from tabulate import tabulate
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import modelsummary
+from modelsummary import Statistics
+
+HERE = Path(__file__).parent
+META = torch.device("meta")
+GROWTH = {"decoder": (10, 100, 1_000, 10_000), "experts": (1_000, 10_000, 100_000)}
+
+
+def image_model(name: str) -> nn.Module:
+    return importlib.import_module("torchvision.models").get_model(name, weights=None)
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    return nn.TransformerEncoder(layer, 96, enable_nested_tensor=False)
+
+
+def cases() -> Iterator[tuple[str, Callable[[], nn.Module], torch.Tensor]]:
+    """Name, how to make the model, and its input, on meta."""
+    for name in ("resnet18", "resnet152", "vit_b_16", "swin_t", "efficientnet_b0"):
+        yield name, functools.partial(image_model, name), torch.empty(1, 3, 224, 224, device=META)
+    yield "encoder, 96 layers", encoder, torch.empty(1, 64, 256, device=META)
+    yield "decoder, 32 layers", functools.partial(decoder, 32), torch.zeros(1, 128, dtype=torch.long, device=META)
+
+
+def bare(model: nn.Module, x: torch.Tensor) -> object:
+    with torch.no_grad():
+        return model(x)
+
+
+def flop_counter(model: nn.Module, x: torch.Tensor) -> object:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(x)
+    return counter
+
+
+def peers(model: nn.Module, x: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:
+    """The call of each peer that is installed, on the same model."""
+    found: dict[str, Callable[[], object]] = {"FlopCounterMode": lambda: flop_counter(model, x)}
+    with contextlib.suppress(ImportError):
+        torchinfo = importlib.import_module("torchinfo")
+        options = {"verbose": 0, "mode": "train" if training else "eval", "cache_forward_pass": False}
+        found["torchinfo"] = lambda: torchinfo.summary(model, input_data=x, device=x.device, **options)
+    with contextlib.suppress(ImportError):
+        profiler = importlib.import_module("deepspeed.profiling.flops_profiler")
+        found["DeepSpeed"] = lambda: profiler.get_model_profile(model, args=[x], print_profile=False, warm_up=0)
+    with contextlib.suppress(ImportError):
+        torchlens = importlib.import_module("torchlens")
+        found["torchlens"] = lambda: torchlens.summary(model, x)
+    with contextlib.suppress(ImportError):
+        found["Lightning"] = lightning_summary(model, x)
+    return found
+
+
+def lightning_summary(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    lightning = importlib.import_module("lightning.pytorch")
+    summarize = importlib.import_module("lightning.pytorch.utilities.model_summary").ModelSummary
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.example_input_array = model, x
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.model(x)
+
+    module = Module()
+    return lambda: str(summarize(module, max_depth=-1))
+
+
+def works(run: Callable[[], object]) -> bool:
+    """It runs at all, on meta; this is also the run that warms up."""
+    try:
+        quietly(run)
+    except Exception:
+        return False
+    return True
+
+
+def quietly(run: Callable[[], object]) -> float:
+    """CPU seconds of a run that does not print."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+
+def turns(runs: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
+    """CPU seconds of each contestant in each turn; the first turn is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(count + 1):
+        for name, run in runs.items():
+            seconds = quietly(run)
+            if turn:
+                times[name].append(seconds)
+    return times
+
+
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    """Median of ours / theirs with its quartiles."""
+    each = [own / other for own, other in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(each, n=4)
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+
+
+def against_peers(count: int) -> str:
+    """``Statistics`` / bare forward, and ``Statistics`` / each peer, all on one meta model."""
+    rows = []
+    for name, make, x in cases():
+        for training in (True, False):
+            model = make().to(META).train(training)
+            others = {peer: run for peer, run in peers(model, x, training).items() if works(run)}
+            ours = functools.partial(Statistics, model, x)
+            times = turns({"bare": functools.partial(bare, model, x), "Statistics": ours, **others}, count)
+            ratios = {f"/ {each}": ratio(times["Statistics"], times[each]) for each in ("bare", *others)}
+            milliseconds = f"{statistics.median(times['Statistics']) * 1e3:.1f}"
+            rows.append({"": f"{name}, {'train' if training else 'eval'}", "Statistics (ms)": milliseconds, **ratios})
+            print(rows[-1], flush=True)
+    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
+
+
+def against_real_forwards(count: int) -> str:
+    """``Statistics`` of a model on the CPU / its real forward at batch 1."""
+    rows = []
+    for name in ("resnet152", "vit_b_16"):
+        model, x = image_model(name).eval(), torch.rand(1, 3, 224, 224)
+        runs = {"bare": functools.partial(bare, model, x), "ours": functools.partial(Statistics, model, x)}
+        times = turns(runs, count)
+        rows.append({"": name, "Statistics / real forward": ratio(times["ours"], times["bare"])})
+        print(rows[-1], flush=True)
+    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
+
+
+def growth() -> str:
+    """Time and memory against size, each in a process of its own, with the slope between neighbours."""
+    rows = []
+    for kind, sizes in GROWTH.items():
+        before: dict[str, Any] = {}
+        for size in sizes:
+            command = [sys.executable, str(HERE / "growth.py"), kind, str(size)]
+            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            row = {
+                "": f"{kind}, {size:,}",
+                "Modules": f"{found['modules']:,}",
+                "Summary (s)": f"{found['seconds']:.2f}",
+            }
+            row["Beyond torch and model (MB)"] = f"{found['bytes'] / 1e6:.0f}"
+            for name, key in (("Slope of time", "seconds"), ("Slope of memory", "bytes")):
+                steps = log(found["modules"] / before["modules"]) if before else 0
+                row[name] = f"{log(found[key] / before[key]) / steps:.2f}" if steps else ""
+            rows.append(row)
+            before = found
+            print(row, flush=True)
+    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
+
+
+def imports(count: int = 7) -> str:
+    """CPU milliseconds of the import beyond that of torch, and of what a first table needs."""
+    code = (
+        "import time, torch; start = time.process_time(); import modelsummary; middle = time.process_time();"
+        "modelsummary.Statistics; print(middle - start, time.process_time() - middle)"
+    )
+    command = [sys.executable, "-c", code]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(count)]
+    package, table = (statistics.median(float(run[part]) * 1e3 for run in runs) for part in (0, 1))
+    beyond = f"`import modelsummary` beyond `import torch`: {package:.1f} ms"
+    return f"{beyond}; what `Statistics` needs, when first used: {table:.0f} ms."
+
+
+def machine() -> str:
+    date = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    threads = f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{date}, {platform.machine()}, {threads}, modelsummary {modelsummary.__version__}."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=11, help="counted turns of each contestant (default: 11)")
+    count = parser.parse_args().runs
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    parts = [
+        "# Speed\n\nMade by `benchmarks/speed.py`, which says how it is run.",
+        machine(),
+        "Ratios of CPU time: median (quartiles) over interleaved turns; below 1, `Statistics` is faster.",
+        "## On meta, beside the bare forward and peers\n\nA peer that cannot run on meta has no figure.",
+        against_peers(count),
+        "## Models on the CPU, batch 1",
+        against_real_forwards(count),
+        "## Growth\n\nCPU time. `experts`: a decoder whose layers hold 64 experts that are modules.",
+        growth(),
+        f"## Import\n\n{imports()}",
+    ]
+    (HERE / "RESULTS.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
