@@ -183,7 +183,7 @@ def growth() -> str:
             row["Beyond torch and model (MB)"] = f"{found['bytes'] / 1e6:.0f}"
             for name, key in (("Slope of time", "seconds"), ("Slope of memory", "bytes")):
                 steps = log(found["modules"] / before["modules"]) if before else 0
-                row[name] = f"{log(found[key] / before[key]) / steps:.2f}" if steps else ""
+                row[name] = f"{log(found[key] / before[key]) / steps:.2f}" if steps and before[key] else ""
             rows.append(row)
             before = found
             print(row, flush=True)

@@ -125,7 +125,8 @@ class Sizing(Live):
         On the CPU the events of torch's profiler count, on CUDA the statistics of the allocator.
 
         Args:
-            mode, **options: as for ``memory``, which predicts the same step; without ``device`` and ``dtype``.
+            mode: as for ``memory``.
+            **options: as for ``memory``, which predicts the same step; without ``device`` and ``dtype``.
 
         Raises:
             InputError: an argument is unusable, or the model has no values.
@@ -194,7 +195,8 @@ class Sizing(Live):
 
         Args:
             memory_bytes: that there are.
-            mode, **options: as for ``memory``.
+            mode: as for ``memory``.
+            **options: as for ``memory``.
 
         Returns:
             The batch size; 0 if the smallest one does not fit.

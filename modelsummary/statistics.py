@@ -41,8 +41,9 @@ class Statistics(ModelStatistics):
             tensors. A list is one argument where forward annotates its first parameter as a list.
             None and no further arguments: the ``example_input_array`` of a LightningModule; without one no
             forward, names and parameters only.
-        *args, **kwargs: further arguments of the forward. (One named like an argument of this call, such
-            as ``depth``, goes into an ``input_data`` dict.)
+        *args: further positional arguments of the forward.
+        **kwargs: further arguments by keyword. (One named like an argument of this call, such as ``depth``, goes into
+            an ``input_data`` dict.)
         batch_dim: None: sizes include the batch. An integer: a batch of one is inserted there into each
             size, and this dimension is printed as -1. The numbers are those of the batch that ran.
         branching: print the tree; False prints FQNs.
@@ -119,7 +120,8 @@ def measure_memory(model: nn.Module, input_data: Any, mode: str = "train", **opt
 
     Args:
         model, input_data: as for ``Statistics``.
-        mode, **options: as for ``ModelStatistics.memory``.
+        mode: as for ``ModelStatistics.memory``.
+        **options: as for ``ModelStatistics.memory``.
     """
     return Statistics(model, input_data).measure_memory(mode, **options)
 

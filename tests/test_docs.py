@@ -21,7 +21,7 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = ["usage", "numbers", "split", "latency", "memory", "export", "views", "files", "fx", TORCHINFO]
+NAMES = [*"start extending usage numbers split latency memory export views files fx".split(), TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,17 @@
+"""Sphinx: ``sphinx-build -W docs docs/_build``."""
+
+import modelsummary
+
+project = "modelsummary"
+copyright = "the modelsummary authors"
+release = modelsummary.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+nb_execution_mode = "off"  # the tests run the notebooks and the code of these pages
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures have them
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
