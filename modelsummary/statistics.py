@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -35,7 +35,8 @@ class Statistics(ModelStatistics):
 
     Args:
         model: the model; inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` the
-            wrapped model is summarised.
+            wrapped model is summarised. The path of a file gives what ``modelsummary.load`` says of it, with
+            ``input_data`` as ``input``; of the options only ``branching`` and ``depth`` apply.
         input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword
             arguments; a size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays in place of
             tensors. A list is one argument where forward annotates its first parameter as a list.
@@ -58,10 +59,17 @@ class Statistics(ModelStatistics):
         ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
     """
 
+    of_file: ClassVar[Callable[..., ModelStatistics]]
+    """What ``Statistics(path)`` returns; ``loading``, which knows this module, sets it."""
+
+    def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
+        """A path makes no ``Statistics``, but the statistics of that file."""
+        return cls.of_file(model, *args, **options) if isinstance(model, (str, PathLike)) else super().__new__(cls)
+
     @exclusive
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | PathLike[str],
         input_data: Any = None,
         *args: Any,
         batch_dim: int | None = None,
@@ -75,7 +83,6 @@ class Statistics(ModelStatistics):
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = "; pass an instance, not the class" if isinstance(model, type) else ""
-            hint = "; modelsummary.load(path) reads a file" if isinstance(model, (str, PathLike)) else hint
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
         options = TableOptions(branching=branching, depth=depth)
         called, model = model, unwrap(model)

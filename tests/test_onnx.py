@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
-from modelsummary import InputError, ModelStatistics, Statistics, load
+from modelsummary import InputError, ModelFileError, ModelStatistics, Statistics, load
+from modelsummary.cli import run
 from tests.onnx_models import TensorProto, distinct_values, export, graph, helper, model, saved, value, weight
 
 node = helper.make_node
@@ -395,5 +397,28 @@ def test_views_and_exports(tmp_path):
     assert not stats.diff(load(conv(tmp_path)))
     with pytest.raises(InputError, match="only a file: pass the model to Statistics"):
         stats.memory()
-    with pytest.raises(InputError, match=r"modelsummary\.load\(path\) reads a file"):
-        Statistics(conv(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_statistics_of_a_path(tmp_path, kind):
+    path = kind(conv(tmp_path, batch="batch"))
+    stats = Statistics(path, (2, 3, 8, 8), depth=1, branching=False)
+    assert str(stats) == load(path, (2, 3, 8, 8)).table(depth=1, branching=False)
+    assert Statistics(path).operators()["Conv"] == 1
+    assert isinstance(Statistics(model=path), ModelStatistics)
+    for args, options in [((), {"batch_dim": 0}), ((), {"execution": "real"}), (((1,),), {})]:
+        with pytest.raises(InputError, match=r"is a file, which takes .* depth only; got \w+"):
+            Statistics(path, (2, 3, 8, 8), *args, **options)
+    with pytest.raises(ModelFileError, match="there is no file"):
+        Statistics(kind(tmp_path / "nothing.onnx"))
+
+
+def test_sizes_by_position(tmp_path):
+    product = node("MatMul", ["a", "b.1"], ["y"])
+    path = saved(model([product], [value("a", "m", "k"), value("b.1", "k", "n")], [value("y", "m", "n")]), tmp_path)
+    for given in ([(2, 3), (3, 4)], {"a": (2, 3), "b.1": (3, 4)}, [torch.empty(2, 3), (3, 4)]):
+        assert load(path, given).total_mult_adds == 24
+    with pytest.raises(InputError, match=r"1 sizes for the inputs 'a', 'b\.1'"):
+        load(path, (2, 3))
+    assert run([str(path), "--input", "2,3", "--input", "3,4", "--max-macs", "23"]) == 1
+    assert run([str(path), "--input", "a=2,3", "--input", "b.1=3,4", "--max-macs", "24"]) == 0

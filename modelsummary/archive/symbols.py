@@ -9,7 +9,7 @@ import torch
 from torch import Tensor as TorchTensor
 
 from modelsummary.errors import InputError
-from modelsummary.program import Tensor
+from modelsummary.program import GivenSizes, Tensor, sizes_by_name
 
 __all__ = ["Symbols"]
 
@@ -19,22 +19,17 @@ class Symbols:
 
     Args:
         inputs: name -> fake tensor, of the program's inputs.
-        sizes: name of an input -> its size, None for the name of the only input.
+        sizes: of inputs; default: those that were exported.
 
     Raises:
         InputError: a size does not fit.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], sizes: Mapping[str | None, Sequence[int]]) -> None:
+    def __init__(self, inputs: Mapping[str, Any], sizes: GivenSizes) -> None:
         self._values: dict[Any, int] = {}
         self.open: dict[str, int] = {}
-        for name, size in sizes.items():
-            if name is None and len(inputs) != 1:
-                raise InputError(f"the model has the inputs {', '.join(inputs)}; give sizes by name")
-            tensor = next(iter(inputs.values())) if name is None else inputs.get(name)
-            if tensor is None:
-                raise InputError(f"the model has no input {name!r}; it has {', '.join(inputs)}")
-            self._bind(tensor.shape, size)
+        for name, size in sizes_by_name(list(inputs), sizes).items():
+            self._bind(inputs[name].shape, size)
 
     def _bind(self, shape: Sequence[Any], size: Sequence[int]) -> None:
         shown = [str(dim) for dim in shape]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from modelsummary.errors import InputError, ModelFileError
@@ -12,16 +11,17 @@ from modelsummary.onnx.functions import inline_functions
 from modelsummary.onnx.program import program_of
 from modelsummary.onnx.reading import read_model
 from modelsummary.onnx.shapes import bind, inferred
+from modelsummary.program import GivenSizes
 
 __all__ = ["load_onnx"]
 
 
-def load_onnx(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> FileStatistics:
+def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
     """The model in an ONNX file; nothing is computed, and weights beside the file are not read.
 
     Args:
         path: of the file.
-        sizes: name of an input -> its size, None for the name of the only input; the rest is as the file says.
+        sizes: of inputs; the rest is as the file says.
 
     Raises:
         InputError: a size does not fit.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.onnx.checks import quoted, walk_graphs
 from modelsummary.onnx.reading import import_onnx
+from modelsummary.program import GivenSizes, sizes_by_name
 
 __all__ = ["bind", "inferred"]
 
@@ -28,25 +29,23 @@ def inferred(model: Any) -> Any:
         raise ModelFileError(f"its shapes cannot be inferred: {error}") from None
 
 
-def bind(graph: Any, sizes: Mapping[str | None, Sequence[int]]) -> None:
+def bind(graph: Any, sizes: GivenSizes) -> None:
     """Give inputs of the graph these sizes; a dimension of the same name elsewhere gets the same size.
 
     Args:
-        sizes: name of an input -> its size; None for the name of the only input.
+        sizes: of inputs.
 
     Raises:
-        InputError: there is no such input, or it has another number of dimensions.
+        InputError: there is no such input, it is no tensor, or it has another number of dimensions.
     """
     weights = {each.name for each in graph.initializer}
     inputs = {each.name: each for each in graph.input if each.name not in weights}
     known: dict[str, int] = {}
     replaced = False
-    for name, size in sizes.items():
-        if name is None and len(inputs) != 1:
-            raise InputError(f"the model has the inputs {', '.join(map(quoted, inputs))}; give sizes by name")
-        value = next(iter(inputs.values())) if name is None else inputs.get(name)
-        if value is None:
-            raise InputError(f"the model has no input {name!r}; it has {', '.join(map(quoted, inputs))}")
+    for name, size in sizes_by_name(list(inputs), sizes).items():
+        value = inputs[name]
+        if value.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise InputError(f"input {quoted(name)} is no tensor; leave its size out")
         shape = value.type.tensor_type.shape
         if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
             raise InputError(f"input {quoted(value.name)} has {len(shape.dim)} dimensions; got the size {list(size)}")
