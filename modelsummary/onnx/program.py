@@ -55,6 +55,8 @@ class _Builder:
         self.constants: Counter[str] = Counter()
         self.taken: dict[str, int] = {}  # name -> how many have it, with a number
         self.open: dict[str, None] = {}
+        dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
+        self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
 
     def built(self) -> Program:
         graph = self.graph
@@ -109,7 +111,10 @@ class _Builder:
                 shape.append(dim.dim_value)
             else:
                 shape.append(dim.dim_param or "?")
-                self.open[dim.dim_param or "?"] = None
+        names = [dim for dim in shape if isinstance(dim, str)]
+        if names and not self.can_bind:  # values decide
+            return Tensor(value.name, tuple(shape), None, *element)
+        self.open |= dict.fromkeys(names)
         return Tensor(value.name, tuple(shape), tuple(1 if isinstance(dim, str) else dim for dim in shape), *element)
 
     # ---------------------------------------------------------------------------------------- operators

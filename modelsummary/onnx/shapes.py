@@ -7,10 +7,13 @@ from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.onnx.checks import quoted, walk_graphs
+from modelsummary.onnx.folding import fold_sizes
 from modelsummary.onnx.reading import import_onnx
 from modelsummary.program import GivenSizes, sizes_by_name
 
 __all__ = ["bind", "inferred"]
+
+_MOST_VISITS = 300_000  # of operators, to compute the sizes that decide on other sizes
 
 
 def inferred(model: Any) -> Any:
@@ -19,6 +22,37 @@ def inferred(model: Any) -> Any:
     Raises:
         ModelFileError: types that the file declares contradict what its operators make.
     """
+    result, graph = _inferred(model), model.graph
+    opsets = {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+    known: dict[str, Any] = {}
+    originals: dict[int, Any] = {}
+    for _ in range(_MOST_VISITS // (len(graph.node) + 1)):
+        replaced = fold_sizes(graph, result.graph, opsets, known) if _is_unknown(result.graph) else {}
+        if not replaced:
+            break
+        originals |= replaced
+        try:
+            result = _inferred(model)
+        except ModelFileError:  # what was inferred before stays true
+            break
+    for position, node in originals.items():
+        graph.node[position].CopyFrom(node)
+        result.graph.node[position].CopyFrom(node)
+    return result
+
+
+def _is_unknown(graph: Any) -> bool:
+    """A shape is missing, or has a dimension that no input names."""
+    kinds = [[each.type.tensor_type for each in values] for values in (graph.input, graph.value_info)]
+    named = {dim.dim_param for kind in kinds[0] for dim in kind.shape.dim}
+    return any(
+        not kind.HasField("shape")
+        or any(not dim.HasField("dim_value") and dim.dim_param not in named for dim in kind.shape.dim)
+        for kind in kinds[1]
+    )
+
+
+def _inferred(model: Any) -> Any:
     onnx = import_onnx()
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
