@@ -22,7 +22,7 @@ _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript")
 
 def is_file(name: str) -> bool:
     """The name is that of a file which ``load`` reads, by its ending."""
-    return name.endswith((".onnx", ".pt2", *_TORCHSCRIPT))
+    return name.lower().endswith((".onnx", ".pt2", *_TORCHSCRIPT))
 
 
 def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, Size] | None = None) -> FileStatistics:
@@ -50,15 +50,16 @@ def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, 
         raise ModelFileError(f"there is no file {str(place)!r}")
     given = _inputs(input)
     sizes = {name: _size(each, input) for name, each in given.items()}
-    if place.suffix == ".onnx":
+    ending = place.suffix.lower()
+    if ending == ".onnx":
         from modelsummary.onnx.loading import load_onnx
 
         return load_onnx(place, sizes)
-    if place.suffix == ".pt2":
+    if ending == ".pt2":
         from modelsummary.archive.program import load_exported
 
         return load_exported(place, sizes)
-    if place.suffix in _TORCHSCRIPT:
+    if ending in _TORCHSCRIPT:
         from modelsummary.archive.torchscript import load_torchscript
 
         return load_torchscript(place, sizes, {name: each.dtype for name, each in given.items() if _is_tensor(each)})

@@ -330,8 +330,10 @@ def test_broken_archives(tmp_path):
         empty.writestr("net/other", b"")
     with pytest.raises(ModelFileError, match="holds no exported program"):
         load(path)
-    with pytest.raises(ModelFileError, match="is no TorchScript"):
+    with pytest.raises(ModelFileError, match=r"is an exported program; give it the ending \.pt2"):
         load(good.rename(tmp_path / "good.pt"))
+    with pytest.raises(ModelFileError, match=r"it is TorchScript: give it the ending \.pt"):
+        load(scripted(nn.Linear(2, 2), tmp_path / "net.pt").rename(path))
 
 
 def write_samples(folder):

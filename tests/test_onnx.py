@@ -417,6 +417,45 @@ def test_sizes_that_values_decide_are_in_the_ledger(tmp_path):
     assert "open dimensions" not in stats.root.note
 
 
+def test_contrib_operators_are_followed(tmp_path):
+    """onnx does not know their shapes: a sum, then a pooling, then a product, all of integers."""
+    ms, scale = "com.microsoft", ["s", "z"]
+    made = model(
+        [
+            node("QLinearAdd", ["x", *scale, "x", *scale, *scale], ["a"], domain=ms),
+            node("QLinearConcat", [*scale, "a", *scale, "x", *scale], ["c"], domain=ms, axis=1),
+            node("QLinearGlobalAveragePool", ["c", *scale, *scale], ["g"], domain=ms, channels_last=0),
+            node("Flatten", ["g"], ["f"]),
+            node("QGemm", ["f", *scale, "w", *scale, "", *scale], ["q"], domain=ms, transB=1),
+            node("FastGelu", ["q"], ["y"], domain=ms),
+        ],
+        [value("x", 2, 3, 8, 8, kind=TensorProto.UINT8)],
+        [value("y", 2, 5, kind=TensorProto.UINT8)],
+        [
+            helper.make_tensor("s", TensorProto.FLOAT, [], [1]),
+            helper.make_tensor("z", TensorProto.UINT8, [], [0]),
+            weight("w", 5, 6, kind=TensorProto.UINT8),
+        ],
+        domains=[ms],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == 2 * 5 * 6
+    assert stats.uncounted_ops == {}
+    assert stats.bandwidth().unknown == []
+    assert [operation.op_type.rpartition(".")[2] for operation in stats.operations] == [
+        "QLinearAdd", "QLinearConcat", "QLinearGlobalAveragePool", "Flatten", "QGemm", "FastGelu"
+    ]  # fmt: skip
+
+
+def test_sparse_weights_count_as_dense(tmp_path):
+    sparse = helper.make_sparse_tensor(weight("w", 2), weight("i", 2, kind=TensorProto.INT64), [3, 4])
+    made = model(
+        [node("MatMul", ["x", "w"], ["y"])], [value("x", 2, 3)], [value("y", 2, 4)], sparse_initializer=[sparse]
+    )
+    stats = load(saved(made, tmp_path))
+    assert (stats.total_mult_adds, stats.total_params) == (24, 12)
+
+
 def test_functions_have_rows(tmp_path):
     opset = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
     inner = helper.make_function(

@@ -48,8 +48,12 @@ def read_exported(path: Path) -> Any:
     models = [name for name in archive.names if re.fullmatch(r"models/[^/]+\.json", name)]
     if len(models) != 1:
         found = "no exported program" if not models else f"{len(models)} programs"
-        older = "; save it again with a newer torch" if "serialized_exported_program.json" in archive.names else ""
-        raise ModelFileError(f"{str(path)!r} holds {found}{older}")
+        hints = {
+            "serialized_exported_program.json": "; save it again with a newer torch",
+            "constants.pkl": "; it is TorchScript: give it the ending .pt",
+        }
+        hint = next((hint for name, hint in hints.items() if name in archive.names), "")
+        raise ModelFileError(f"{str(path)!r} holds {found}{hint}")
     facts = archive.read_json(models[0])
     _check_expressions(facts, path)
     try:

@@ -16,7 +16,7 @@ from modelsummary.archive.exported import read_exported
 from modelsummary.archive.symbols import Symbols
 from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.watch import Call, Operators
-from modelsummary.errors import ModelFileError, ModelSummaryError
+from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics
 from modelsummary.op_costs import op_rule
 from modelsummary.program import GivenSizes, Operation, Program, Scope, Tensor
@@ -40,8 +40,8 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
     exported = read_exported(path)
     try:
         return FileStatistics(_Builder(exported, sizes).built(), path)
-    except ModelSummaryError:
-        raise
+    except InputError as error:
+        raise InputError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # a graph whose values are not what they should be
         raise ModelFileError(f"{str(path)!r} contradicts itself: {type(error).__name__} {error}") from None
 

@@ -44,7 +44,10 @@ def load_torchscript(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, t
         InputError: the module cannot be run on inputs of these sizes.
         ModelFileError: the file is broken, or only a pickle.
     """
-    if "constants.pkl" not in Archive(path).names:
+    archive = Archive(path)
+    if "constants.pkl" not in archive.names:
+        if any(name.startswith("models/") for name in archive.names):
+            raise ModelFileError(f"{str(path)!r} is an exported program; give it the ending .pt2")
         raise ModelFileError(
             f"{str(path)!r} is no TorchScript; a pickle can run any code and is not read: pass the model to Statistics"
         )

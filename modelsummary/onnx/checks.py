@@ -25,7 +25,8 @@ def check_model(model: Any, path: Path, *, drop_weights: bool = False) -> set[st
 
     Args:
         path: of the model's file, beside which its external weights are.
-        drop_weights: take the values away that are no sizes or indices, once their length is checked.
+        drop_weights: take the values away that are no sizes or indices, once their length is checked; a sparse weight
+            becomes a dense one, as runtimes make it.
 
     Returns:
         The names of files that hold external weights.
@@ -50,7 +51,18 @@ def check_model(model: Any, path: Path, *, drop_weights: bool = False) -> set[st
         for value in (*inner.input, *inner.output, *inner.value_info):
             _check_type(value)
         _check_order(inner, around)
+        if drop_weights:
+            _make_dense(inner)
     return files
+
+
+def _make_dense(graph: Any) -> None:
+    """Weights without values in the place of sparse ones, which shape inference takes for tensors of another type."""
+    for each in graph.sparse_initializer:
+        if any(dim < 0 for dim in each.dims):
+            raise ModelFileError(f"tensor {quoted(each.values.name)} has the shape {list(each.dims[:8])}")
+        graph.initializer.add(name=each.values.name, data_type=each.values.data_type, dims=each.dims)
+    del graph.sparse_initializer[:]
 
 
 def check_texts(model: Any) -> None:
@@ -168,7 +180,8 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
     if not location or not place.is_relative_to(folder) or place.is_dir():
         raise ModelFileError(f"tensor {name}: external data {quoted(location)} are not in the model's directory")
     if offset < 0 or length != needed:
-        raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {length:,}")
+        there = f"{length:,} at {offset:,}"
+        raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {there}")
     if size is not None and size < offset + length:
         raise ModelFileError(f"tensor {name}: external data {quoted(location)} end before byte {offset + length:,}")
 

@@ -67,9 +67,9 @@ def _matmul(op: Called) -> Any:
 
 @_counts("com.microsoft.FusedMatMul", "com.microsoft.FusedMatMulActivation")
 def _fused_matmul(op: Called) -> Any:
-    if op.attributes.get("transBatchA"):
-        raise ValueError("the batch stands elsewhere")
-    return prod(op.outputs[0]) * op.inputs[0][-2 if op.attributes.get("transA") else -1]
+    """With ``transBatchA`` the rows stand before the batch."""
+    rows = 0 if op.attributes.get("transBatchA") else -2
+    return prod(op.outputs[0]) * op.inputs[0][rows if op.attributes.get("transA") else -1]
 
 
 @_counts("Einsum")
@@ -186,8 +186,9 @@ _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft")
 
 def looks_like_product(domain: str, op_type: str) -> bool:
     """An operator without a formula that belongs into the ledger: it may multiply matrices."""
-    helper = op_type.startswith(("Quantize", "Dequantize", "DynamicQuantizeLinear")) or "Quantize" in op_type
-    return domain not in _DOMAINS or (any(word in op_type for word in _WORDS) and not helper)
+    name = op_type.removeprefix("QLinear")  # of onnxruntime: QLinearAdd, QLinearConcat
+    helper = name.startswith("Quantize") or name.lower().endswith("quantizelinear")
+    return domain not in _DOMAINS or (any(word in name for word in _WORDS) and not helper)
 
 
 PER_OUTPUT = frozenset(

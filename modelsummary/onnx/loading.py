@@ -37,8 +37,8 @@ def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
         if sizes:
             bind(model.graph, sizes)
         program = program_of(inferred(model), called)
-    except ModelFileError as error:
-        kind = InputError if sizes and "shapes" in str(error) else ModelFileError
+    except (InputError, ModelFileError) as error:
+        kind = InputError if isinstance(error, InputError) or (sizes and "shapes" in str(error)) else ModelFileError
         raise kind(f"{str(path)!r}: {error}") from None
     if missing:
         program.notes.append(f"weights are missing: {', '.join(missing)[:80]}")

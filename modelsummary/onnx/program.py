@@ -91,7 +91,7 @@ class _Builder:
     def _names(self, graph: Any, around: _Names) -> _Names:
         names = around if around.is_empty else _Names(around.tensors.new_child(), around.values.new_child())
         own = names.tensors.maps[0]
-        for weight in (*graph.initializer, *(each.values for each in graph.sparse_initializer)):
+        for weight in graph.initializer:
             own[weight.name] = _constant(weight, weight.name)
             names.values[weight.name] = small_value(weight)
         for value in (*graph.input, *graph.output, *graph.value_info):

@@ -9,6 +9,7 @@ from modelsummary.errors import InputError, ModelFileError
 from modelsummary.onnx.checks import quoted, walk_graphs
 from modelsummary.onnx.folding import fold_sizes
 from modelsummary.onnx.reading import import_onnx
+from modelsummary.onnx.standins import put_stand_ins
 from modelsummary.program import GivenSizes, sizes_by_name
 
 __all__ = ["bind", "inferred"]
@@ -22,10 +23,17 @@ def inferred(model: Any) -> Any:
     Raises:
         ModelFileError: types that the file declares contradict what its operators make.
     """
-    result, graph = _inferred(model), model.graph
+    graph = model.graph
+    originals = put_stand_ins(graph)
+    try:
+        result = _inferred(model)
+    except ModelFileError:
+        if not originals:
+            raise
+        _put_back(graph, originals)
+        originals, result = {}, _inferred(model)
     opsets = {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
     known: dict[str, Any] = {}
-    originals: dict[int, Any] = {}
     for _ in range(_MOST_VISITS // (len(graph.node) + 1)):
         replaced = fold_sizes(graph, result.graph, opsets, known) if _is_unknown(result.graph) else {}
         if not replaced:
@@ -35,10 +43,14 @@ def inferred(model: Any) -> Any:
             result = _inferred(model)
         except ModelFileError:  # what was inferred before stays true
             break
+    _put_back(graph, originals)
+    _put_back(result.graph, originals)
+    return result
+
+
+def _put_back(graph: Any, originals: Mapping[int, Any]) -> None:
     for position, node in originals.items():
         graph.node[position].CopyFrom(node)
-        result.graph.node[position].CopyFrom(node)
-    return result
 
 
 def _is_unknown(graph: Any) -> bool:
