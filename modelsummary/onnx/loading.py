@@ -9,7 +9,7 @@ from modelsummary.file_statistics import FileStatistics
 from modelsummary.onnx.checks import check_model, check_texts
 from modelsummary.onnx.functions import inline_functions
 from modelsummary.onnx.program import program_of
-from modelsummary.onnx.reading import read_model
+from modelsummary.onnx.reading import read_outline
 from modelsummary.onnx.shapes import bind, inferred
 from modelsummary.program import GivenSizes
 
@@ -28,11 +28,11 @@ def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
         ModelFileError: the file is broken.
         MissingExtraError: onnx is not installed.
     """
-    model = read_model(path)
+    model, left_out = read_outline(path)
     try:
         check_texts(model)
         called = inline_functions(model)
-        files = check_model(model, path, drop_weights=True)
+        files = check_model(model, path, left_out=left_out, drop_weights=True)
         missing = sorted(name for name in files if not (path.parent / name).exists())
         if sizes:
             bind(model.graph, sizes)
