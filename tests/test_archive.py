@@ -144,6 +144,26 @@ def test_torchscript_that_compares_constants_while_it_is_read(tmp_path):
     assert stats.total_mult_adds == Statistics(model, x).total_mult_adds
 
 
+def test_sizes_that_are_multiples(tmp_path):
+    model = Call(lambda self, x: self.layer(x.reshape(-1, 2, 4)), layer=nn.Linear(4, 4))
+    half = torch.export.Dim("half")
+    path = exported(model, torch.rand(6, 4), tmp_path / "net.pt2", dynamic_shapes={"args": ({0: 2 * half},)})
+    assert load(path).total_mult_adds == 6 * 16
+    assert load(path, (20, 4)).total_mult_adds == 20 * 16
+    with pytest.raises(InputError, match=r"net\.pt2.* cannot be \[21, 4\]"):
+        load(path, (21, 4))
+
+
+def test_sizes_that_values_decide_are_in_the_ledger(tmp_path):
+    model = Call(lambda self, x: self.layer(x[x.sum(1) > 0]), layer=nn.Linear(4, 4))
+    stats = load(exported(model, torch.rand(6, 4), tmp_path / "net.pt2"))
+    assert stats.total_mult_adds == 0
+    assert list(stats.uncounted_ops) == ["aten.linear"]
+    assert str(stats.total_mult_adds_expr) == "16*u0"
+    assert "open dimensions" not in stats.root.note
+    assert any(each.tensor == "linear" for each in stats.bandwidth().unknown)
+
+
 def test_wrapped_regions_and_operators_without_formula(tmp_path):
     def forward(self, x):
         with torch.no_grad():

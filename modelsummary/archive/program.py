@@ -158,13 +158,15 @@ class _Builder:
     def _count(self, operation: Operation, node: fx.Node) -> None:
         """Run the operator on meta tensors of the described sizes."""
         rule = op_rule(node.target)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
         call = Call(_NO_MODULE, None)
         try:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
             with torch.no_grad(), Operators(SimpleNamespace(running=call), ShapeOnly()):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # it needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.formula is not None or rule.matrix_like else None
+            if rule.formula is not None and any(each.size is None for each in operation.inputs):
+                operation.macs_expr = _expression(node)
             return
         operation.macs, operation.elementwise_ops = call.macs, call.elementwise_ops
         operation.uncounted = next(iter(call.uncounted), None)
