@@ -92,8 +92,6 @@ def _texts(model: Any) -> Iterator[Any]:
             for each in node.attribute:
                 yield from (each.name, each.ref_attr_name)
                 graphs += graphs_in(each)
-            for each in node.metadata_props:
-                yield from (each.key, each.value)
 
 
 def _graph_texts(graph: Any) -> Iterator[Any]:
