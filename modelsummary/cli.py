@@ -144,7 +144,7 @@ def _compare(arguments: Sequence[str]) -> int:
     models: dict[str, ModelStatistics] = {}
     for name in options.models:
         if is_file(name):
-            models[name] = load(name, _sizes(options.input or ()))
+            models[name] = load(name, _inputs_of_file(options.input))
         else:
             source = build_model(name, options.kwargs, with_values=False)
             args, kwargs = _arguments(source, options.input or (), False)
@@ -155,11 +155,18 @@ def _compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _sizes(given: Sequence[_Input]) -> dict[str, list[int]] | list[int] | None:
-    """The inputs as ``load`` takes them."""
-    if len(given) == 1 and given[0][0] is None:
-        return given[0][1]
-    return {name or str(position): size for position, (name, size, _) in enumerate(given)} or None
+def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any] | None:
+    """The inputs as ``load`` takes them; where a dtype is said, tensors without data."""
+    sizes = [torch.empty(size, dtype=dtype, device="meta") if dtype else size for _, size, dtype in given or ()]
+    return _named([name for name, _, _ in given or ()], sizes) or sizes or None
+
+
+def _named(names: Sequence[str | None], values: Sequence[Any]) -> dict[str, Any]:
+    """Values by their names; none where they are given by position."""
+    named = {name: value for name, value in zip(names, values, strict=True) if name is not None}
+    if named and len(named) < len(values):
+        raise InputError("--input: give different names to all inputs, or none")
+    return named
 
 
 def _help_of_memory() -> str:
@@ -184,7 +191,7 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 # ------------------------------------------------------------------------------------------- arguments
 
-_INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
+_INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
 
 
@@ -251,7 +258,7 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
             raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
         if options.mode is not None:
             raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
-        file = load(name, _sizes(options.input or ()))
+        file = load(name, _inputs_of_file(options.input))
         file.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
         return file
     with_values = options.latency or options.device not in (None, "meta")
@@ -274,15 +281,12 @@ def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tu
         if parameter.is_floating_point():
             usual, device = parameter.dtype, parameter.device
             break
-    tensors: list[tuple[str | None, torch.Tensor]] = []
-    for name, size, dtype in given:
+    tensors: list[torch.Tensor] = []
+    for _, size, dtype in given:
         kind = dtype or (torch.long if source.takes_indices and not tensors else usual)
         tensor = torch.zeros(size, dtype=kind, device=device if with_values else "meta")
-        tensors.append((name, tensor.normal_() if with_values and kind.is_floating_point else tensor))
-    named = {name: tensor for name, tensor in tensors if name is not None}
-    if named and len(named) < len(tensors):
-        raise InputError("--input: give different names to all inputs, or none")
-    return (named, {}) if named else (tuple(tensor for _, tensor in tensors), {})
+        tensors.append(tensor.normal_() if with_values and kind.is_floating_point else tensor)
+    return _named([name for name, _, _ in given], tensors) or tuple(tensors), {}
 
 
 def _memory(stats: ModelStatistics, options: argparse.Namespace) -> MemoryEstimate | None:

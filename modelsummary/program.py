@@ -7,12 +7,17 @@ storage of activations and the tree of modules are functions of it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Activations", "Operation", "Program", "Scope", "Tensor", "Traffic"]
+from modelsummary.errors import InputError
+
+__all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Tensor", "Traffic", "sizes_by_name"]
+
+GivenSizes = Mapping[str | int, Sequence[int]]
+"""Sizes of inputs by name, or by position."""
 
 Kind = Literal["input", "parameter", "buffer", "activation"]
 
@@ -241,3 +246,25 @@ class Program:
                 peak, peak_at = live, operation.name
             live -= sum(tensor.nbytes for tensor in leaving.get(position, ()) if tensor in there)
         return Activations(total, peak, peak_at)
+
+
+def sizes_by_name(inputs: Sequence[str], given: GivenSizes) -> dict[str, Sequence[int]]:
+    """The given sizes by names of inputs.
+
+    Args:
+        inputs: names of all inputs of the model.
+        given: some sizes by name, or all by position.
+
+    Raises:
+        InputError: there is no such input, or there are more or fewer inputs.
+    """
+    listed = ", ".join(repr(name[:80]) for name in inputs) or "none"
+    if any(isinstance(key, int) for key in given):
+        if len(given) != len(inputs):
+            raise InputError(f"{len(given)} sizes for the inputs {listed}; give one to each, or give them by name")
+        return dict(zip(inputs, given.values(), strict=True))
+    sizes = {str(name): size for name, size in given.items()}
+    for name in sizes:
+        if name not in inputs:
+            raise InputError(f"the model has no input {name!r}; it has {listed}")
+    return sizes

@@ -139,6 +139,8 @@ class _Tree:
 
 def _sizes(tensors: Any) -> tuple[Sizes, int]:
     """Shapes and bytes of some tensors, each once. A sole one stands without its tuple."""
+    if not tensors:
+        return None, 0
     distinct = list(dict.fromkeys(tensors))
     sizes = tuple(UNKNOWN if each.shape is None else list(each.shape) for each in distinct)
     nbytes = sum(each.nbytes for each in distinct)

@@ -35,7 +35,8 @@ class Statistics(ModelStatistics):
 
     Args:
         model: the model; inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` the
-            wrapped model is summarised.
+            wrapped model is summarised. The path of a file gives what ``modelsummary.load`` says of it, with
+            ``input_data`` as ``input``; of the options only ``branching`` and ``depth`` apply.
         input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword
             arguments; a size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays in place of
             tensors. A list is one argument where forward annotates its first parameter as a list.
@@ -59,10 +60,18 @@ class Statistics(ModelStatistics):
         ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
     """
 
+    def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
+        """A path makes no ``Statistics``, but the statistics of that file."""
+        if isinstance(model, (str, PathLike)):
+            from modelsummary.loading import statistics_of_file
+
+            return statistics_of_file(model, *args, **options)
+        return super().__new__(cls)
+
     @exclusive
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | PathLike[str],
         input_data: Any = None,
         *args: Any,
         batch_dim: int | None = None,
@@ -76,7 +85,6 @@ class Statistics(ModelStatistics):
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = "; pass an instance, not the class" if isinstance(model, type) else ""
-            hint = "; modelsummary.load(path) reads a file" if isinstance(model, (str, PathLike)) else hint
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
         options = TableOptions(branching=branching, depth=depth)
         called, model = model, unwrap(model)

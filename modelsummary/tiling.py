@@ -22,7 +22,7 @@ class TiledLinear(nn.Module):
     the order of sums is another.
 
     Args:
-        in_features, out_features, bias: as for ``nn.Linear``.
+        in_features, out_features, bias, device, dtype: as for ``nn.Linear``.
         tile: largest size of a tile's sides; the last of a dimension has what remains.
 
     Raises:
@@ -32,9 +32,18 @@ class TiledLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, tile: int = 64) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        tile: int = 64,
+    ) -> None:
         super().__init__()
-        linear = nn.Linear(in_features, out_features, bias)
+        linear = nn.Linear(in_features, out_features, bias, device, dtype)
         self._take(linear, tile)
 
     @classmethod
@@ -53,7 +62,9 @@ class TiledLinear(nn.Module):
         self.register_parameter("bias", linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` of shape (..., in_features) to (..., out_features)."""
+        """``x`` of shape (..., in_features) to (..., out_features); raises ``InputError`` for another shape."""
+        if x.shape[-1:] != (self.in_features,):
+            raise InputError(f"an input of size {list(x.shape)}; expected [..., {self.in_features}]")
         parts = x.split(self.tile, -1)
         columns = []
         for band in self.weight.split(self.tile, 0):
@@ -71,7 +82,7 @@ class TiledLinear(nn.Module):
         return f"{sizes}, bias={self.bias is not None}, tile={self.tile}"
 
 
-def tile_linear(module: _M, tile: int) -> _M | TiledLinear:
+def tile_linear(module: _M, tile: int = 64) -> _M | TiledLinear:
     """Replace every ``nn.Linear`` in ``module`` by a ``TiledLinear`` with its parameters, in place.
 
     Subclasses of ``nn.Linear`` and layers with hooks stay as they are.

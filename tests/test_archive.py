@@ -8,10 +8,12 @@ import pickle
 import random
 import warnings
 import zipfile
+from collections import namedtuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, ModelStatistics, Statistics, load
@@ -92,8 +94,74 @@ def test_open_dimensions(tmp_path):
         load(path, (7, 5, 9))
     with pytest.raises(InputError, match=r"cannot be \[7, 5\]"):
         load(path, (7, 5))
-    with pytest.raises(InputError, match="no input 'y'; it has x"):
+    with pytest.raises(InputError, match="no input 'y'; it has 'x'"):
         load(path, {"y": (7, 5, 8)})
+
+
+def test_tied_weights_count_once(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x):
+            return self.head(self.words(x))
+
+    x = torch.zeros(2, 3, dtype=torch.long)
+    for strict in (True, False):
+        stats = load(exported(Tied(), x, tmp_path / "net.pt2", strict=strict))
+        assert (stats.total_params, stats.total_param_bytes, stats.total_mult_adds) == (40, 160, 240)
+    path = scripted(Tied(), tmp_path / "net.pt")
+    assert load(path, x).total_mult_adds == Statistics(path, x).total_mult_adds == 240
+    assert load(path, {"x": x}).total_params == 40
+    with pytest.raises(InputError, match=r"does not run on \[\[2, 3\]\]"):
+        load(path, (2, 3))
+
+
+def test_containers_of_other_libraries(tmp_path):
+    """As of transformers, whose registration a reader does not have."""
+    Output = namedtuple("Output", "logits hidden")
+    pytree._private_register_pytree_node(
+        Output, lambda each: (list(each), None), lambda values, _: Output(*values), serialized_type_name="other.Output"
+    )
+    try:
+        model = Call(lambda self, x: Output(self.layer(x), x), layer=nn.Linear(4, 4))
+        path = exported(model, torch.rand(2, 4), tmp_path / "net.pt2")
+    finally:
+        pytree._deregister_pytree_node(Output)
+    assert load(path).total_mult_adds == 32
+
+
+def test_torchscript_that_compares_constants_while_it_is_read(tmp_path):
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    path, x = tmp_path / "net.pt", torch.rand(2, 5, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(model, x, check_trace=False), path)
+    assert load(path).total_params == Statistics(model).total_params == 600
+    stats = load(path, x)
+    assert stats.total_mult_adds == Statistics(model, x).total_mult_adds
+
+
+def test_sizes_that_are_multiples(tmp_path):
+    model = Call(lambda self, x: self.layer(x.reshape(-1, 2, 4)), layer=nn.Linear(4, 4))
+    half = torch.export.Dim("half")
+    path = exported(model, torch.rand(6, 4), tmp_path / "net.pt2", dynamic_shapes={"args": ({0: 2 * half},)})
+    assert load(path).total_mult_adds == 6 * 16
+    assert load(path, (20, 4)).total_mult_adds == 20 * 16
+    with pytest.raises(InputError, match=r"net\.pt2.* cannot be \[21, 4\]"):
+        load(path, (21, 4))
+
+
+def test_sizes_that_values_decide_are_in_the_ledger(tmp_path):
+    model = Call(lambda self, x: self.layer(x[x.sum(1) > 0]), layer=nn.Linear(4, 4))
+    stats = load(exported(model, torch.rand(6, 4), tmp_path / "net.pt2"))
+    assert stats.total_mult_adds == 0
+    assert list(stats.uncounted_ops) == ["aten.linear"]
+    assert str(stats.total_mult_adds_expr) == "16*u0"
+    assert "open dimensions" not in stats.root.note
+    assert any(each.tensor == "linear" for each in stats.bandwidth().unknown)
 
 
 def test_wrapped_regions_and_operators_without_formula(tmp_path):
@@ -282,8 +350,10 @@ def test_broken_archives(tmp_path):
         empty.writestr("net/other", b"")
     with pytest.raises(ModelFileError, match="holds no exported program"):
         load(path)
-    with pytest.raises(ModelFileError, match="is no TorchScript"):
+    with pytest.raises(ModelFileError, match=r"is an exported program; give it the ending \.pt2"):
         load(good.rename(tmp_path / "good.pt"))
+    with pytest.raises(ModelFileError, match=r"it is TorchScript: give it the ending \.pt"):
+        load(scripted(nn.Linear(2, 2), tmp_path / "net.pt").rename(path))
 
 
 def write_samples(folder):

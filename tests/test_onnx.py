@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from modelsummary import InputError, ModelStatistics, Statistics, load
+from modelsummary import InputError, ModelFileError, ModelStatistics, Statistics, load
+from modelsummary.cli import run
+from tests.models import Call
 from tests.onnx_models import TensorProto, distinct_values, export, graph, helper, model, saved, value, weight
 
 node = helper.make_node
@@ -302,7 +306,7 @@ def test_contrib_operators_are_counted_or_in_the_ledger(tmp_path):
         [
             node("FusedMatMul", ["x", "w"], ["a"], name="fused", domain=ms, transA=1),
             node("BiasGelu", ["a", "b"], ["c"], name="gelu", domain=ms),
-            node("MoE", ["c"], ["d"], name="experts", domain=ms),
+            node("QMoE", ["c"], ["d"], name="experts", domain=ms),
             node("Anything", ["d"], ["y"], name="own", domain="my.own"),
         ],
         [value("x", 6, 4)],
@@ -313,10 +317,143 @@ def test_contrib_operators_are_counted_or_in_the_ledger(tmp_path):
     )
     stats = load(saved(made, tmp_path))
     assert stats.total_mult_adds == 120
-    assert stats.uncounted_ops == {"com.microsoft.MoE": 1, "my.own.Anything": 1}
+    assert stats.uncounted_ops == {"com.microsoft.QMoE": 1, "my.own.Anything": 1}
     assert [tuple(each) for each in stats.bandwidth().unknown] == [
-        ("experts", "d", "com.microsoft.MoE"), ("own", "d", "my.own.Anything")
+        ("experts", "d", "com.microsoft.QMoE"), ("own", "d", "my.own.Anything")
     ]  # fmt: skip
+
+
+EINSUMS = [  # equation, sizes, multiply-adds
+    ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 5)], 2 * 3 * 4 + 2 * 4 * 5),
+    ("bn,anm,bm->ba", [(2, 5), (3, 5, 4), (2, 4)], 2 * 3 * 5 * 4 + 2 * 3 * 4),
+    ("...ij,...jk", [(2, 3, 4), (2, 4, 5)], 2 * 3 * 4 * 5),
+    ("ii,ij->j", [(3, 3), (3, 4)], 12),
+    ("i,j->ij", [(3,), (4,)], 0),  # element-wise
+    ("i,j->", [(3,), (4,)], 0),
+    ("ij->ji", [(3, 4)], 0),
+]
+
+
+@pytest.mark.parametrize(("equation", "sizes", "macs"), EINSUMS)
+def test_products_of_any_number(equation, sizes, macs, tmp_path):
+    names = [f"x{place}" for place in range(len(sizes))]
+    made = model(
+        [node("Einsum", names, ["y"], equation=equation)],
+        [value(name, *size) for name, size in zip(names, sizes, strict=True)],
+        [value("y", *torch.einsum(equation, *map(torch.ones, sizes)).shape)],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == macs
+    assert stats.uncounted_ops == {}
+    live = Statistics(Call(lambda self, *x: torch.einsum(equation, *x), nothing=nn.Identity()), sizes)
+    assert live.total_mult_adds == macs
+
+
+def test_contrib_attention_with_a_past(tmp_path):
+    """2 x 3 new positions after 7, of 4 heads of 8: 2 products of 2 x 3 x 10 x 32."""
+    macs = 2 * 2 * 3 * 10 * 32
+    past = [value(name, 2, 4, 7, 8) for name in ("pk", "pv")]
+    x, few = [value(name, 2, 3, 32) for name in "qkv"], [value(name, 2, 3, 16) for name in "kv"]
+    few_past = [value(name, 2, 2, 7, 8) for name in ("pk", "pv")]
+    groups = {"num_heads": 4, "kv_num_heads": 2}
+    packed = [value("x", 2, 3, 24), value("past", 2, 2, 4, 7, 8)]
+    experts = [weight("w1", 6, 64, 32), weight("w2", 6, 32, 64)]
+    for op_type, inputs, weights, names, attributes, expected in [
+        ("MultiHeadAttention", [*x, *past], [], ["q", "k", "v", "", "", "", "pk", "pv"], {"num_heads": 4}, macs),
+        ("GroupQueryAttention", [x[0], *few, *few_past], [], ["q", "k", "v", "pk", "pv"], groups, macs),
+        ("GroupQueryAttention", [value("x", 2, 3, 64)], [], ["x"], groups, 2 * 2 * 3 * 3 * 32),
+        ("Attention", packed, [weight("w", 24, 96)], ["x", "w", "", "", "past"], {}, 2 * 3 * 24 * 96 + macs),
+        ("QAttention", packed, [weight("w", 24, 96)], ["x", "w", *[""] * 6, "past"], {}, 2 * 3 * 24 * 96 + macs),
+        (
+            "Attention", packed[:1], [weight("w", 24, 80)], ["x", "w"], {"qkv_hidden_sizes": [24, 24, 32]},
+            2 * 3 * (24 * 80 + 3 * (24 + 32)),
+        ),
+        ("MoE", [*x[:1], value("r", 6, 6)], experts, ["q", "r", "w1", "", "w2"], {"k": 2}, 6 * 2 * 2 * 64 * 32),
+    ]:  # fmt: skip
+        op = node(op_type, names, ["y"], domain="com.microsoft", **attributes)
+        stats = load(saved(model([op], inputs, [value("y", 2, 3, 32)], weights, domains=["com.microsoft"]), tmp_path))
+        assert (op_type, stats.total_mult_adds) == (op_type, expected)
+        assert stats.uncounted_ops == {}
+
+
+def test_sizes_that_the_graph_computes(tmp_path):
+    """Half of the channels, as the TorchScript exporter writes it; inference of onnx follows no division."""
+    made = model(
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Gather", ["s", "one"], ["channels"]),
+            node("Div", ["channels", "two"], ["half"]),
+            node("Unsqueeze", ["half", "axis"], ["end"]),
+            node("Slice", ["x", "axis", "end", "dim"], ["part"]),
+            node("Conv", ["part", "w"], ["y"]),
+        ],
+        [value("x", 1, 8, 4, 4)],
+        [value("y", *"abcd")],
+        [
+            helper.make_tensor("one", TensorProto.INT64, [], [1]),
+            helper.make_tensor("two", TensorProto.INT64, [], [2]),
+            helper.make_tensor("axis", TensorProto.INT64, [1], [0]),
+            helper.make_tensor("dim", TensorProto.INT64, [1], [1]),
+            weight("w", 5, 4, 1, 1),
+        ],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == 4 * 5 * 16
+    assert stats.root.output_size == [1, 5, 4, 4]
+    assert stats.root.note == ""
+    assert stats.operators()["Div"] == 1
+    assert load(saved(made, tmp_path), (3, 8, 6, 6)).total_mult_adds == 3 * 4 * 5 * 36
+
+
+def test_sizes_that_values_decide_are_in_the_ledger(tmp_path):
+    made = model(
+        [node("NonZero", ["x"], ["at"]), node("Cast", ["at"], ["f"], to=1), node("MatMul", ["x", "f"], ["y"])],
+        [value("x", 4, 2)],
+        [value("y", 4, "n")],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.uncounted_ops == {"MatMul": 1}
+    assert stats.total_mult_adds == 0
+    assert "open dimensions" not in stats.root.note
+
+
+def test_contrib_operators_are_followed(tmp_path):
+    """onnx does not know their shapes: a sum, then a pooling, then a product, all of integers."""
+    ms, scale = "com.microsoft", ["s", "z"]
+    made = model(
+        [
+            node("QLinearAdd", ["x", *scale, "x", *scale, *scale], ["a"], domain=ms),
+            node("QLinearConcat", [*scale, "a", *scale, "x", *scale], ["c"], domain=ms, axis=1),
+            node("QLinearGlobalAveragePool", ["c", *scale, *scale], ["g"], domain=ms, channels_last=0),
+            node("Flatten", ["g"], ["f"]),
+            node("QGemm", ["f", *scale, "w", *scale, "", *scale], ["q"], domain=ms, transB=1),
+            node("FastGelu", ["q"], ["y"], domain=ms),
+        ],
+        [value("x", 2, 3, 8, 8, kind=TensorProto.UINT8)],
+        [value("y", 2, 5, kind=TensorProto.UINT8)],
+        [
+            helper.make_tensor("s", TensorProto.FLOAT, [], [1]),
+            helper.make_tensor("z", TensorProto.UINT8, [], [0]),
+            weight("w", 5, 6, kind=TensorProto.UINT8),
+        ],
+        domains=[ms],
+    )
+    stats = load(saved(made, tmp_path))
+    assert stats.total_mult_adds == 2 * 5 * 6
+    assert stats.uncounted_ops == {}
+    assert stats.bandwidth().unknown == []
+    assert [operation.op_type.rpartition(".")[2] for operation in stats.operations] == [
+        "QLinearAdd", "QLinearConcat", "QLinearGlobalAveragePool", "Flatten", "QGemm", "FastGelu"
+    ]  # fmt: skip
+
+
+def test_sparse_weights_count_as_dense(tmp_path):
+    sparse = helper.make_sparse_tensor(weight("w", 2), weight("i", 2, kind=TensorProto.INT64), [3, 4])
+    made = model(
+        [node("MatMul", ["x", "w"], ["y"])], [value("x", 2, 3)], [value("y", 2, 4)], sparse_initializer=[sparse]
+    )
+    stats = load(saved(made, tmp_path))
+    assert (stats.total_mult_adds, stats.total_params) == (24, 12)
 
 
 def test_functions_have_rows(tmp_path):
@@ -395,5 +532,28 @@ def test_views_and_exports(tmp_path):
     assert not stats.diff(load(conv(tmp_path)))
     with pytest.raises(InputError, match="only a file: pass the model to Statistics"):
         stats.memory()
-    with pytest.raises(InputError, match=r"modelsummary\.load\(path\) reads a file"):
-        Statistics(conv(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_statistics_of_a_path(tmp_path, kind):
+    path = kind(conv(tmp_path, batch="batch"))
+    stats = Statistics(path, (2, 3, 8, 8), depth=1, branching=False)
+    assert str(stats) == load(path, (2, 3, 8, 8)).table(depth=1, branching=False)
+    assert Statistics(path).operators()["Conv"] == 1
+    assert isinstance(Statistics(model=path), ModelStatistics)
+    for args, options in [((), {"batch_dim": 0}), ((), {"execution": "real"}), (((1,),), {})]:
+        with pytest.raises(InputError, match=r"is a file, which takes .* depth only; got \w+"):
+            Statistics(path, (2, 3, 8, 8), *args, **options)
+    with pytest.raises(ModelFileError, match="there is no file"):
+        Statistics(kind(tmp_path / "nothing.onnx"))
+
+
+def test_sizes_by_position(tmp_path):
+    product = node("MatMul", ["a", "b.1"], ["y"])
+    path = saved(model([product], [value("a", "m", "k"), value("b.1", "k", "n")], [value("y", "m", "n")]), tmp_path)
+    for given in ([(2, 3), (3, 4)], {"a": (2, 3), "b.1": (3, 4)}, [torch.empty(2, 3), (3, 4)]):
+        assert load(path, given).total_mult_adds == 24
+    with pytest.raises(InputError, match=r"1 sizes for the inputs 'a', 'b\.1'"):
+        load(path, (2, 3))
+    assert run([str(path), "--input", "2,3", "--input", "3,4", "--max-macs", "23"]) == 1
+    assert run([str(path), "--input", "a=2,3", "--input", "b.1=3,4", "--max-macs", "24"]) == 0

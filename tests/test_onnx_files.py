@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 import pytest
 
 import modelsummary
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, load
 from modelsummary.onnx.reading import import_onnx
+from modelsummary.onnx.stripping import without_weights
 from tests.onnx_models import TensorProto, export, graph, helper, model, onnx, saved, value, weight
 
 node = helper.make_node
@@ -61,12 +63,42 @@ def nested():
     )  # fmt: skip
 
 
+def computed():
+    """Sizes that operators compute, a weight that is not read, a sparse one, and an operator with a stand-in."""
+    sparse = helper.make_sparse_tensor(weight("q", 2), weight("i", 2, kind=TensorProto.INT64), [75, 4])
+    made = model(
+        [
+            node("Shape", ["x"], ["s"]),
+            node("Div", ["s", "two"], ["d"]),
+            node("Concat", ["d", "minus"], ["t"], axis=0),
+            node("Reshape", ["x", "t"], ["r"]),
+            node("FastGelu", ["r"], ["g"], domain="com.microsoft"),
+            node("MatMul", ["g", "w"], ["m"]),
+            node("MatMul", ["m", "q"], ["y"]),
+        ],
+        [value("x", 4, 30)],
+        [value("y", "a", "b", "c")],
+        [onnx.numpy_helper.from_array(np.ones((4, 75), np.float32), "w")],
+        domains=["com.microsoft"],
+        sparse_initializer=[sparse],
+    )
+    numbers = {"two": [2, 2], "minus": [-1]}
+    made.graph.initializer.extend(
+        helper.make_tensor(name, TensorProto.INT64, [len(each)], each) for name, each in numbers.items()
+    )
+    return made
+
+
 def write_samples(folder):
-    return [saved(small(), folder, "small.onnx"), saved(nested(), folder, "nested.onnx")]
+    samples = {"small.onnx": small(), "nested.onnx": nested(), "computed.onnx": computed()}
+    return [saved(made, folder, name) for name, made in samples.items()]
 
 
 def test_samples_are_read(tmp_path):
-    assert [outcome(path, None) for path in write_samples(tmp_path)] == ["read"] * 2
+    assert [outcome(path, None) for path in write_samples(tmp_path)] == ["read"] * 3
+    computed = load(tmp_path / "computed.onnx")
+    assert computed.total_mult_adds == 2 * 15 * (4 * 75 + 75 * 4)
+    assert computed.uncounted_ops == {}
 
 
 def edited(edit, make=small):
@@ -238,3 +270,32 @@ def test_exports_pass_strict_inference(tmp_path):
     per_token = 32 * 96 + 32 * 32 + 2 * 16 * 32 + 2 * 32 * 64
     assert stats.total_mult_adds == 2 * 16 * per_token
     assert onnx.__version__
+
+
+def test_weights_are_left_out_before_parsing(tmp_path):
+    long, short = np.ones((30, 10), np.float32), np.ones(10, np.float32)  # 1200 and 40 bytes
+    weights = [onnx.numpy_helper.from_array(each, name) for each, name in ((long, "w"), (short, "b"), (long, "v"))]
+    made = model(
+        [node("Gemm", ["x", "w", "b"], ["h"]), node("Gemm", ["h", "v"], ["y"], transB=1)],
+        [value("x", 2, 30)],
+        [value("y", 2, 30)],
+        weights,
+    )
+    data = made.SerializeToString()
+    outline, lengths = without_weights(data)
+    assert lengths == {0: 1200, 2: 1200}
+    assert len(outline) < len(data) - 2400
+    for position in lengths:
+        made.graph.initializer[position].ClearField("raw_data")
+    assert onnx.ModelProto.FromString(outline) == made
+    path = tmp_path / "net.onnx"
+    path.write_bytes(data)
+    stats = load(path)
+    assert (stats.total_mult_adds, stats.total_param_bytes) == (1200, 2440)
+    for broken in (data[:-1], data + data, b"\xff" * 20, data[:100] + b"\x83" + data[100:]):
+        assert without_weights(broken) == (broken, {})
+    made.graph.initializer[0].dims[0] = 31
+    made.graph.initializer[0].raw_data = long.tobytes()
+    path.write_bytes(made.SerializeToString())
+    with pytest.raises(ModelFileError, match="'w' needs 1,240 bytes by its shape, and has 1,200"):
+        load(path)

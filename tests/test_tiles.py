@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 from modelsummary import InputError, ModelFileError, Statistics, load
 from modelsummary.tiling import TiledLinear
 from modelsummary.tiling import tile_linear as tile_modules
-from tests.onnx_models import distinct_values, export, helper, model, onnx, saved, value, weight
+from tests.onnx_models import TensorProto, distinct_values, export, helper, model, onnx, saved, value, weight
 
 pytest.importorskip("onnxruntime")
 from modelsummary.onnx import linear_graph, tile_linear, tiled_matmul_graph, verify
@@ -203,3 +204,59 @@ def test_export_of_a_tiled_module(tmp_path):
     whole = export(net, torch.rand(2, 100), tmp_path / "whole.onnx")
     tiled = export(tile_modules(net, 64), torch.rand(2, 100), tmp_path / "tiled.onnx")
     assert load(tiled).total_mult_adds == load(whole).total_mult_adds == 2 * (7000 + 560)
+
+
+def test_names_and_operands_that_repeat(tmp_path):
+    """Two nodes of one name, a bias of two dimensions, and a weight multiplied with itself."""
+    made = model(
+        [
+            node("Gemm", ["x", "w", "b"], ["a"], name="same"),
+            node("MatMul", ["x", "v"], ["c"], name="same"),
+            node("MatMul", ["w", "w"], ["d"], name="square"),
+            node("MatMul", ["c", "d"], ["e"]),
+            node("Add", ["a", "e"], ["y"]),
+        ],
+        [value("x", 3, 5)],
+        [value("y", 3, 5)],
+        [weight("w", 5, 5), weight("v", 5, 5), weight("b", 1, 5)],
+    )
+    tiled = tile_linear(made, 2)
+    onnx.checker.check_model(tiled, full_check=True)
+    assert [each.op_type for each in tiled.graph.node].count("Gemm") == 9
+    made.graph.node[1].name = "other"  # onnxruntime wants distinct ones
+    assert verify(made, tiled).equal
+    with pytest.raises(InputError, match="cannot be tiled: its operands are the same"):
+        tile_linear(made, 2, nodes=["square"])
+    for nodes in ("same", 5):
+        with pytest.raises(InputError, match="expected a list of names"):
+            tile_linear(made, 2, nodes=nodes)
+
+
+def test_values_that_are_no_numbers():
+    log = model([node("Log", ["x"], ["y"], name="log")], [value("x", 8)], [value("y", 8)])
+    assert verify(log, log) == (0, 0, True, None)  # NaN in both
+    both = model([node("Abs", ["x"], ["y"], name="abs")], [value("x", 8)], [value("y", 8)])
+    assert verify(log, both) == (float("inf"), float("inf"), False, "log")
+    wider = model([node("Concat", ["x", "x"], ["y"], axis=0)], [value("x", 8)], [value("y", 16)])
+    assert verify(wider, both).max_abs_error == float("inf")
+    texts = [[value(name, 2, kind=TensorProto.STRING)] for name in "xy"]
+    once, twice = (
+        model([node(op_type, ["x"] * count, ["y"])], *texts)
+        for op_type, count in (("Identity", 1), ("StringConcat", 2))
+    )
+    words = {"x": np.array(["a", ""], dtype=object)}
+    assert verify(twice, twice, words).equal
+    assert verify(once, twice, words).max_abs_error == 1
+    with pytest.raises(InputError, match="no random values for the input 'x'"):
+        verify(once, once)
+    with pytest.raises(InputError, match="expected a dict"):
+        verify(log, log, [torch.ones(8)])
+
+
+def test_tiled_linear_of_a_device_and_dtype():
+    layer = TiledLinear(5, 3, tile=2, device="meta", dtype=torch.float16)
+    assert (layer.weight.dtype, layer.weight.device.type) == (torch.float16, "meta")
+    assert layer(torch.empty(2, 5, dtype=torch.float16, device="meta")).shape == (2, 3)
+    for size in ((2, 4), (2, 6), ()):
+        with pytest.raises(InputError, match=r"expected \[\.\.\., 5\]"):
+            layer(torch.empty(size, device="meta"))

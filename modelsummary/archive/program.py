@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,22 +16,22 @@ from modelsummary.archive.exported import read_exported
 from modelsummary.archive.symbols import Symbols
 from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.watch import Call, Operators
-from modelsummary.errors import ModelFileError, ModelSummaryError
+from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics
 from modelsummary.op_costs import op_rule
-from modelsummary.program import Operation, Program, Scope, Tensor
+from modelsummary.program import GivenSizes, Operation, Program, Scope, Tensor
 
 __all__ = ["load_exported"]
 
 _NO_MODULE = nn.Module()
 
 
-def load_exported(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> FileStatistics:
+def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
     """The exported program in a ``.pt2`` file; neither its weights nor its pickles are read.
 
     Args:
         path: of the file.
-        sizes: name of an input -> its size, None for the name of the only input; default: those that were exported.
+        sizes: of inputs; default: those that were exported.
 
     Raises:
         InputError: a size does not fit.
@@ -41,8 +40,8 @@ def load_exported(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> File
     exported = read_exported(path)
     try:
         return FileStatistics(_Builder(exported, sizes).built(), path)
-    except ModelSummaryError:
-        raise
+    except InputError as error:
+        raise InputError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # a graph whose values are not what they should be
         raise ModelFileError(f"{str(path)!r} contradicts itself: {type(error).__name__} {error}") from None
 
@@ -50,13 +49,14 @@ def load_exported(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> File
 class _Builder:
     """A program under construction."""
 
-    def __init__(self, exported: Any, sizes: Mapping[str | None, Sequence[int]]) -> None:
+    def __init__(self, exported: Any, sizes: GivenSizes) -> None:
         self.exported = exported
         self.signature = exported.graph_signature
         self.nodes = {node.name: node for node in exported.graph.nodes}
         inputs = {name: self.nodes[name].meta["val"] for name in self.signature.user_inputs if name in self.nodes}
         self.symbols = Symbols({name: each for name, each in inputs.items() if isinstance(each, TorchTensor)}, sizes)
         self.tensors: dict[fx.Node, list[Tensor]] = {}
+        self.tied: dict[int, Tensor] = {}  # by identity of what the state_dict holds
         self.operations: list[Operation] = []
         self.name = ""
 
@@ -91,13 +91,18 @@ class _Builder:
         value = node.meta.get("val")
         if not isinstance(value, TorchTensor):
             return
-        facts: dict[str, Any] = {"kind": "input"}
+        if node.name in self.signature.user_inputs:
+            self.tensors[node] = [self.symbols.tensor(node.name, value, kind="input")]
+            return
+        facts: dict[str, Any] = {"kind": "buffer"}
         name = self.signature.inputs_to_parameters.get(node.name)
         if name is not None:
             facts = {"kind": "parameter", "trainable": self.exported.state_dict[name].requires_grad}
-        elif node.name not in self.signature.user_inputs:
-            name, facts = self.signature.inputs_to_buffers.get(node.name), {"kind": "buffer"}
-        self.tensors[node] = [self.symbols.tensor(name or node.name, value, **facts)]
+        name = name or self.signature.inputs_to_buffers.get(node.name)
+        held = self.exported.state_dict.get(name, node)
+        if id(held) not in self.tied:
+            self.tied[id(held)] = self.symbols.tensor(name or node.name, value, **facts)
+        self.tensors[node] = [self.tied[id(held)]]
 
     def _add(self, owner: Any, nodes: Any, prefix: str, around: tuple[Scope, ...]) -> None:
         for node in nodes:
@@ -153,13 +158,15 @@ class _Builder:
     def _count(self, operation: Operation, node: fx.Node) -> None:
         """Run the operator on meta tensors of the described sizes."""
         rule = op_rule(node.target)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
         call = Call(_NO_MODULE, None)
         try:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
             with torch.no_grad(), Operators(SimpleNamespace(running=call), ShapeOnly()):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # it needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.formula is not None or rule.matrix_like else None
+            if rule.formula is not None and any(each.size is None for each in operation.inputs):
+                operation.macs_expr = _expression(node)
             return
         operation.macs, operation.elementwise_ops = call.macs, call.elementwise_ops
         operation.uncounted = next(iter(call.uncounted), None)

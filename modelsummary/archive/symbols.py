@@ -9,7 +9,7 @@ import torch
 from torch import Tensor as TorchTensor
 
 from modelsummary.errors import InputError
-from modelsummary.program import Tensor
+from modelsummary.program import GivenSizes, Tensor, sizes_by_name
 
 __all__ = ["Symbols"]
 
@@ -19,42 +19,37 @@ class Symbols:
 
     Args:
         inputs: name -> fake tensor, of the program's inputs.
-        sizes: name of an input -> its size, None for the name of the only input.
+        sizes: of inputs; default: those that were exported.
 
     Raises:
         InputError: a size does not fit.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], sizes: Mapping[str | None, Sequence[int]]) -> None:
+    def __init__(self, inputs: Mapping[str, Any], sizes: GivenSizes) -> None:
         self._values: dict[Any, int] = {}
         self.open: dict[str, int] = {}
-        for name, size in sizes.items():
-            if name is None and len(inputs) != 1:
-                raise InputError(f"the model has the inputs {', '.join(inputs)}; give sizes by name")
-            tensor = next(iter(inputs.values())) if name is None else inputs.get(name)
-            if tensor is None:
-                raise InputError(f"the model has no input {name!r}; it has {', '.join(inputs)}")
-            self._bind(tensor.shape, size)
+        for name, size in sizes_by_name(list(inputs), sizes).items():
+            self._bind(inputs[name].shape, size)
 
     def _bind(self, shape: Sequence[Any], size: Sequence[int]) -> None:
         shown = [str(dim) for dim in shape]
         if len(shape) != len(size):
             raise InputError(f"an input of size [{', '.join(shown)}] cannot be {list(size)}")
         for dim, number in zip(shape, size, strict=True):
-            if isinstance(dim, torch.SymInt) and dim.node.expr.is_Symbol:
-                known = self._values.setdefault(dim.node.expr, number)
-            else:
-                known = self.number(dim)
-            if known != number:
+            if isinstance(dim, torch.SymInt):
+                self._values |= _solved(self._bound(dim), number)
+            if self.number(dim) != number:
                 raise InputError(f"an input of size [{', '.join(shown)}] cannot be {list(size)}: it was exported so")
 
     def number(self, size: Any) -> int:
-        """The number to count with."""
+        """The number to count with; raises ``ValueError`` where values decide."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = self._bound(size)
         known = size.node.shape_env.backed_var_to_val if size.node.shape_env is not None else {}
-        hints = {symbol: int(known.get(symbol, 1)) for symbol in expression.free_symbols}
+        if not expression.free_symbols <= known.keys():
+            raise ValueError(f"{expression} depends on values")
+        hints = {symbol: int(known[symbol]) for symbol in expression.free_symbols}
         self.open |= {str(symbol): number for symbol, number in hints.items()}
         return int(expression.xreplace(hints))
 
@@ -64,7 +59,10 @@ class Symbols:
 
     def tensor(self, name: str, value: TorchTensor, **facts: Any) -> Tensor:
         """Plain data of a fake tensor."""
-        size = tuple(self.number(dim) for dim in value.shape)
+        try:
+            size = tuple(self.number(dim) for dim in value.shape)
+        except ValueError:
+            size = None
         bound = (self._bound(dim) if isinstance(dim, torch.SymInt) else dim for dim in value.shape)
         shape = tuple(str(dim) if getattr(dim, "free_symbols", None) else int(dim) for dim in bound)
         dtype = str(value.dtype).removeprefix("torch.")
@@ -77,3 +75,15 @@ class Symbols:
             strides = [self.number(dim) for dim in value.stride()]
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
         return self.number(value) if isinstance(value, torch.SymInt) else value
+
+
+def _solved(expression: Any, number: int) -> dict[Any, int]:
+    """The symbol of a size such as 2*s, where it is this number; nothing where there is no such whole number."""
+    if len(expression.free_symbols) != 1:
+        return {}
+    (symbol,) = expression.free_symbols
+    slope = expression.diff(symbol)
+    start = (expression - slope * symbol).expand()
+    if not (slope.is_Integer and slope and start.is_Integer) or (number - int(start)) % int(slope):
+        return {}
+    return {symbol: (number - int(start)) // int(slope)}

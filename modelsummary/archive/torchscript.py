@@ -25,48 +25,49 @@ from modelsummary.capture.watch import Call, Execution, Operators
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics
 from modelsummary.op_costs import OpCost, OpRule, tensors_in
-from modelsummary.program import Operation, Program, Scope, Tensor
+from modelsummary.program import GivenSizes, Operation, Program, Scope, Tensor
 
 __all__ = ["load_torchscript"]
 
 Scopes = tuple[Scope, ...]
 
 
-def load_torchscript(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> FileStatistics:
+def load_torchscript(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> FileStatistics:
     """The TorchScript module in a file; without sizes only its parameters and buffers.
 
     Args:
         path: of the file.
-        sizes: of the inputs, in the order of the arguments; the names are not used. Elements are of the dtype of the
-            first floating point parameter.
+        sizes: of the inputs, in the order of the arguments or by their names.
+        dtypes: of some of them; default: that of the first floating point parameter.
 
     Raises:
         InputError: the module cannot be run on inputs of these sizes.
         ModelFileError: the file is broken, or only a pickle.
     """
-    model = _read(path, "meta")
-    record = _Record(model)
-    if sizes:
-        try:
-            outputs = _run(model, sizes, record, ShapeOnly())
-        except Exception:  # values decide, or an operator has no meta kernel: run it for real
-            model = _read(path, "cpu")
-            record = _Record(model)
-            try:
-                outputs = _run(model, sizes, record, RealExecution([*model.parameters(), *model.buffers()]))
-            except Exception as error:
-                lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-                raise InputError(f"{str(path)!r} does not run on {list(sizes.values())}: {lines[-1][:200]}") from error
-        return FileStatistics(record.program(outputs), path)
-    return FileStatistics(record.program([]), path)
-
-
-def _read(path: Path, device: str) -> torch.jit.ScriptModule:
-    names = Archive(path).names
-    if "constants.pkl" not in names:
+    archive = Archive(path)
+    if "constants.pkl" not in archive.names:
+        if any(name.startswith("models/") for name in archive.names):
+            raise ModelFileError(f"{str(path)!r} is an exported program; give it the ending .pt2")
         raise ModelFileError(
             f"{str(path)!r} is no TorchScript; a pickle can run any code and is not read: pass the model to Statistics"
         )
+    try:
+        model = _read(path, "meta")
+        record = _Record(model)
+        outputs = _run(model, sizes, dtypes, record, ShapeOnly())
+    except Exception:  # values decide, or an operator has no meta kernel: read and run it for real
+        model = _read(path, "cpu")
+        record = _Record(model)
+        try:
+            outputs = _run(model, sizes, dtypes, record, RealExecution([*model.parameters(), *model.buffers()]))
+        except Exception as error:
+            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            given = [*map(list, sizes.values())]
+            raise InputError(f"{str(path)!r} does not run on {given}: {lines[-1][:200]}") from error
+    return FileStatistics(record.program(outputs), path)
+
+
+def _read(path: Path, device: str) -> torch.jit.ScriptModule:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r".*torch\.jit.* is deprecated", category=FutureWarning)
@@ -77,15 +78,21 @@ def _read(path: Path, device: str) -> torch.jit.ScriptModule:
     return model
 
 
-def _run(model: Any, sizes: Mapping[Any, Sequence[int]], record: _Record, execution: Any) -> list[TorchTensor]:
+def _run(
+    model: Any, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype], record: _Record, execution: Any
+) -> list[TorchTensor]:
+    """The results of the model; none without sizes."""
+    if not sizes:
+        return []
     device = "meta" if isinstance(execution, ShapeOnly) else "cpu"
-    dtypes = [each.dtype for each in model.parameters() if each.is_floating_point()]
-    inputs = [torch.zeros(size, dtype=(dtypes or [torch.float32])[0], device=device) for size in sizes.values()]
-    record.add_inputs(inputs)
+    usual = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    inputs = {name: torch.zeros(size, dtype=dtypes.get(name, usual), device=device) for name, size in sizes.items()}
+    named = {name: tensor for name, tensor in inputs.items() if isinstance(name, str)}
+    record.add_inputs(list(inputs.values()))
     record.execution = execution
     try:
         with torch.no_grad(), nothing_hidden(), Operators(record.counting, record):
-            return list(tensors_in(model(*inputs)))
+            return list(tensors_in(model(**named) if named else model(*inputs.values())))
     finally:
         if isinstance(execution, RealExecution):
             execution.put_back()

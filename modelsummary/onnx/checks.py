@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
 Names = tuple[set[str], ...]
 
 
-def check_model(model: Any, path: Path, *, drop_weights: bool = False) -> set[str]:
+def check_model(
+    model: Any, path: Path, *, left_out: Mapping[int, int] | None = None, drop_weights: bool = False
+) -> set[str]:
     """Check everything that the graph says.
 
     Args:
         path: of the model's file, beside which its external weights are.
-        drop_weights: take the values away that are no sizes or indices, once their length is checked.
+        left_out: position of an initializer -> length of its data, where they were not read.
+        drop_weights: take the values away that are no sizes or indices, once their length is checked; a sparse weight
+            becomes a dense one, as runtimes make it.
 
     Returns:
         The names of files that hold external weights.
@@ -44,46 +48,63 @@ def check_model(model: Any, path: Path, *, drop_weights: bool = False) -> set[st
         nodes += len(inner.node)
         if nodes > _MOST_NODES:
             raise ModelFileError(f"more than {_MOST_NODES:,} operators")
-        for tensor in tensors_of(inner):
-            _check_tensor(tensor, path, drop_weights)
+        lengths = left_out or {} if inner is graph else {}
+        for position, tensor in enumerate(tensors_of(inner)):  # initializers come first
+            _check_tensor(tensor, path, lengths.get(position), drop_weights)
             files.update(each.value for each in tensor.external_data if each.key == "location")
         for value in (*inner.input, *inner.output, *inner.value_info):
             _check_type(value)
         _check_order(inner, around)
+        if drop_weights:
+            _make_dense(inner)
     return files
+
+
+def _make_dense(graph: Any) -> None:
+    """Weights without values in the place of sparse ones, which shape inference takes for tensors of another type."""
+    for each in graph.sparse_initializer:
+        if any(dim < 0 for dim in each.dims):
+            raise ModelFileError(f"tensor {quoted(each.values.name)} has the shape {list(each.dims[:8])}")
+        graph.initializer.add(name=each.values.name, data_type=each.values.data_type, dims=each.dims)
+    del graph.sparse_initializer[:]
 
 
 def check_texts(model: Any) -> None:
     """Raise ``ModelFileError`` where a name is no text: Protocol Buffers give such bytes as they are."""
-    bodies = [model.graph.node, *(function.node for function in model.functions)]
-    pending = [node for nodes in bodies for node in nodes]
-    _all_texts([model.graph.name, *(each.domain for each in model.opset_import)])
-    for function in model.functions:
-        texts = [function.name, function.domain, function.overload, *function.input, *function.output]
-        _all_texts([*texts, *(each.domain for each in function.opset_import)])
-    _check_graph_texts(model.graph)
-    while pending:
-        node = pending.pop()
-        _all_texts([node.name, node.op_type, node.domain, node.overload, *node.input, *node.output])
-        _all_texts(text for each in node.attribute for text in (each.name, each.ref_attr_name))
-        _all_texts(text for each in node.metadata_props for text in (each.key, each.value))
-        for graph in subgraphs_of(node).values():
-            _check_graph_texts(graph)
-            pending.extend(graph.node)
-
-
-def _check_graph_texts(graph: Any) -> None:
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        kind = value.type.tensor_type
-        _all_texts([value.name, *(dim.dim_param for dim in kind.shape.dim)])
-    for tensor in tensors_of(graph):
-        _all_texts([tensor.name, *(text for each in tensor.external_data for text in (each.key, each.value))])
-
-
-def _all_texts(texts: Iterable[Any]) -> None:
-    for text in texts:
-        if not isinstance(text, str):
+    for text in _texts(model):
+        if type(text) is not str:
             raise ModelFileError(f"the name {text[:80]!r} is no text")
+
+
+def _texts(model: Any) -> Iterator[Any]:
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload, *function.input, *function.output)
+        yield from (each.domain for each in function.opset_import)
+    yield from (each.domain for each in model.opset_import)
+    graphs, bodies = [model.graph], [function.node for function in model.functions]
+    while graphs or bodies:
+        if graphs:
+            graph = graphs.pop()
+            yield from _graph_texts(graph)
+            bodies.append(graph.node)
+        for node in bodies.pop():
+            yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            for each in node.attribute:
+                yield from (each.name, each.ref_attr_name)
+                graphs += graphs_in(each)
+
+
+def _graph_texts(graph: Any) -> Iterator[Any]:
+    yield graph.name
+    for values in (graph.input, graph.output, graph.value_info):
+        for value in values:
+            yield value.name
+            for dim in value.type.tensor_type.shape.dim:
+                yield dim.dim_param
+    for tensor in tensors_of(graph):
+        yield tensor.name
+        for each in tensor.external_data:
+            yield from (each.key, each.value)
 
 
 def quoted(name: Any) -> str:
@@ -110,11 +131,14 @@ def subgraphs_of(node: Any) -> dict[str, Any]:
     """Attribute -> graph, of the operators that run other operators."""
     found = {}
     for each in node.attribute:
-        if each.HasField("g"):
-            found[each.name] = each.g
-        for number, graph in enumerate(each.graphs):
-            found[f"{each.name}.{number}"] = graph
+        for number, graph in enumerate(graphs_in(each)):
+            found[f"{each.name}.{number}" if each.graphs else each.name] = graph
     return found
+
+
+def graphs_in(attribute: Any) -> Sequence[Any]:
+    """The graphs of an attribute, whatever it says that its type is."""
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
 
 def tensors_of(graph: Any) -> Iterator[Any]:
@@ -129,7 +153,7 @@ def tensors_of(graph: Any) -> Iterator[Any]:
             yield from attribute.tensors
 
 
-def _check_tensor(tensor: Any, path: Path, drop: bool) -> None:
+def _check_tensor(tensor: Any, path: Path, length: int | None, drop: bool) -> None:
     """The data of a tensor is as long as its type and shape say."""
     name, onnx = quoted(tensor.name), import_onnx()
     if any(dim < 0 for dim in tensor.dims):
@@ -141,8 +165,8 @@ def _check_tensor(tensor: Any, path: Path, drop: bool) -> None:
     needed = (numel * element.bits + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _check_external(tensor, needed, path)
-    elif tensor.HasField("raw_data"):
-        length = len(tensor.raw_data)  # copies the data
+    elif length is not None or tensor.HasField("raw_data"):
+        length = len(tensor.raw_data) if length is None else length  # copies the data
         if length != needed:
             raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
         if drop and length > _LONGEST_KEPT:
@@ -168,7 +192,8 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
     if not location or not place.is_relative_to(folder) or place.is_dir():
         raise ModelFileError(f"tensor {name}: external data {quoted(location)} are not in the model's directory")
     if offset < 0 or length != needed:
-        raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {length:,}")
+        there = f"{length:,} at {offset:,}"
+        raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {there}")
     if size is not None and size < offset + length:
         raise ModelFileError(f"tensor {name}: external data {quoted(location)} end before byte {offset + length:,}")
 

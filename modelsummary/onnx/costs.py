@@ -5,6 +5,7 @@ A formula works on integers and on sympy's symbols alike. All counts are dense, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -66,23 +67,45 @@ def _matmul(op: Called) -> Any:
 
 @_counts("com.microsoft.FusedMatMul", "com.microsoft.FusedMatMulActivation")
 def _fused_matmul(op: Called) -> Any:
-    if op.attributes.get("transBatchA"):
-        raise ValueError("the batch stands elsewhere")
-    return prod(op.outputs[0]) * op.inputs[0][-2 if op.attributes.get("transA") else -1]
+    """With ``transBatchA`` the rows stand before the batch."""
+    rows = 0 if op.attributes.get("transBatchA") else -2
+    return prod(op.outputs[0]) * op.inputs[0][rows if op.attributes.get("transA") else -1]
 
 
 @_counts("Einsum")
 def _einsum(op: Called) -> Any:
-    """Of two operands, the product over all distinct indices; more operands are multiplied in an unknown order."""
-    terms = op.attributes["equation"].replace(" ", "").partition("->")[0].split(",")
-    if len(terms) == 1:
-        return 0
-    if len(terms) != 2 or "." in op.attributes["equation"]:
-        raise ValueError("an order of products")
-    sizes: dict[str, Any] = {}
+    """Operands are multiplied from left to right, as by ``torch.einsum``; each time, what none else uses is summed.
+
+    A product of two has the product of its indices, without those of one operand alone that were summed before. One
+    without a sum is element-wise and counts nothing.
+    """
+    left, arrow, right = op.attributes["equation"].replace(" ", "").partition("->")
+    terms = [_indices(term, len(size)) for term, size in zip(left.split(","), op.inputs, strict=True)]
+    counts = Counter(index for term in terms for index in term)
+    kept = set(_indices(right, None)) if arrow else {each for each, count in counts.items() if count == 1}
+    kept |= {each for each in counts if type(each) is int}  # what the dots stand for
+    sizes: dict[Any, Any] = {}
     for term, size in zip(terms, op.inputs, strict=True):
-        sizes.update(zip(term, size, strict=True))
-    return prod(sizes.values())
+        sizes |= {index: dim for index, dim in zip(term, size, strict=True) if sizes.get(index, 1) == 1}
+    total: Any = 0
+    done = set(terms[0])
+    for position, term in enumerate(terms[1:], 1):
+        later = kept.union(*terms[position + 1 :])
+        used = (done & set(term)) | ((done | set(term)) & later)
+        total = total + (prod(sizes[index] for index in used) if used - later else 0)
+        done = used & later
+    return total
+
+
+def _indices(term: str, rank: int | None) -> list[Any]:
+    """Indices of an operand; those that dots stand for are numbered from the last. No rank: without them."""
+    before, dots, after = term.partition("...")
+    named = len(before) + len(after)
+    if rank is None:
+        return [*before, *after]
+    if rank < named or (rank > named and not dots):
+        raise ValueError("another number of indices")
+    return [*before, *range(named - rank, 0), *after]
 
 
 def _recurrent(gates: int) -> Formula:
@@ -108,19 +131,50 @@ def _attention(op: Called) -> Any:
 
 @_counts("com.microsoft.MultiHeadAttention")
 def _multi_head_attention(op: Called) -> Any:
+    """Scores, and their product with the values; a past stands before the keys: (batch, heads, length, size)."""
     query, key, value = op.inputs[:3]
-    if not len(query) == len(key) == len(value) == 3 or any(op.inputs[6:8]):
-        raise ValueError("packed, or with a past")
-    return query[0] * query[1] * key[1] * (query[2] + value[2])
+    if not len(query) == len(key) == len(value) == 3 or any(op.inputs[8:9]):
+        raise ValueError("packed, or with a past of unknown length")
+    past = op.inputs[6][2] if any(op.inputs[6:7]) else 0
+    return query[0] * query[1] * (key[1] + past) * (query[2] + value[2])
 
 
-@_counts("com.microsoft.Attention", "com.microsoft.QAttention")
-def _packed_attention(op: Called) -> Any:
-    """The projection to query, key and value, and self-attention with them."""
+@_counts("com.microsoft.GroupQueryAttention")
+def _group_query_attention(op: Called) -> Any:
+    """As above with fewer heads of keys; where query, key and value are packed, the width holds all three."""
     batch, length, width = op.inputs[0]
-    if any(op.inputs[4:5]) or op.attributes.get("qkv_hidden_sizes"):
-        raise ValueError("with a past, or uneven")
-    return batch * length * width * op.inputs[1][-1] + 2 * batch * length * length * op.outputs[0][-1]
+    heads, groups = op.attributes["num_heads"], op.attributes["kv_num_heads"]
+    size = width // heads if any(op.inputs[1:2]) else width // (heads + 2 * groups)
+    past = op.inputs[3][2] if any(op.inputs[3:4]) else 0
+    return 2 * batch * length * (length + past) * heads * size
+
+
+@_counts("com.microsoft.Attention")
+def _packed_attention(op: Called) -> Any:
+    """The projection to query, key and value, and self-attention with them and a past (2, batch, heads, length, size).
+
+    The widths of the three are equal, or those of ``qkv_hidden_sizes``.
+    """
+    batch, length, width = op.inputs[0]
+    columns = op.inputs[1][-1]
+    if op.attributes.get("past_present_share_buffer"):
+        raise ValueError("a past of unknown length")
+    query, _, value = op.attributes.get("qkv_hidden_sizes") or [columns // 3] * 3
+    past = op.inputs[4][3] if any(op.inputs[4:5]) else 0
+    return batch * length * (width * columns + (length + past) * (query + value))
+
+
+@_counts("com.microsoft.QAttention")
+def _quantised_attention(op: Called) -> Any:
+    """The same, of integers; the past is the ninth input."""
+    return _packed_attention(op._replace(inputs=[*op.inputs[:2], None, None, *op.inputs[8:9]]))
+
+
+@_counts("com.microsoft.MoE")
+def _experts(op: Called) -> Any:
+    """Each token is multiplied with both, or all three, weights of ``k`` experts."""
+    tokens, weights = prod(op.inputs[0][:-1]), [op.inputs[place] for place in (2, 4, 6) if any(op.inputs[place:][:1])]
+    return tokens * op.attributes.get("k", 1) * sum(prod(each[1:]) for each in weights)
 
 
 _WORDS = (
@@ -132,8 +186,9 @@ _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft")
 
 def looks_like_product(domain: str, op_type: str) -> bool:
     """An operator without a formula that belongs into the ledger: it may multiply matrices."""
-    helper = op_type.startswith(("Quantize", "Dequantize", "DynamicQuantizeLinear")) or "Quantize" in op_type
-    return domain not in _DOMAINS or (any(word in op_type for word in _WORDS) and not helper)
+    name = op_type.removeprefix("QLinear")  # of onnxruntime: QLinearAdd, QLinearConcat
+    helper = name.startswith("Quantize") or name.lower().endswith("quantizelinear")
+    return domain not in _DOMAINS or (any(word in name for word in _WORDS) and not helper)
 
 
 PER_OUTPUT = frozenset(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from modelsummary.errors import InputError, ModelFileError
@@ -10,35 +9,36 @@ from modelsummary.file_statistics import FileStatistics
 from modelsummary.onnx.checks import check_model, check_texts
 from modelsummary.onnx.functions import inline_functions
 from modelsummary.onnx.program import program_of
-from modelsummary.onnx.reading import read_model
+from modelsummary.onnx.reading import read_outline
 from modelsummary.onnx.shapes import bind, inferred
+from modelsummary.program import GivenSizes
 
 __all__ = ["load_onnx"]
 
 
-def load_onnx(path: Path, sizes: Mapping[str | None, Sequence[int]]) -> FileStatistics:
+def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
     """The model in an ONNX file; nothing is computed, and weights beside the file are not read.
 
     Args:
         path: of the file.
-        sizes: name of an input -> its size, None for the name of the only input; the rest is as the file says.
+        sizes: of inputs; the rest is as the file says.
 
     Raises:
         InputError: a size does not fit.
         ModelFileError: the file is broken.
         MissingExtraError: onnx is not installed.
     """
-    model = read_model(path)
+    model, left_out = read_outline(path)
     try:
         check_texts(model)
         called = inline_functions(model)
-        files = check_model(model, path, drop_weights=True)
+        files = check_model(model, path, left_out=left_out, drop_weights=True)
         missing = sorted(name for name in files if not (path.parent / name).exists())
         if sizes:
             bind(model.graph, sizes)
         program = program_of(inferred(model), called)
-    except ModelFileError as error:
-        kind = InputError if sizes and "shapes" in str(error) else ModelFileError
+    except (InputError, ModelFileError) as error:
+        kind = InputError if isinstance(error, InputError) or (sizes and "shapes" in str(error)) else ModelFileError
         raise kind(f"{str(path)!r}: {error}") from None
     if missing:
         program.notes.append(f"weights are missing: {', '.join(missing)[:80]}")

@@ -55,6 +55,8 @@ class _Builder:
         self.constants: Counter[str] = Counter()
         self.taken: dict[str, int] = {}  # name -> how many have it, with a number
         self.open: dict[str, None] = {}
+        dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
+        self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
 
     def built(self) -> Program:
         graph = self.graph
@@ -89,7 +91,7 @@ class _Builder:
     def _names(self, graph: Any, around: _Names) -> _Names:
         names = around if around.is_empty else _Names(around.tensors.new_child(), around.values.new_child())
         own = names.tensors.maps[0]
-        for weight in (*graph.initializer, *(each.values for each in graph.sparse_initializer)):
+        for weight in graph.initializer:
             own[weight.name] = _constant(weight, weight.name)
             names.values[weight.name] = small_value(weight)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -109,7 +111,10 @@ class _Builder:
                 shape.append(dim.dim_value)
             else:
                 shape.append(dim.dim_param or "?")
-                self.open[dim.dim_param or "?"] = None
+        names = [dim for dim in shape if isinstance(dim, str)]
+        if names and not self.can_bind:  # values decide
+            return Tensor(value.name, tuple(shape), None, *element)
+        self.open |= dict.fromkeys(names)
         return Tensor(value.name, tuple(shape), tuple(1 if isinstance(dim, str) else dim for dim in shape), *element)
 
     # ---------------------------------------------------------------------------------------- operators

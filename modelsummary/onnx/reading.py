@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from mmap import ACCESS_READ, mmap
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modelsummary.errors import MissingExtraError, ModelFileError
+from modelsummary.onnx.stripping import without_weights
 
-__all__ = ["import_onnx", "read_model"]
+__all__ = ["import_onnx", "read_model", "read_outline"]
 
 # Protocol Buffers hold no larger message; larger models keep their weights in files beside it.
 _LARGEST = 2**31 - 1
@@ -39,13 +40,36 @@ def read_model(path: Path) -> Any:
     Raises:
         ModelFileError: there is none.
     """
-    onnx = import_onnx()
+    return _read(path, import_onnx().ModelProto.FromString)
+
+
+def read_outline(path: Path) -> tuple[Any, dict[int, int]]:
+    """The ``ModelProto`` in a file without most of its weights, which are not read.
+
+    Returns:
+        The model, and for each initializer whose data were left out, by its position, how many bytes they have.
+
+    Raises:
+        ModelFileError: there is none.
+    """
+
+    parsed = import_onnx().ModelProto.FromString
+
+    def parse(data: Any) -> tuple[Any, dict[int, int]]:
+        outline, lengths = without_weights(data)
+        return parsed(outline), lengths
+
+    outline: tuple[Any, dict[int, int]] = _read(path, parse)
+    return outline
+
+
+def _read(path: Path, parse: Callable[[Any], Any]) -> Any:
     try:
         size = path.stat().st_size
         if size > _LARGEST:
             raise ModelFileError(f"{str(path)!r} has {size:,} bytes; an ONNX file has at most {_LARGEST:,}")
         with path.open("rb") as file, _memory_of(file, size) as data:
-            return onnx.ModelProto.FromString(data)
+            return parse(data)
     except OSError as error:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except ModelFileError:

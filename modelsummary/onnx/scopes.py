@@ -35,14 +35,14 @@ def class_of_model(node: Any) -> str:
 
 
 def _metadata(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = {each.key: each.value for each in node.metadata_props}
+    found = {each.key: each.value for each in node.metadata_props if each.key in (_NAMES, _CLASSES)}
     return _list_of(found.get(_NAMES, "")), _list_of(found.get(_CLASSES, ""))
 
 
 @lru_cache(4096)
-def _list_of(text: str) -> tuple[str, ...]:
+def _list_of(text: Any) -> tuple[str, ...]:
     """The texts in a list as Python prints it; none if it is something else."""
-    if not text or len(text) > _LONGEST:
+    if not isinstance(text, str) or not text or len(text) > _LONGEST:  # bytes, where it is no text
         return ()
     try:
         value = ast.literal_eval(text)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.onnx.checks import quoted, walk_graphs
+from modelsummary.onnx.folding import fold_sizes
 from modelsummary.onnx.reading import import_onnx
+from modelsummary.onnx.standins import put_stand_ins
+from modelsummary.program import GivenSizes, sizes_by_name
 
 __all__ = ["bind", "inferred"]
+
+_MOST_VISITS = 300_000  # of operators, to compute the sizes that decide on other sizes
 
 
 def inferred(model: Any) -> Any:
@@ -18,6 +23,48 @@ def inferred(model: Any) -> Any:
     Raises:
         ModelFileError: types that the file declares contradict what its operators make.
     """
+    graph = model.graph
+    originals = put_stand_ins(graph)
+    try:
+        result = _inferred(model)
+    except ModelFileError:
+        if not originals:
+            raise
+        _put_back(graph, originals)
+        originals, result = {}, _inferred(model)
+    opsets = {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+    known: dict[str, Any] = {}
+    for _ in range(_MOST_VISITS // (len(graph.node) + 1)):
+        replaced = fold_sizes(graph, result.graph, opsets, known) if _is_unknown(result.graph) else {}
+        if not replaced:
+            break
+        originals |= replaced
+        try:
+            result = _inferred(model)
+        except ModelFileError:  # what was inferred before stays true
+            break
+    _put_back(graph, originals)
+    _put_back(result.graph, originals)
+    return result
+
+
+def _put_back(graph: Any, originals: Mapping[int, Any]) -> None:
+    for position, node in originals.items():
+        graph.node[position].CopyFrom(node)
+
+
+def _is_unknown(graph: Any) -> bool:
+    """A shape is missing, or has a dimension that no input names."""
+    kinds = [[each.type.tensor_type for each in values] for values in (graph.input, graph.value_info)]
+    named = {dim.dim_param for kind in kinds[0] for dim in kind.shape.dim}
+    return any(
+        not kind.HasField("shape")
+        or any(not dim.HasField("dim_value") and dim.dim_param not in named for dim in kind.shape.dim)
+        for kind in kinds[1]
+    )
+
+
+def _inferred(model: Any) -> Any:
     onnx = import_onnx()
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
@@ -28,25 +75,23 @@ def inferred(model: Any) -> Any:
         raise ModelFileError(f"its shapes cannot be inferred: {error}") from None
 
 
-def bind(graph: Any, sizes: Mapping[str | None, Sequence[int]]) -> None:
+def bind(graph: Any, sizes: GivenSizes) -> None:
     """Give inputs of the graph these sizes; a dimension of the same name elsewhere gets the same size.
 
     Args:
-        sizes: name of an input -> its size; None for the name of the only input.
+        sizes: of inputs.
 
     Raises:
-        InputError: there is no such input, or it has another number of dimensions.
+        InputError: there is no such input, it is no tensor, or it has another number of dimensions.
     """
     weights = {each.name for each in graph.initializer}
     inputs = {each.name: each for each in graph.input if each.name not in weights}
     known: dict[str, int] = {}
     replaced = False
-    for name, size in sizes.items():
-        if name is None and len(inputs) != 1:
-            raise InputError(f"the model has the inputs {', '.join(map(quoted, inputs))}; give sizes by name")
-        value = next(iter(inputs.values())) if name is None else inputs.get(name)
-        if value is None:
-            raise InputError(f"the model has no input {name!r}; it has {', '.join(map(quoted, inputs))}")
+    for name, size in sizes_by_name(list(inputs), sizes).items():
+        value = inputs[name]
+        if value.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise InputError(f"input {quoted(name)} is no tensor; leave its size out")
         shape = value.type.tensor_type.shape
         if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
             raise InputError(f"input {quoted(value.name)} has {len(shape.dim)} dimensions; got the size {list(size)}")

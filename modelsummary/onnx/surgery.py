@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     Args:
         model: an ``onnx.ModelProto``, which is not changed, or the path of a file with one.
         tile: largest size of a tile's sides.
-        nodes: names of the nodes to replace; default: all ``Gemm``, and ``MatMul`` with a weight of two dimensions.
+        nodes: names of the nodes to replace; default: all ``Gemm``, and ``MatMul`` with a weight of two dimensions. A
+            transposed first operand, a weight made by a node, and a bias that is no row cannot be tiled.
 
     Returns:
         An ``onnx.ModelProto``.
@@ -51,10 +53,8 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     if opset < 13:
         raise InputError(f"opset {opset} cannot split by sizes that are tensors; export the model with 13 or newer")
     weights = {each.name: each for each in graph.initializer}
-    wanted = None if nodes is None else set(nodes)
-    names = {node.name for node in graph.node}
-    if wanted is not None and not wanted <= names:
-        raise InputError(f"the model has no node {min(wanted - names)!r}")
+    names = Counter(node.name for node in graph.node)
+    wanted = _wanted(nodes, names)
     tiled: list[Any] = []
     for node in graph.node:
         obstacle = _obstacle(node, weights)
@@ -63,7 +63,7 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
         if obstacle or (wanted is not None and node.name not in wanted):
             tiled.append(node)
             continue
-        tiles = _tiles(node, weights, tile)
+        tiles = _tiles(node, weights, tile, node.name if names[node.name] == 1 and node.name else node.output[0])
         tiled += tiles.nodes or [node]
         graph.initializer.extend(tiles.weights.values())
     copies = [_copied(node) for node in tiled]
@@ -97,6 +97,17 @@ def proto_of(model: ModelLike) -> Any:
     return proto
 
 
+def _wanted(nodes: Any, names: Mapping[str, int]) -> set[str] | None:
+    if nodes is None:
+        return None
+    if not isinstance(nodes, (Sequence, Set)) or isinstance(nodes, str):
+        raise InputError(f"nodes={nodes!r:.80}; expected a list of names of nodes")
+    for name in nodes:
+        if name not in names:
+            raise InputError(f"the model has no node {name!r:.80}")
+    return set(nodes)
+
+
 def _copied(node: Any) -> Any:
     copy = import_onnx().NodeProto()
     copy.CopyFrom(node)
@@ -113,25 +124,27 @@ def _obstacle(node: Any, weights: dict[str, Any]) -> str:
     facts = {each.name: value_of(each) for each in node.attribute}
     if facts.get("transA"):
         return "its first operand is transposed"
+    if node.input[0] == node.input[1]:
+        return "its operands are the same"
     bias = weights.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     columns = weight.dims[0 if facts.get("transB") else 1]
-    if len(node.input) > 2 and node.input[2] and (bias is None or list(bias.dims) != [columns]):
+    if len(node.input) > 2 and node.input[2] and (bias is None or list(bias.dims) not in ([columns], [1, columns])):
         return "its bias is no weight with an element for each column"
     return ""
 
 
-def _tiles(node: Any, weights: dict[str, Any], tile: int) -> Tiles:
-    """The nodes in place of one; none if it is no larger than a tile."""
+def _tiles(node: Any, weights: dict[str, Any], tile: int, name: str) -> Tiles:
+    """The nodes in place of one, their names beginning with ``name``; none if it is no larger than a tile."""
     facts = {each.name: value_of(each) for each in node.attribute}
     weight = weights[node.input[1]]
     axis = 0 if facts.get("transB") else 1  # of the weight, along which its columns lie
     columns, inner = parts_of(weight.dims[axis], tile), parts_of(weight.dims[1 - axis], tile)
-    tiles = Tiles(f"{node.name or node.output[0]}/")
+    tiles = Tiles(f"{name}/")
     if len(columns) == len(inner) == 1:
         return tiles
     left = tiles.split(node.input[0], inner, -1)
     right = [tiles.split(band, inner, 1 - axis) for band in tiles.split(node.input[1], columns, axis)]
-    bias = tiles.split(node.input[2], columns, 0) if len(node.input) > 2 and node.input[2] else []
+    bias = tiles.split(node.input[2], columns, -1) if len(node.input) > 2 and node.input[2] else []
     rest = {name: facts[name] for name in ("alpha", "transB") if name in facts}
     sums = []
     for j in range(len(columns)):

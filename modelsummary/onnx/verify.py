@@ -17,7 +17,8 @@ class Verification(NamedTuple):
     """How far the results of two models are apart.
 
     Attributes:
-        max_abs_error: the largest difference of two elements, over all outputs.
+        max_abs_error: the largest difference of two elements, over all outputs. NaN or an infinity in both is none; one
+            beside a number, or another shape, is an infinite one; of texts that differ it is 1.
         mse: mean of the squared differences, over all elements of all outputs.
         equal: no element differs by more than the tolerance.
         first_diverging: name of the first operator of the first model whose result, which both models have by name,
@@ -42,7 +43,8 @@ def verify(
 
     Args:
         a, b: ``onnx.ModelProto`` or paths of files, with the same inputs and outputs.
-        inputs: name -> array or tensor; default: random numbers from a fixed seed, with 1 for open dimensions.
+        inputs: name -> array or tensor; default: random numbers from a fixed seed, with 1 for open dimensions; whole
+            numbers are 0 or 1.
         rtol, atol: a difference of up to ``atol`` + ``rtol`` x the largest element of the tensor is none.
 
     Raises:
@@ -51,6 +53,8 @@ def verify(
         MissingExtraError: onnx or onnxruntime is not installed.
     """
     models = [proto_of(a), proto_of(b)]
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise InputError(f"inputs={inputs!r:.80}; expected a dict of names and arrays")
     feeds = _random_inputs(models[0].graph) if inputs is None else {name: _array(each) for name, each in inputs.items()}
     names = [each.name for each in models[0].graph.output]
     if names != [each.name for each in models[1].graph.output]:
@@ -58,9 +62,7 @@ def verify(
     # a path is run from its file: serialised models have at most 2 GiB
     sources = [each if isinstance(each, (str, PathLike)) else proto for each, proto in zip((a, b), models, strict=True)]
     first, second = (_run(source, feeds, names) for source in sources)
-    import numpy as np
-
-    errors = [np.abs(np.subtract(x, y, dtype=np.float64)) for x, y in zip(first, second, strict=True)]
+    errors = [_error(x, y) for x, y in zip(first, second, strict=True)]
     equal = all(_close(x, y, rtol, atol) for x, y in zip(first, second, strict=True))
     count = sum(each.size for each in errors)
     return Verification(
@@ -71,13 +73,24 @@ def verify(
     )
 
 
-def _close(x: Any, y: Any, rtol: float, atol: float) -> bool:
+def _error(x: Any, y: Any) -> Any:
+    """Absolute differences of the elements of two arrays."""
     import numpy as np
 
     if x.shape != y.shape:
-        return False
-    largest = float(np.abs(x.astype(np.float64)).max()) if x.size else 0.0
-    return bool((np.abs(np.subtract(x, y, dtype=np.float64)) <= atol + rtol * largest).all())
+        return np.array([np.inf])
+    if x.dtype.kind not in "biuf":  # texts
+        return (x != y).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(np.subtract(x, y, dtype=np.float64))
+        return np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.nan_to_num(error, nan=np.inf, posinf=np.inf))
+
+
+def _close(x: Any, y: Any, rtol: float, atol: float) -> bool:
+    import numpy as np
+
+    numbers = x[np.isfinite(x)].astype(np.float64) if x.dtype.kind in "biuf" else np.zeros(0)
+    return bool((_error(x, y) <= atol + rtol * np.abs(numbers).max(initial=0.0)).all())
 
 
 def _array(value: Any) -> Any:
@@ -96,6 +109,8 @@ def _random_inputs(graph: Any) -> dict[str, Any]:
     for each in graph.input:
         if each.name in weights:
             continue
+        if each.type.tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            raise InputError(f"there are no random values for the input {each.name!r}; pass inputs={{...}}")
         kind = onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
         size = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in each.type.tensor_type.shape.dim]
         is_float = np.issubdtype(kind, np.floating)
@@ -120,6 +135,9 @@ def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
         results: list[Any] = session.run(outputs, dict(feeds))
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise InputError(f"onnxruntime refuses the model: {' '.join(str(error).split())[:300]}") from error
+    others = [name for name, each in zip(outputs, results, strict=True) if not hasattr(each, "dtype")]
+    if others:
+        raise InputError(f"the output {others[0]!r} is no tensor; only tensors can be compared")
     return results
 
 
