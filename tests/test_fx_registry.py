@@ -32,7 +32,7 @@ from modelsummary import (
     symbolic_trace,
 )
 from modelsummary.fx import registry
-from tests.graphs import assert_same
+from tests.graphs import assert_same, written
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +73,12 @@ class Squares(nn.Module):
         return Square.apply(self.layer(x)) + 1
 
 
-def test_an_autograd_function_is_one_node_with_its_own_backward():
+def test_an_autograd_function_is_one_node_with_its_own_backward(tmp_path, monkeypatch):
     model = Squares()
     graph = symbolic_trace(model, meta_args={"x": torch.rand(3, 4)})
     assert [getattr(each, "__name__", each) for each in targets(graph)] == ["layer", "Square_apply", "add"]
     assert_same(model, graph, {"x": torch.rand(5, 4)})
+    assert_same(model, written(graph, tmp_path, monkeypatch), {"x": torch.rand(5, 4)})
 
 
 def test_a_tracer_impl_stands_for_an_autograd_function():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -189,13 +190,21 @@ def _first(
     marks: bool,
     splits_bias: bool,
 ) -> TracedModule:
-    """The graph of the first record that can be made one; they come from the one that holds for most."""
+    """The graph of the first record that can be made one; they come from the one that holds for most.
+
+    A record that leaves out a batch of one is preferred where it opens more modules.
+    """
     reason: TraceError | None = None
-    for each in records:
-        root = each.root
-        inputs = {name: root.args[key] if isinstance(key, int) else root.kwargs[key] for key, name in names.items()}
+    every = iter(records)
+    following = next(every, None)
+    while following is not None:
+        each, following = following, next(every, None)
         try:
-            builder = GraphBuilder(model, each, registry.is_leaf, inputs, marks_checkpoints=marks)
+            builder = _builder(model, each, names, marks)
+            if each.batch_size is not None and following is not None and following.smallest_batch > each.smallest_batch:
+                with suppress(TraceError):
+                    if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
+                        continue
             traced = graph_module(model, builder.graph, builder.constants)
             if not used:  # else other operators run, and shall
                 with checkpoints_opened():
@@ -209,6 +218,12 @@ def _first(
         return traced
     assert reason is not None
     raise reason
+
+
+def _builder(model: nn.Module, record: Record, names: Mapping[str | int, str], marks: bool) -> GraphBuilder:
+    root = record.root
+    inputs = {name: root.args[key] if isinstance(key, int) else root.kwargs[key] for key, name in names.items()}
+    return GraphBuilder(model, record, registry.is_leaf, inputs, marks_checkpoints=marks)
 
 
 def _check(
