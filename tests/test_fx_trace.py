@@ -277,12 +277,27 @@ def test_concrete_arguments_are_no_placeholders():
         ({"concrete_args": {"input": 1}, "meta_args": {"input": torch.rand(2)}}, "'input' is in concrete_args and"),
         ({"concrete_args": {"input": torch.rand(2)}}, r"concrete_args\['input'\] holds a tensor"),
         ({}, "missing a required argument: 'input'; pass it in meta_args"),
+        ({"meta_args": [torch.rand(2)]}, "meta_args: expected a dict from the names of arguments, got list"),
+        ({"concrete_args": torch.rand(2)}, "concrete_args: expected a dict from the names of arguments, got Tensor"),
     ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message) as raised:
         symbolic_trace(nn.Linear(2, 2), **arguments)
     assert isinstance(raised.value, ValueError)
+
+
+def test_a_function_without_names_of_arguments_is_refused():
+    with pytest.raises(InputError, match="does not tell the names of its arguments; wrap it in a function"):
+        symbolic_trace(torch.relu, meta_args={"input": torch.rand(2)})
+
+
+def test_a_method_of_a_module_knows_its_parameters():
+    layer = nn.Linear(4, 4)
+    graph = symbolic_trace(layer.forward, meta_args={"input": torch.rand(3, 4)})
+    assert [name for name, _ in graph.named_parameters()] == ["owner.weight", "owner.bias"]
+    x = torch.rand(5, 4)
+    assert torch.equal(graph(x), layer(x))
 
 
 @pytest.mark.parametrize("root", [nn.Linear, 3])

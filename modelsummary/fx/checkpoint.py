@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from modelsummary.errors import InputError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen, region_of
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.shape_prop import checked
 from modelsummary.recompute import CheckpointPlan, segment_of
 
 __all__ = ["checkpoint_graph"]
@@ -31,6 +32,7 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
     Raises:
         InputError: no node belongs to a name, or one is in a region already; nothing was changed then.
     """
+    checked(gm)
     if isinstance(fqns, str):
         raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
     names = list(dict.fromkeys(fqns.fqns if isinstance(fqns, CheckpointPlan) else fqns))

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.shape_prop import checked
 
 __all__ = ["CommunicationProfiler", "MeshSpec"]
 
@@ -131,7 +132,7 @@ class CommunicationProfiler:
     def __init__(self, module: GraphModule, mesh: MeshSpec) -> None:
         if not isinstance(mesh, MeshSpec):
             raise InputError(f"mesh={mesh!r:.80}; expected a MeshSpec")
-        self.module, self.mesh = module, mesh
+        self.module, self.mesh = checked(module), mesh
 
     def propagate(self) -> tuple[int, float]:
         """Fill the nodes. Returns bytes and seconds of all, forward and backward.

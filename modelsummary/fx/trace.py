@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 import torch
@@ -24,12 +25,11 @@ from modelsummary.fx import registry
 from modelsummary.fx.bias import split_bias_additions
 from modelsummary.fx.builder import GraphBuilder
 from modelsummary.fx.module import TracedModule, graph_module
-from modelsummary.fx.shape_prop import note_shapes
+from modelsummary.fx.shape_prop import note_shapes, said
 
 __all__ = ["symbolic_trace", "trace_call"]
 
 
-@exclusive
 def symbolic_trace(
     root: nn.Module | Callable[..., Any],
     concrete_args: Mapping[str, Any] | None = None,
@@ -62,6 +62,9 @@ def symbolic_trace(
         TraceError: the forward cannot be written as a graph, or failed; the message says why.
     """
     model = _as_module(root)
+    for kind, given in (("concrete_args", concrete_args), ("meta_args", meta_args)):
+        if not isinstance(given, (Mapping, NoneType)):
+            raise InputError(f"{kind}: expected a dict from the names of arguments, got {type(given).__name__}")
     call, names = _call_of(model, dict(concrete_args or {}), dict(meta_args or {}))
     return trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
 
@@ -72,6 +75,9 @@ class _FunctionModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = function
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, nn.Module):
+            self.owner = owner
 
 
 def _as_module(root: Any) -> nn.Module:
@@ -80,6 +86,10 @@ def _as_module(root: Any) -> nn.Module:
     if not callable(root) or isinstance(root, type):
         hint = "; pass an instance, not the class" if isinstance(root, type) else ""
         raise InputError(f"expected a torch.nn.Module or a function, got {type(root).__name__}: {root!r:.80}{hint}")
+    try:
+        inspect.signature(root)
+    except ValueError:
+        raise InputError(f"{root!r:.80} does not tell the names of its arguments; wrap it in a function") from None
     return _FunctionModule(root)
 
 
@@ -123,6 +133,7 @@ def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in leaves_of(value))
 
 
+@exclusive
 def trace_call(
     model: nn.Module,
     call: CallArguments,
@@ -149,8 +160,7 @@ def trace_call(
             raise
         except Exception as error:
             failed.append(error)
-    text = str(failed[-1]).strip().partition("\n")[0]
-    raise TraceError(f"{type(model).__name__} could not be run: {type(failed[-1]).__name__}: {text}") from failed[-1]
+    raise TraceError(f"{type(model).__name__} could not be run: {said(failed[-1])}") from failed[-1]
 
 
 def _without_values(call: CallArguments) -> CallArguments:
