@@ -230,6 +230,9 @@ def test_gradients_that_were_off_are_off_again():
     with torch.no_grad():
         graph(x)
         assert not torch.is_grad_enabled()
+    with pytest.raises(AttributeError, match="exp"):
+        graph("no tensor")
+    assert torch.is_grad_enabled()
 
 
 @dataclass
