@@ -278,6 +278,15 @@ def test_meta_tensor_mode_keeps_devices_that_are_not_there():
     assert nn.Linear(2, 2).double().weight.dtype is torch.float64
 
 
+def test_shared_parameters_move_together():
+    with MetaTensorMode():
+        one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        other.weight = one.weight
+        model = nn.Sequential(one, nn.Sequential(other, nn.LSTM(3, 3))).cuda().double()
+    assert one.weight is other.weight
+    assert {(each.device.type, each.dtype) for each in model.parameters()} == {("cuda", torch.float64)}
+
+
 def test_a_model_without_data_is_traced_and_profiled():
     with MetaTensorMode():
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()

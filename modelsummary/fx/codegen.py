@@ -35,17 +35,16 @@ class CheckpointCodeGen(CodeGen):
 
     def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> PythonCode:
         around = self._body_transformer
-        every = list(nodes)
 
         def transform(body: list[str]) -> list[str]:
             body = around(body) if around is not None else body
-            if any(map(region_of, every)):
-                body = _with_regions(every, body)
-            return _restoring(body) if any(node.target is torch._C._set_grad_enabled for node in every) else body
+            if any(map(region_of, nodes)):
+                body = _with_regions(list(nodes), body)
+            return _restoring(body) if any(node.target is torch._C._set_grad_enabled for node in nodes) else body
 
         self._body_transformer = transform
         try:
-            return super()._gen_python_code(every, *args, **kwargs)
+            return super()._gen_python_code(nodes, *args, **kwargs)
         finally:
             self._body_transformer = around
 

@@ -44,12 +44,8 @@ _KINDS = {
     "send": "p2p",
     "recv": "p2p",
 }
-# What a collective's backward is.
-_BACKWARD = {
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "broadcast": "all_reduce",
-}
+# What a collective's backward is. (That of a broadcast is a reduction: the same tree, from its leaves.)
+_BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 _MOVES = frozenset({"to", "cuda", "cpu"})
 
 
@@ -81,7 +77,7 @@ class MeshSpec:
             raise InputError(f"algorithm={self.algorithm!r}; expected 'ring' or 'tree'")
 
     def sent_bytes(self, kind: str, nbytes: int) -> int:
-        """Bytes that each device sends (p2p and broadcast: that go over the busiest link).
+        """Bytes that each device sends (p2p, broadcast: that go over the busiest link; tree: that pass by the root).
 
         Args:
             kind: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"broadcast"`` or
