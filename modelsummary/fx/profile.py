@@ -94,6 +94,8 @@ def flop_count(
 ) -> tuple[int, int]:
     """FLOPs of products in a forward and in the backward from all of its results: 2 a multiply-add.
 
+    By operators (``register_op_cost``): what ``register_flop_count_impl`` has is of nodes of graphs.
+
     Args:
         module: a module, or a function of tensors; it runs once, without data if it needs no values.
         *args, **kwargs: of the call. An input gets a gradient where it requires one, of a function every one.
@@ -255,17 +257,21 @@ class _Profiler(NodeRunner):
 
     def _register(self, node: Node) -> None:
         """The costs that the user registered."""
-        target = self.fetch_attr(str(node.target)) if node.op == "call_module" else node.target
-        impl = registry.find_impl(registry.profile_impls, target)
-        impl = impl or registry.find_impl(registry.flop_impls, target)
-        if impl is None or node.op not in ("call_module", "call_function"):
+        if node.op not in ("call_module", "call_function", "call_method"):
+            return
+        target: Any = node.target
+        if node.op != "call_function":
+            target = self.fetch_attr(target) if node.op == "call_module" else getattr(Tensor, target, None)
+        impl = registry.find_impl(registry.profile_impls, target) or registry.find_impl(registry.flop_impls, target)
+        if impl is None:
             return
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        costs = tuple(impl(*((target, *args) if node.op == "call_module" else args), **kwargs))
-        if len(costs) not in (2, 4):
-            expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm)"
+        costs = impl(*((target, *args) if node.op == "call_module" else args), **kwargs)
+        is_known = isinstance(costs, (tuple, list)) and len(costs) in (2, 4)
+        if not is_known or any(type(each) is not int or each < 0 for each in costs):
+            expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm), integers"
             raise InputError(f"{impl} gave {costs!r:.80} for {node.name}; expected {expected}")
-        self._registered[node] = costs
+        self._registered[node] = tuple(costs)
 
     def after(self, node: Node, result: Any) -> None:
         """Keep the result."""

@@ -74,6 +74,11 @@ class NodeRunner(Interpreter):
         impl = registry.find_impl(registry.shape_impls, target)
         return target(*args, **kwargs) if impl is None else _opaque(impl, args, kwargs)
 
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method, or what is registered to give the shape of that of tensors."""
+        impl = registry.find_impl(registry.shape_impls, getattr(Tensor, target, None))
+        return super().call_method(target, args, kwargs) if impl is None else _opaque(impl, args, kwargs)
+
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module, or what is registered to give its shape."""
         module = self.fetch_attr(target)

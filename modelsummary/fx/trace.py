@@ -90,7 +90,10 @@ def _as_module(root: Any) -> nn.Module:
         inspect.signature(root)
     except ValueError:
         raise InputError(f"{root!r:.80} does not tell the names of its arguments; wrap it in a function") from None
-    return _FunctionModule(root)
+    # under the name and in the place of the function: errors tell it, and what is registered is looked for there
+    named = {"__module__": getattr(root, "__module__", None) or __name__}
+    kind: type[_FunctionModule] = type(getattr(root, "__name__", type(root).__name__), (_FunctionModule,), named)
+    return kind(root)
 
 
 def _call_of(
