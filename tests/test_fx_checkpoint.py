@@ -189,6 +189,15 @@ def test_functions_become_product_and_bias(alpha, beta):
     torch.testing.assert_close(graph(**given), forward(**given))
 
 
+def test_functions_that_are_no_sum_stay():
+    def forward(x, a, b):
+        return torch.addmm(x, a, b, beta=0) + torch.addmm(x, a, b, out=torch.empty(3, 3))
+
+    square = torch.ones(3, 3)
+    graph = symbolic_trace(forward, meta_args={"x": square, "a": square, "b": square}, bias_addition_split=True)
+    assert len(graph.graph.find_nodes(op="call_function", target=torch.addmm)) == 2
+
+
 def test_layers_without_bias_or_with_hooks_stay():
     hooked = nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, args, out: out * 2)

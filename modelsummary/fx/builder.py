@@ -104,7 +104,7 @@ class GraphBuilder:
         for name, template in parameters.items():
             self._bind(self._made["placeholder", name], template)
         self._given = dict(self._nodes)  # in place, a later call may give the same value again
-        self._top = next(reversed(self.graph.nodes)) if top is not None else None
+        self._top = next(iter(reversed(self.graph.nodes))) if top is not None else None
         self._guard(events)
         for event in events:
             self._here = (event.fqn, event.call_index) if event.is_module else (event.fqn, _call_of(event))
