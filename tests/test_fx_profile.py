@@ -186,6 +186,11 @@ def test_attention_says_which_kernel():
     )
 
 
+def test_a_fused_recurrent_kernel_has_a_backward():
+    """Two layers, 10 rows of (8 + 6) x 24 and of (6 + 6) x 24 multiply-adds: 6,240; the backward has all gradients."""
+    assert flop_count(nn.LSTM(8, 6, 2), torch.rand(5, 2, 8), device="cpu") == (2 * 6_240, 4 * 6_240)
+
+
 def seed_rows(name):
     with (Path(__file__).parent / "data" / name).open() as lines:
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))

@@ -289,6 +289,7 @@ def test_shared_parameters_move_together():
         one, other = nn.Linear(3, 3), nn.Linear(3, 3)
         other.weight = one.weight
         model = nn.Sequential(one, nn.Sequential(other, nn.LSTM(3, 3))).cuda().double()
+        assert one(torch.rand(2, 3).cuda().double()).device.type == "cuda"
     assert one.weight is other.weight
     assert {(each.device.type, each.dtype) for each in model.parameters()} == {("cuda", torch.float64)}
 

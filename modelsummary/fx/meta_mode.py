@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["MetaTensorMode"]
+from modelsummary.capture.structure import tensors_of
+
+__all__ = ["MetaTensorMode", "takes_gradients"]
 
 # They write into what they are given, or return it; on tensors without data nothing is left to do.
 _COLLECTIVES = (
@@ -43,7 +45,7 @@ class MetaTensorMode:
 
     Factories, ``.cuda()`` and ``.to(device)`` allocate nothing and keep the device that was meant, whether it is there
     or not; ``nn.Module.to`` and initialisers that look at values work; collectives of ``torch.distributed`` do nothing.
-    A backward needs the device.
+    A backward needs the device; a build of torch without it notes no gradients there.
 
     ::
 
@@ -87,7 +89,16 @@ class _NumberedDevices(TorchFunctionMode):
         if func is Tensor.to:
             args = tuple(map(_numbered, args))
             kwargs = {name: _numbered(value) for name, value in kwargs.items()}
+        if not all(takes_gradients(tensor.device) for tensor in tensors_of((args, kwargs))):
+            with torch.no_grad():
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def takes_gradients(device: torch.device) -> bool:
+    """Autograd can note what is done on a device; in a build of torch without it, that would end the process."""
+    built = {"cuda": torch.backends.cuda.is_built, "mps": torch.backends.mps.is_built, "xpu": torch.xpu._is_compiled}
+    return device.type in ("cpu", "meta") or (device.type in built and built[device.type]())
 
 
 def _numbered(value: Any) -> Any:

@@ -30,6 +30,7 @@ from modelsummary.capture.watch import Counting, Operators
 from modelsummary.errors import DataDependentError, InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_mode import takes_gradients
 from modelsummary.op_costs import OpCost, OpRule, op_cost
 
 __all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "note_shapes", "said", "without_data"]
@@ -220,7 +221,7 @@ def without_data(
         replace_in_objects(fakes.twin, (args, kwargs))
         fakes.replace_tensors_of(held.modules)
         with (
-            torch.enable_grad(),
+            torch.set_grad_enabled(takes_gradients(place)),
             nothing_hidden(),
             patch.object(fake_tensor.log, "disabled", True),  # who catches an error tells of it
             fakes.mode,
