@@ -317,6 +317,11 @@ def test_what_decides_by_values_is_refused_with_the_reason():
         symbolic_trace(forward, meta_args={"x": torch.rand(3)})
 
 
+def test_what_is_another_object_each_time_is_refused():
+    with pytest.raises(TraceError, match=r"the model passes on or returns <generator object .* which no graph can"):
+        symbolic_trace(lambda x: (each for each in [x]), meta_args={"x": torch.rand(3)})
+
+
 def test_a_forward_that_fails_says_how():
     with pytest.raises(TraceError, match="Linear could not be run: RuntimeError"):
         symbolic_trace(nn.Linear(2, 3), meta_args={"input": torch.rand(4, 5)})

@@ -21,6 +21,7 @@ from modelsummary.dataflow import (
     OwnDevice,
     Record,
     TorchFunction,
+    Unknown,
     Value,
     leaves_of,
     values_in,
@@ -210,6 +211,8 @@ class GraphBuilder:
             return slice(*(self._argument(each, event) for each in (template.start, template.stop, template.step)))
         if isinstance(template, (Value, Attribute, BatchSize, ModeChoice, OwnDevice)):
             return self._leaf(template, event)
+        if isinstance(template, Unknown):
+            raise TraceError(f"{event.name or 'the model'} passes on or returns {template.reason} which no graph can")
         if dataclasses.is_dataclass(template) and not isinstance(template, type) and values_in(template):
             given = {each.name: getattr(template, each.name) for each in dataclasses.fields(template) if each.init}
             given = {name: self._argument(each, event) for name, each in given.items() if each is not None}
