@@ -126,6 +126,8 @@ def test_a_plan_is_applied_to_a_graph():
         checkpoint_graph(graph, ["h.9"])
     with pytest.raises(InputError, match="is one name"):
         checkpoint_graph(graph, "h.0")
+    with pytest.raises(InputError, match="expected names of modules, got int: 3"):
+        checkpoint_graph(graph, [3])
     assert_same(model, graph, {"ids": ids(3)})
 
 

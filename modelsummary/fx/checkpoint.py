@@ -36,6 +36,9 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
     if isinstance(fqns, str):
         raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
     names = list(dict.fromkeys(fqns.fqns if isinstance(fqns, CheckpointPlan) else fqns))
+    unknown = next((name for name in names if not isinstance(name, str)), None)
+    if unknown is not None:
+        raise InputError(f"fqns: expected names of modules, got {type(unknown).__name__}: {unknown!r:.80}")
     taken = {region_of(node)[0] for node in gm.graph.nodes if region_of(node)}
     numbers = (number for number in count() if number not in taken)
     marks: dict[Node, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,18 @@ from modelsummary.dataflow import TorchFunction, torch_function
 from modelsummary.fx.builder import Apply
 from modelsummary.fx.codegen import CheckpointCodeGen
 
-__all__ = ["TracedModule", "graph_module"]
+__all__ = ["FunctionModule", "TracedModule", "graph_module"]
+
+
+class FunctionModule(nn.Module):
+    """A function as a module; of a method of a module, that one is inside."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, nn.Module):
+            self.owner = owner
 
 
 class TracedModule(GraphModule):

@@ -21,6 +21,7 @@ from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
+from modelsummary.fx.module import FunctionModule
 from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, said, without_data
 from modelsummary.fx.table import profile_table
 
@@ -108,7 +109,7 @@ def flop_count(
     """
     if not callable(module) or isinstance(module, type):
         raise InputError(f"expected a module or a function, got {type(module).__name__}: {module!r:.80}")
-    called = module if isinstance(module, nn.Module) else _Called(module)
+    called = module if isinstance(module, nn.Module) else FunctionModule(module)
     call = CallArguments(args, kwargs, None)
     place = _place(called, call, device)
 
@@ -163,14 +164,6 @@ def _place(module: nn.Module, call: CallArguments, device: torch.device | str | 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     is_there = place.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == place.type)
     return place if is_there else torch.device("cpu")
-
-
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = function
 
 
 class _Cost(Uncounted):

@@ -24,7 +24,7 @@ from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.bias import split_bias_additions
 from modelsummary.fx.builder import GraphBuilder
-from modelsummary.fx.module import TracedModule, graph_module
+from modelsummary.fx.module import FunctionModule, TracedModule, graph_module
 from modelsummary.fx.shape_prop import note_shapes, said
 
 __all__ = ["symbolic_trace", "trace_call"]
@@ -69,17 +69,6 @@ def symbolic_trace(
     return trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
 
 
-class _FunctionModule(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = function
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, nn.Module):
-            self.owner = owner
-
-
 def _as_module(root: Any) -> nn.Module:
     if isinstance(root, nn.Module):
         return root
@@ -92,7 +81,7 @@ def _as_module(root: Any) -> nn.Module:
         raise InputError(f"{root!r:.80} does not tell the names of its arguments; wrap it in a function") from None
     # under the name and in the place of the function: errors tell it, and what is registered is looked for there
     named = {"__module__": getattr(root, "__module__", None) or __name__}
-    kind: type[_FunctionModule] = type(getattr(root, "__name__", type(root).__name__), (_FunctionModule,), named)
+    kind: type[FunctionModule] = type(getattr(root, "__name__", type(root).__name__), (FunctionModule,), named)
     return kind(root)
 
 
