@@ -1,6 +1,6 @@
 """How long tracing and profiling take against ``torch.export``, in one run.
 
-    python benchmarks/fx.py [--runs 5]
+    python -m benchmarks.fx [--runs 5]
 
 Pairs are interleaved: export, trace and profile, export ... Medians, in milliseconds, and their ratio.
 """

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
 from torch.utils._pytree import SUPPORTED_NODES, tree_map, tree_structure
 
@@ -236,6 +237,8 @@ def torch_function(function: Any) -> TorchFunction:
     if name == "__get__":
         return TorchFunction("get", function.__self__.__name__)
     public = resolve_name(function) or name or "function"
+    if isinstance(function, (OpOverload, OpOverloadPacket)):
+        public = f"torch.ops.{public}"
     is_method = public.startswith("torch.Tensor.") and _by_name(public) is function
     return TorchFunction("method" if is_method else "function", public, function)
 

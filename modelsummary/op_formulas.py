@@ -226,10 +226,30 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
     return prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
+@register_op_cost(
+    [
+        *_existing(aten, "_scaled_dot_product_flash_attention_backward"),
+        *_existing(aten, "_scaled_dot_product_flash_attention_for_cpu_backward"),
+        *_existing(aten, "_scaled_dot_product_efficient_attention_backward"),
+        *_existing(aten, "_scaled_dot_product_cudnn_attention_backward"),
+        *_existing(aten, "_scaled_dot_product_fused_attention_overrideable_backward"),
+    ]
+)
+def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Two products for each of the forward, and the scores once more: they were not kept."""
+    return prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
 @register_op_cost(_existing(aten, "mkldnn_rnn_layer"))
 def _mkldnn_rnn_layer(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
     """One layer in one direction; x is (time, batch, features), the weights hold all gates."""
     return x.shape[0] * x.shape[1] * (w_ih.numel() + w_hh.numel())
+
+
+@register_op_cost(_existing(aten, "mkldnn_rnn_layer_backward"))
+def _mkldnn_rnn_layer_backward(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Two products for each of the forward: the kernel computes all gradients, whichever are wanted."""
+    return 2 * _mkldnn_rnn_layer(x, w_ih, w_hh)
 
 
 @register_op_cost(_existing(aten, "_cudnn_rnn", "miopen_rnn"))

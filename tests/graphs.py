@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 
 import torch
 
@@ -65,3 +67,12 @@ def _pairs(of_model, of_graph):
                 yield kind, name, own, of_graph[kind][name]
             elif kind == "gradients":
                 assert own is None, name
+
+
+def written(graph, folder, monkeypatch):
+    """The graph, written and imported again."""
+    graph.to_folder(folder / "written", "Written")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("written", "written.module"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("written").Written()

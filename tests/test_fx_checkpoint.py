@@ -126,6 +126,8 @@ def test_a_plan_is_applied_to_a_graph():
         checkpoint_graph(graph, ["h.9"])
     with pytest.raises(InputError, match="is one name"):
         checkpoint_graph(graph, "h.0")
+    with pytest.raises(InputError, match="expected names of modules, got int: 3"):
+        checkpoint_graph(graph, [3])
     assert_same(model, graph, {"ids": ids(3)})
 
 
@@ -187,6 +189,15 @@ def test_functions_become_product_and_bias(alpha, beta):
     assert {"mm", "bmm", "linear", "conv1d"} <= called
     assert not {"addmm", "addbmm"} & called
     torch.testing.assert_close(graph(**given), forward(**given))
+
+
+def test_functions_that_are_no_sum_stay():
+    def forward(x, a, b):
+        return torch.addmm(x, a, b, beta=0) + torch.addmm(x, a, b, out=torch.empty(3, 3))
+
+    square = torch.ones(3, 3)
+    graph = symbolic_trace(forward, meta_args={"x": square, "a": square, "b": square}, bias_addition_split=True)
+    assert len(graph.graph.find_nodes(op="call_function", target=torch.addmm)) == 2
 
 
 def test_layers_without_bias_or_with_hooks_stay():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import (
+    CommunicationProfiler,
     FlopProfiler,
     GraphProfiler,
     InputError,
+    MeshSpec,
     MetaInfo,
     ShapeProp,
     Statistics,
     TensorSet,
     TraceError,
+    checkpoint_graph,
     flop_count,
     sim_env,
     symbolic_profile,
@@ -103,6 +107,72 @@ def test_flop_count_of_a_function(capsys):
         flop_count(3)
 
 
+def test_flop_count_of_what_needs_values_or_writes_to_its_inputs():
+    x = torch.rand(3, 4)
+    assert flop_count(lambda x: (x @ x.T) * x.sum().item(), x) == (72, 144)
+    assert flop_count(lambda x: x.mul_(2) @ x.T, before := x.clone()) == (72, 144)
+    assert torch.equal(before, x)
+    with torch.inference_mode():
+        assert flop_count(nn.Linear(4, 4), torch.rand(3, 4)) == (96, 96)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_input_that_another_call_made_takes_a_gradient(device):
+    x = torch.rand(3, 4, requires_grad=True) * 2
+    assert flop_count(nn.Linear(4, 4), x, device=device) == (96, 192)
+
+
+def test_flop_count_says_in_one_line_what_failed(capfd):
+    with pytest.raises(TraceError, match=r"Linear failed: RuntimeError: a and b must have same reduction dim"):
+        flop_count(nn.Linear(4, 4), torch.rand(3, 5))
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(InputError, match="expected a module or a function, got type"):
+        flop_count(nn.Linear, torch.rand(3, 5))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        ShapeProp,
+        lambda module: GraphProfiler(module).propagate(torch.rand(2, 2)),
+        lambda module: CommunicationProfiler(module, MeshSpec(2, 1e9)),
+        lambda module: checkpoint_graph(module, ["0"]),
+        lambda module: symbolic_profile(module, torch.rand(2, 2)),
+    ],
+)
+def test_what_is_no_graph_is_refused(use):
+    with pytest.raises(InputError, match=r"expected a torch\.fx\.GraphModule, got Linear"):
+        use(nn.Linear(2, 2))
+
+
+def test_threads_wait_for_one_another():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)) for _ in range(8)])
+    x, failed = torch.rand(4, 16), []
+    graph = symbolic_trace(model, meta_args={"input": x})
+
+    def repeat(work):
+        try:
+            for _ in range(3):
+                work()
+        except Exception as error:
+            failed.append(error)
+
+    works = [
+        lambda: symbolic_profile(graph, x),
+        lambda: flop_count(model, x),
+        lambda: ShapeProp(graph).propagate(x),
+        lambda: symbolic_trace(model, meta_args={"input": x}),
+        lambda: Statistics(model, (4, 16)).graph_module(),
+    ]
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert not any(each.is_meta for each in model.parameters())
+
+
 def test_attention_says_which_kernel():
     """4 heads of 8, 2 x 16 tokens: a product has 2*4*16*16*8 = 16,384 MACs; the fused kernel computes scores again."""
     q = torch.rand(2, 4, 16, 8)
@@ -114,6 +184,11 @@ def test_attention_says_which_kernel():
         2 * 2 * 16_384,
         2 * 5 * 16_384,
     )
+
+
+def test_a_fused_recurrent_kernel_has_a_backward():
+    """Two layers, 10 rows of (8 + 6) x 24 and of (6 + 6) x 24 multiply-adds: 6,240; the backward has all gradients."""
+    assert flop_count(nn.LSTM(8, 6, 2), torch.rand(5, 2, 8), device="cpu") == (2 * 6_240, 4 * 6_240)
 
 
 def seed_rows(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from modelsummary import (
     symbolic_trace,
 )
 from modelsummary.fx import registry
-from tests.graphs import assert_same
+from tests.graphs import assert_same, written
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +74,12 @@ class Squares(nn.Module):
         return Square.apply(self.layer(x)) + 1
 
 
-def test_an_autograd_function_is_one_node_with_its_own_backward():
+def test_an_autograd_function_is_one_node_with_its_own_backward(tmp_path, monkeypatch):
     model = Squares()
     graph = symbolic_trace(model, meta_args={"x": torch.rand(3, 4)})
     assert [getattr(each, "__name__", each) for each in targets(graph)] == ["layer", "Square_apply", "add"]
     assert_same(model, graph, {"x": torch.rand(5, 4)})
+    assert_same(model, written(graph, tmp_path, monkeypatch), {"x": torch.rand(5, 4)})
 
 
 def test_a_tracer_impl_stands_for_an_autograd_function():
@@ -93,9 +95,13 @@ def python_function(x):
     return x.numpy()  # nothing that could be traced
 
 
+def calls_python(x):
+    return python_function(x) * 2
+
+
 class CallsPython(nn.Module):
     def forward(self, x):
-        return python_function(x) * 2
+        return calls_python(x)
 
 
 def test_a_tracer_impl_stands_for_functions_of_torch_and_of_python():
@@ -112,6 +118,7 @@ def test_a_tracer_impl_stands_for_functions_of_torch_and_of_python():
     graph = symbolic_trace(CallsPython(), meta_args={"x": torch.rand(3)})
     x = torch.rand(3)
     assert torch.equal(graph(x), x.exp() * 2)
+    assert torch.equal(symbolic_trace(calls_python, meta_args={"x": x})(x), x.exp() * 2)
     assert isinstance(python_function(x), np.ndarray)
 
 
@@ -277,6 +284,16 @@ def test_meta_tensor_mode_keeps_devices_that_are_not_there():
     assert nn.Linear(2, 2).double().weight.dtype is torch.float64
 
 
+def test_shared_parameters_move_together():
+    with MetaTensorMode():
+        one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        other.weight = one.weight
+        model = nn.Sequential(one, nn.Sequential(other, nn.LSTM(3, 3))).cuda().double()
+        assert one(torch.rand(2, 3).cuda().double()).device.type == "cuda"
+    assert one.weight is other.weight
+    assert {(each.device.type, each.dtype) for each in model.parameters()} == {("cuda", torch.float64)}
+
+
 def test_a_model_without_data_is_traced_and_profiled():
     with MetaTensorMode():
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()
@@ -353,9 +370,23 @@ def test_communication_of_a_graph():
         CommunicationProfiler(graph, 4)
 
 
-def test_flops_that_were_registered_must_be_two_or_four():
-    register_flop_count_impl(nn.Linear)(lambda module, x: (1, 2, 3))
+@pytest.mark.parametrize("costs", [(1, 2, 3), 3, None, (1.5, 2), (-1, 2)])
+def test_flops_that_were_registered_must_be_two_or_four_integers(costs):
+    register_flop_count_impl(nn.Linear)(lambda module, x: costs)
     graph = symbolic_trace(nn.Sequential(nn.Linear(2, 2)), meta_args={"input": torch.rand(1, 2)})
-    with pytest.raises(InputError, match=r"gave \(1, 2, 3\) for _0; expected \(fwd_flop, bwd_flop\)"):
+    with pytest.raises(InputError, match=rf"gave {re.escape(str(costs))} for _0; expected \(fwd_flop, bwd_flop\)"):
         symbolic_profile(graph, torch.rand(1, 2))
     assert flop_count(nn.Linear(2, 2), torch.rand(1, 2)) == (8, 8)
+
+
+def test_methods_of_tensors_are_registered_too():
+    register_flop_count_impl(torch.Tensor.exp)(lambda x: (5, 6))
+    register_shape_impl(torch.Tensor.exp)(lambda x: x.new_empty(1))
+    graph = symbolic_trace(lambda x: x.exp(), meta_args={"x": torch.rand(3)})
+    info = next(iter(symbolic_profile(graph, torch.rand(3)).graph.find_nodes(op="call_method"))).meta["info"]
+    assert (info.shape, info.fwd_flop, info.bwd_flop) == ((1,), 5, 6)
+
+
+def test_an_implementation_is_a_function():
+    with pytest.raises(RegistrationError, match=r"expected a function for .*Linear.*, got NoneType: None"):
+        register_flop_count_impl(nn.Linear)(None)

@@ -8,7 +8,6 @@ import inspect
 import io
 import operator
 import pickle
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -20,7 +19,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import InputError, TraceError, symbolic_trace
-from tests.graphs import assert_same, tensors
+from tests.graphs import assert_same, tensors, written
 from tests.idioms import IDIOMS
 from tests.untouched import untouched
 
@@ -75,16 +74,73 @@ def test_copies_run(name):
                 assert torch.equal(own, other)
 
 
-@pytest.mark.filterwarnings("ignore:Was not able to save")
-@pytest.mark.parametrize("name", ["gpt2", "in place", "dense"])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "in place", "dense"])
 def test_to_folder(name, tmp_path, monkeypatch):
-    _, graph, inputs = traced(name)
-    graph.to_folder(tmp_path / f"written_{name.replace(' ', '_')}", "Written")
-    monkeypatch.syspath_prepend(tmp_path)
-    written = importlib.import_module(f"written_{name.replace(' ', '_')}").Written().eval()
-    for own, other in zip(tensors(graph.eval()(**inputs(4, 3))), tensors(written(**inputs(4, 3))), strict=True):
-        assert torch.equal(own, other)
-    del sys.modules[f"written_{name.replace(' ', '_')}"]
+    model, graph, inputs = traced(name)
+    copied = written(graph, tmp_path, monkeypatch)
+    assert_same(graph, copied, inputs(4, 3))
+    shared = [{name for name, _ in each.named_parameters()} for each in (graph, copied)]
+    assert shared[0] == shared[1] <= {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def doubled(module, args, output):
+    return output * 2
+
+
+def test_to_folder_keeps_what_a_layer_is(tmp_path, monkeypatch):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hooked, self.frozen = nn.Linear(4, 4).double(), nn.BatchNorm1d(4).double().eval()
+            self.hooked.register_forward_hook(doubled)
+            self.plain = torch.arange(4.0)
+
+        def forward(self, x):
+            return Pair(self.frozen(self.hooked(x)) * self.plain + torch.tensor([1.0, 2.0]).repeat(2))
+
+    graph = symbolic_trace(Odd(), meta_args={"x": torch.rand(3, 4).double()})
+    copied, x = written(graph, tmp_path, monkeypatch), torch.rand(5, 4).double()
+    assert torch.equal(copied(x).first, graph(x).first)
+
+
+class Listed(nn.Module):
+    def forward(self, x):
+        return [x[[0, 1]], x.topk(2), torch.ops.aten.relu(x), torch.ops.aten.mul.Tensor(x, x)]
+
+
+def test_lists_and_operators_survive_pickling():
+    graph = symbolic_trace(Listed(), meta_args={"x": torch.rand(3, 4)})
+    inputs = {"x": torch.rand(5, 4)}
+    assert_same(Listed(), graph, inputs)
+    assert_same(Listed(), pickle.loads(pickle.dumps(graph)), inputs)
+    assert isinstance(graph(**inputs)[1], torch.return_types.topk)
+
+
+def test_a_layer_named_by_a_keyword_is_refused():
+    class Named(nn.ModuleDict):
+        def forward(self, x):
+            return self["class"](x)
+
+    with pytest.raises(TraceError, match="'class' has a keyword of Python in its name"):
+        symbolic_trace(Named({"class": nn.Linear(4, 4)}), meta_args={"x": torch.rand(3, 4)})
+
+
+def test_a_batch_of_one_closes_no_layer():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            positions = torch.zeros(1, 4)
+            return self.layer(x) + (positions if x.shape[0] == 1 else positions.expand(x.shape[0], -1))
+
+    model = nn.Sequential(Inner(), nn.ReLU())
+    graph = symbolic_trace(model, meta_args={"input": torch.rand(3, 4)})
+    assert [node.target for node in graph.graph.find_nodes(op="call_module")] == ["0.layer", "1"]
+    assert_same(model, graph, {"input": torch.rand(5, 4)})
+    with pytest.raises(TraceError, match="a batch of at least 2, for which the graph was made"):
+        graph(torch.rand(1, 4))
 
 
 def test_the_code_reads_like_the_model():
@@ -174,6 +230,9 @@ def test_gradients_that_were_off_are_off_again():
     with torch.no_grad():
         graph(x)
         assert not torch.is_grad_enabled()
+    with pytest.raises(AttributeError, match="exp"):
+        graph("no tensor")
+    assert torch.is_grad_enabled()
 
 
 @dataclass
@@ -221,12 +280,27 @@ def test_concrete_arguments_are_no_placeholders():
         ({"concrete_args": {"input": 1}, "meta_args": {"input": torch.rand(2)}}, "'input' is in concrete_args and"),
         ({"concrete_args": {"input": torch.rand(2)}}, r"concrete_args\['input'\] holds a tensor"),
         ({}, "missing a required argument: 'input'; pass it in meta_args"),
+        ({"meta_args": [torch.rand(2)]}, "meta_args: expected a dict from the names of arguments, got list"),
+        ({"concrete_args": torch.rand(2)}, "concrete_args: expected a dict from the names of arguments, got Tensor"),
     ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message) as raised:
         symbolic_trace(nn.Linear(2, 2), **arguments)
     assert isinstance(raised.value, ValueError)
+
+
+def test_a_function_without_names_of_arguments_is_refused():
+    with pytest.raises(InputError, match="does not tell the names of its arguments; wrap it in a function"):
+        symbolic_trace(torch.relu, meta_args={"input": torch.rand(2)})
+
+
+def test_a_method_of_a_module_knows_its_parameters():
+    layer = nn.Linear(4, 4)
+    graph = symbolic_trace(layer.forward, meta_args={"input": torch.rand(3, 4)})
+    assert [name for name, _ in graph.named_parameters()] == ["owner.weight", "owner.bias"]
+    x = torch.rand(5, 4)
+    assert torch.equal(graph(x), layer(x))
 
 
 @pytest.mark.parametrize("root", [nn.Linear, 3])
@@ -241,6 +315,11 @@ def test_what_decides_by_values_is_refused_with_the_reason():
 
     with pytest.raises(TraceError, match="decides by values of tensors: it calls bool"):
         symbolic_trace(forward, meta_args={"x": torch.rand(3)})
+
+
+def test_what_is_another_object_each_time_is_refused():
+    with pytest.raises(TraceError, match=r"the model passes on or returns <generator object .* which no graph can"):
+        symbolic_trace(lambda x: (each for each in [x]), meta_args={"x": torch.rand(3)})
 
 
 def test_a_forward_that_fails_says_how():

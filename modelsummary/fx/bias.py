@@ -32,8 +32,8 @@ _FUNCTIONS = {F.linear, torch.addmm, torch.addbmm, torch.Tensor.addmm, torch.Ten
 def split_bias_additions(gm: GraphModule) -> int:
     """Split Linear, Conv1-3d, ConvTranspose1-3d, addmm and addbmm of a graph into product and bias; edits it in place.
 
-    Left as they are: layers without bias, with hooks, of a derived class, and transposed convolutions that are called
-    with an ``output_size``. Results are equal up to rounding.
+    Left as they are: layers without bias, with hooks, of a derived class, transposed convolutions that are called with
+    an ``output_size``, and functions with ``beta=0`` or ``out``. Results are equal up to rounding.
 
     Returns:
         How many nodes were split. Call ``gm.recompile()`` after it.
@@ -109,8 +109,10 @@ def _split_function(graph: Graph, node: Node) -> Node | None:
     return _added(graph, product, bias if function is F.linear else _as_channels(graph, bias, _DIMS_OF[function]))
 
 
-def _split_add(graph: Graph, node: Node, function: Any) -> Node:
+def _split_add(graph: Graph, node: Node, function: Any) -> Node | None:
     """``beta * input + alpha * (a @ b)``, summed over the batch for addbmm."""
+    if "out" in node.kwargs or node.kwargs.get("beta") == 0:  # with beta=0 a NaN in the input is none in the result
+        return None
     given = _ADD.bind(*node.args, **node.kwargs).arguments
     product = graph.call_function(torch.bmm if "bmm" in function.__name__ else torch.mm, (given["a"], given["b"]))
     if "bmm" in function.__name__:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from modelsummary.dataflow import (
     OwnDevice,
     Record,
     TorchFunction,
+    Unknown,
     Value,
     leaves_of,
     values_in,
@@ -29,7 +31,7 @@ from modelsummary.fx.codegen import MARK, CheckpointCodeGen
 from modelsummary.fx.guards import check_input, check_mode
 from modelsummary.split.analyse import Openings
 
-__all__ = ["GraphBuilder"]
+__all__ = ["Apply", "GraphBuilder"]
 
 # Operators arrive as methods of tensors; these read as in the model's code.
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -59,6 +61,7 @@ class GraphBuilder:
         graph: the nodes.
         origins: node -> FQN of the module that it calls, or whose forward called it; and the number of the call.
         constants: names -> tensors and objects that the nodes get besides the model's own.
+        kept_whole: FQNs of modules that are no leaves, and cannot be written as a list of calls.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class GraphBuilder:
         self.graph.set_codegen(CheckpointCodeGen())
         self.origins: dict[Node, tuple[str, int]] = {}
         self.constants: dict[str, Any] = {}
+        self.kept_whole: set[str] = set()
         self._nodes: dict[Value, Node] = {}
         self._made: dict[Any, Node] = {}  # sizes, modes, the device, tensors of the model
         self._here: tuple[str, int] = ("", 0)
@@ -101,7 +105,7 @@ class GraphBuilder:
         for name, template in parameters.items():
             self._bind(self._made["placeholder", name], template)
         self._given = dict(self._nodes)  # in place, a later call may give the same value again
-        self._top = next(reversed(self.graph.nodes)) if top is not None else None
+        self._top = next(iter(reversed(self.graph.nodes))) if top is not None else None
         self._guard(events)
         for event in events:
             self._here = (event.fqn, event.call_index) if event.is_module else (event.fqn, _call_of(event))
@@ -125,9 +129,14 @@ class GraphBuilder:
     def _is_opened(self, event: Event) -> bool:
         if not event.is_module or self._is_leaf(self._model.get_submodule(event.fqn)):
             return False
-        return self._openings.can_open(event)
+        if not self._openings.can_open(event):
+            self.kept_whole.add(event.fqn)
+            return False
+        return True
 
     def _node(self, op: str, target: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Node:
+        if op in ("call_module", "get_attr") and any(map(iskeyword, target.split("."))):
+            raise TraceError(f"{target!r} has a keyword of Python in its name, which code cannot say; rename it")
         node = self.graph.create_node(op, target, args, kwargs or {})
         self.origins[node] = self._here
         if self._regions:
@@ -202,12 +211,16 @@ class GraphBuilder:
             return slice(*(self._argument(each, event) for each in (template.start, template.stop, template.step)))
         if isinstance(template, (Value, Attribute, BatchSize, ModeChoice, OwnDevice)):
             return self._leaf(template, event)
+        if isinstance(template, Unknown):
+            raise TraceError(f"{event.name or 'the model'} passes on or returns {template.reason} which no graph can")
         if dataclasses.is_dataclass(template) and not isinstance(template, type) and values_in(template):
             given = {each.name: getattr(template, each.name) for each in dataclasses.fields(template) if each.init}
             given = {name: self._argument(each, event) for name, each in given.items() if each is not None}
             return self._node("call_function", kind, (), given)
         if isinstance(template, tuple) and hasattr(template, "_fields"):
             return self._function(kind, *(self._argument(inner, event) for inner in template))
+        if kind.__module__ == "torch.return_types":
+            return self._function(kind, [self._argument(inner, event) for inner in template])
         if isinstance(template, dict) and hasattr(template, "move_to_end"):
             return self._function(kind, [(name, self._argument(inner, event)) for name, inner in template.items()])
         held = leaves_of(template)
@@ -324,7 +337,7 @@ def _arity(name: str) -> int:
     return 1 if name in ("neg", "invert") else 3 if name == "setitem" else 2
 
 
-class _Apply:
+class Apply:
     """``apply`` of an autograd function, under the name of its class: ``torch.fx`` takes all of them for torch's."""
 
     def __init__(self, function: Any) -> None:
@@ -333,20 +346,21 @@ class _Apply:
         self.__module__ = function.__module__
 
     def __call__(self, *args: Any) -> Any:
+        """Call ``apply``."""
         return self.function.apply(*args)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Apply) and other.function is self.function
+        return isinstance(other, Apply) and other.function is self.function
 
     def __hash__(self) -> int:
         return hash(self.function)
 
     def __reduce__(self) -> Any:
-        return _Apply, (self.function,)
+        return Apply, (self.function,)
 
 
 def _target(function: TorchFunction) -> Any:
     owner = getattr(function.function, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        return _Apply(owner)
+        return Apply(owner)
     return function.function

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from modelsummary.errors import InputError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen, region_of
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.shape_prop import checked
 from modelsummary.recompute import CheckpointPlan, segment_of
 
 __all__ = ["checkpoint_graph"]
@@ -31,9 +32,13 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
     Raises:
         InputError: no node belongs to a name, or one is in a region already; nothing was changed then.
     """
+    checked(gm)
     if isinstance(fqns, str):
         raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
     names = list(dict.fromkeys(fqns.fqns if isinstance(fqns, CheckpointPlan) else fqns))
+    unknown = next((name for name in names if not isinstance(name, str)), None)
+    if unknown is not None:
+        raise InputError(f"fqns: expected names of modules, got {type(unknown).__name__}: {unknown!r:.80}")
     taken = {region_of(node)[0] for node in gm.graph.nodes if region_of(node)}
     numbers = (number for number in count() if number not in taken)
     marks: dict[Node, int] = {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import groupby
+from textwrap import indent
 from typing import Any
 
 import torch.utils.checkpoint
@@ -35,18 +35,28 @@ class CheckpointCodeGen(CodeGen):
 
     def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> PythonCode:
         around = self._body_transformer
-        every = list(nodes)
-        if any(map(region_of, every)):
-            self._body_transformer = partial(_with_regions, every, around)
+
+        def transform(body: list[str]) -> list[str]:
+            body = around(body) if around is not None else body
+            if any(map(region_of, nodes)):
+                body = _with_regions(list(nodes), body)
+            return _restoring(body) if any(node.target is torch._C._set_grad_enabled for node in nodes) else body
+
+        self._body_transformer = transform
         try:
             return super()._gen_python_code(nodes, *args, **kwargs)
         finally:
             self._body_transformer = around
 
 
-def _with_regions(nodes: list[Node], around: Any, body: list[str]) -> list[str]:
+def _restoring(body: list[str]) -> list[str]:
+    """Code that switches gradients, which are as before also if it raises."""
+    return ["with torch.set_grad_enabled(torch.is_grad_enabled()):\n", indent("".join(body), _INDENT)]
+
+
+def _with_regions(nodes: list[Node], body: list[str]) -> list[str]:
     """The lines of each node, which torch tells by a counter before them, with those of regions in functions."""
-    begin, *rest = _COUNTER.split("".join(around(body) if around is not None else body))
+    begin, *rest = _COUNTER.split("".join(body))
     numbers = list(map(int, rest[::2]))
     lines = list(zip(numbers, rest[1::2], strict=True))
     taken: set[str] = {node.name for node in nodes}

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.shape_prop import checked
 
 __all__ = ["CommunicationProfiler", "MeshSpec"]
 
@@ -43,12 +44,8 @@ _KINDS = {
     "send": "p2p",
     "recv": "p2p",
 }
-# What a collective's backward is.
-_BACKWARD = {
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "broadcast": "all_reduce",
-}
+# What a collective's backward is. (That of a broadcast is a reduction: the same tree, from its leaves.)
+_BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 _MOVES = frozenset({"to", "cuda", "cpu"})
 
 
@@ -80,7 +77,7 @@ class MeshSpec:
             raise InputError(f"algorithm={self.algorithm!r}; expected 'ring' or 'tree'")
 
     def sent_bytes(self, kind: str, nbytes: int) -> int:
-        """Bytes that each device sends (p2p and broadcast: that go over the busiest link).
+        """Bytes that each device sends (p2p, broadcast: that go over the busiest link; tree: that pass by the root).
 
         Args:
             kind: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"broadcast"`` or
@@ -131,7 +128,7 @@ class CommunicationProfiler:
     def __init__(self, module: GraphModule, mesh: MeshSpec) -> None:
         if not isinstance(mesh, MeshSpec):
             raise InputError(f"mesh={mesh!r:.80}; expected a MeshSpec")
-        self.module, self.mesh = module, mesh
+        self.module, self.mesh = checked(module), mesh
 
     def propagate(self) -> tuple[int, float]:
         """Fill the nodes. Returns bytes and seconds of all, forward and backward.

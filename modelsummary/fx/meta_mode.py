@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["MetaTensorMode"]
+from modelsummary.capture.structure import tensors_of
+
+__all__ = ["MetaTensorMode", "takes_gradients"]
 
 # They write into what they are given, or return it; on tensors without data nothing is left to do.
 _COLLECTIVES = (
@@ -43,6 +45,7 @@ class MetaTensorMode:
 
     Factories, ``.cuda()`` and ``.to(device)`` allocate nothing and keep the device that was meant, whether it is there
     or not; ``nn.Module.to`` and initialisers that look at values work; collectives of ``torch.distributed`` do nothing.
+    A backward needs the device; a build of torch without it notes no gradients there.
 
     ::
 
@@ -60,8 +63,9 @@ class MetaTensorMode:
         stack = ExitStack()
         stack.enter_context(self.mode)
         stack.enter_context(_NumberedDevices())
-        stack.enter_context(patch.object(nn.Module, "_apply", _apply))
+        stack.enter_context(patch.object(nn.Module, "_apply", _applying()))
         stack.enter_context(patch.object(nn.init, "trunc_normal_", _leave))
+        stack.enter_context(patch.object(nn.RNNBase, "flatten_parameters", _leave))
         for name in _COLLECTIVES if dist.is_available() else ():
             if hasattr(dist, name):
                 stack.enter_context(patch.object(dist, name, _nothing))
@@ -85,7 +89,16 @@ class _NumberedDevices(TorchFunctionMode):
         if func is Tensor.to:
             args = tuple(map(_numbered, args))
             kwargs = {name: _numbered(value) for name, value in kwargs.items()}
+        if not all(takes_gradients(tensor.device) for tensor in tensors_of((args, kwargs))):
+            with torch.no_grad():
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def takes_gradients(device: torch.device) -> bool:
+    """Autograd can note what is done on a device; in a build of torch without it, that would end the process."""
+    built = {"cuda": torch.backends.cuda.is_built, "mps": torch.backends.mps.is_built, "xpu": torch.xpu._is_compiled}
+    return device.type in ("cpu", "meta") or (device.type in built and built[device.type]())
 
 
 def _numbered(value: Any) -> Any:
@@ -96,9 +109,9 @@ def _numbered(value: Any) -> Any:
     return value
 
 
-def _leave(tensor: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-    """There are no values to initialise."""
-    return tensor
+def _leave(whatever: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """There are no values to initialise, and nothing to lay out in memory."""
+    return whatever
 
 
 class _Done:
@@ -117,14 +130,28 @@ def _nothing(*_args: Any, async_op: bool = False, **_kwargs: Any) -> _Done | Non
     return _Done() if async_op else None
 
 
-def _apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """``nn.Module._apply``, which swaps what lies in tensors; those without data do not take that."""
-    for child in module.children() if recurse else ():
-        child._apply(fn)
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            module._parameters[name] = nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = fn(buffer)
-    return module
+def _applying() -> Callable[..., nn.Module]:
+    """``nn.Module._apply``, which swaps what lies in tensors; those without data do not take that.
+
+    A parameter or buffer that several modules share is one afterwards, too.
+    """
+    made: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}  # by ids, with what they are of: it stays alive
+
+    def applied(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Any:
+        key = id(fn), id(tensor)
+        if key not in made:
+            new = fn(tensor.detach())
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[key] = fn, tensor, nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+        return made[key][2]
+
+    def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(fn)
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = applied(fn, tensor)
+        return module
+
+    return apply

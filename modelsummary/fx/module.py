@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph_module import _format_import_block
@@ -15,9 +16,21 @@ from torch.fx.node import map_arg
 from torch.package.importer import sys_importer
 
 from modelsummary.dataflow import TorchFunction, torch_function
+from modelsummary.fx.builder import Apply
 from modelsummary.fx.codegen import CheckpointCodeGen
 
-__all__ = ["TracedModule", "graph_module"]
+__all__ = ["FunctionModule", "TracedModule", "graph_module"]
+
+
+class FunctionModule(nn.Module):
+    """A function as a module; of a method of a module, that one is inside."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, nn.Module):
+            self.owner = owner
 
 
 class TracedModule(GraphModule):
@@ -28,21 +41,58 @@ class TracedModule(GraphModule):
     """
 
     def to_folder(self, folder: str | os.PathLike[str], module_name: str = "FxModule") -> None:
-        """Write the module as code that can be imported, with its weights; see ``GraphModule.to_folder``.
+        """Write the graph as a package: ``from folder import module_name``, and ``module_name()`` is it again.
+
+        ``module.py`` has the code, ``state.pt`` next to it the layers as they are: with shared parameters, hooks, modes
+        and dtypes, which ``GraphModule.to_folder`` does not keep.
 
         Args:
             folder: becomes a package.
             module_name: of the class in it.
         """
-        super().to_folder(folder, module_name)
-        path = Path(folder) / "module.py"
-        imports = _format_import_block(self.graph.python_code("self").globals, sys_importer)
-        path.write_text(f"{imports}\n{path.read_text()}")  # torch imports its own functions only
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self._state(), folder / "state.pt")
+        code = _CODE.format(imports=_imports(self.graph), code=self.code.strip(), name=module_name)
+        (folder / "module.py").write_text(code)
+        (folder / "__init__.py").write_text(f"from .module import {module_name}\n")
+
+    def _state(self) -> dict[str, Any]:
+        """All but the graph, and what comes of it."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code", "meta")}
 
     def __reduce__(self) -> Any:
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code", "meta")}
         # apart: torch.save uses an old protocol, in which memory formats cannot be told
-        return _restored, (state, pickle.dumps(_nodes_of(self.graph)), type(self).__name__, self.meta)
+        return _restored, (self._state(), pickle.dumps(_nodes_of(self.graph)), type(self).__name__, self.meta)
+
+
+# forward stands outside of the class, in which names with two underscores (``__main___Output``) would be others
+_CODE = """{imports}
+from pathlib import Path
+
+import torch
+
+
+{code}
+
+
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.__dict__.update(torch.load(Path(__file__).with_name("state.pt"), weights_only=False))
+
+    forward = forward
+"""
+
+
+def _imports(graph: Graph) -> str:
+    """What the code of a graph names, imported; ``apply`` of autograd functions from their class."""
+    named = dict(graph.python_code("self").globals)
+    applied = {name: named.pop(name).function for name, each in list(named.items()) if isinstance(each, Apply)}
+    classes = _format_import_block({f"_{name}": function for name, function in applied.items()}, sys_importer)
+    return "\n".join(
+        [_format_import_block(named, sys_importer), classes, *(f"{name} = _{name}.apply" for name in applied)]
+    )
 
 
 def _nodes_of(graph: Graph) -> list[tuple[Any, ...]]:
@@ -76,9 +126,8 @@ def _restored(state: dict[str, Any], nodes: bytes, class_name: str, meta: dict[s
     def real(argument: Any) -> Any:
         if isinstance(argument, _Name):
             return by_name[argument]
-        kind = type(argument)
         if isinstance(argument, (tuple, list)):
-            return type(argument)(map(real, argument)) if kind in (tuple, list) else tuple(map(real, argument))
+            return (tuple if isinstance(argument, tuple) else list)(map(real, argument))
         if isinstance(argument, dict):
             return {name: real(each) for name, each in argument.items()}
         if isinstance(argument, slice):

@@ -13,14 +13,16 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.structure import tensors_of
+from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
-from modelsummary.fx.shape_prop import NodeRunner, in_order, needs_values, without_data
+from modelsummary.fx.module import FunctionModule
+from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, said, without_data
 from modelsummary.fx.table import profile_table
 
 __all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
@@ -35,7 +37,8 @@ def symbolic_profile(
 
     Args:
         gm: of ``symbolic_trace``, or any other graph module.
-        *args, **kwargs: its inputs; only their shapes, dtypes and devices matter.
+        *args: its inputs; only their shapes, dtypes and devices matter.
+        **kwargs: likewise, by name.
         device: whose kernels are assumed; None: that of the module. Where it is not there, those of the CPU. On
             ``"meta"`` attention is that of the formula, which keeps the scores; on others the fused kernel.
         verbose: print the table of ``profile_table``.
@@ -83,6 +86,7 @@ class FlopProfiler:
         return profile_call(self.module, CallArguments(args, kwargs, None), device, keeps_memory=False)
 
 
+@exclusive
 def flop_count(
     module: nn.Module | Callable[..., Any],
     *args: Any,
@@ -92,33 +96,67 @@ def flop_count(
 ) -> tuple[int, int]:
     """FLOPs of products in a forward and in the backward from all of its results: 2 a multiply-add.
 
+    By operators (``register_op_cost``): what ``register_flop_count_impl`` has is of nodes of graphs.
+
     Args:
-        module: a module, or a function of tensors; it runs once, without data.
-        *args, **kwargs: of the call. An input gets a gradient where it requires one, of a function every one.
+        module: a module, or a function of tensors; it runs once, without data if it needs no values.
+        *args: of the call. An input gets a gradient where it requires one, of a function every one.
+        **kwargs: of the call, by name.
         device: whose kernels are assumed; None: that of the module and the inputs.
         verbose: print both, and operators that are not counted for want of a formula.
 
     Raises:
         InputError: there is nothing to call.
+        TraceError: it failed; the original exception is ``__cause__``.
     """
-    if not callable(module):
+    if not callable(module) or isinstance(module, type):
         raise InputError(f"expected a module or a function, got {type(module).__name__}: {module!r:.80}")
-    is_function = not isinstance(module, nn.Module)
-    called = module if isinstance(module, nn.Module) else _Called(module)
-    counters = _Counters()
+    called = module if isinstance(module, nn.Module) else FunctionModule(module)
     call = CallArguments(args, kwargs, None)
-    with without_data(called, call, _place(called, call, device), counters) as (own, named):
-        for tensor in tensors_of((own, named)) if is_function else ():
-            if tensor.is_leaf and tensor.is_floating_point():
-                tensor.requires_grad_()
-        result = called(*own, **named)
-        forward, counters.running = counters.running, _Cost()
-        _backward(result)
+    place = _place(called, call, device)
+
+    def run(*, really: bool) -> tuple[_Cost, _Cost]:
+        counters = _Counters()
+        with without_data(called, call, place, counters, really=really) as (own, named):
+            given = (own, named) if called is module else _with_gradients((own, named))
+            result = called(*given[0], **given[1])
+            forward, counters.running = counters.running, _Cost()
+            _backward(result)
+        return forward, counters.running
+
+    try:
+        forward, backward = _run(run, device)
+    except Exception as error:
+        raise TraceError(f"{getattr(module, '__name__', type(module).__name__)} failed: {said(error)}") from error
     if verbose:
-        uncounted = ", ".join({**forward.uncounted, **counters.running.uncounted}) or "none"
-        print(f"Forward {2 * forward.macs:,} FLOPs\nBackward {2 * counters.running.macs:,} FLOPs")
+        uncounted = ", ".join({**forward.uncounted, **backward.uncounted}) or "none"
+        print(f"Forward {2 * forward.macs:,} FLOPs\nBackward {2 * backward.macs:,} FLOPs")
         print(f"Not counted: {uncounted}")
-    return 2 * forward.macs, 2 * counters.running.macs
+    return 2 * forward.macs, 2 * backward.macs
+
+
+def _with_gradients(value: Any) -> Any:
+    """Copies of the tensors that take gradients, and may be written to."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return tensor
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().requires_grad_().clone()
+        return copies[id(tensor)]
+
+    return map_tensors(copy, value)
+
+
+def _run(run: Callable[..., Any], device: torch.device | str | None) -> Any:
+    """What ``run`` gives without data; with values if it needs them, and no device is assumed."""
+    try:
+        return run(really=False)
+    except Exception as error:
+        if device is not None or not (needs_values(error) or needs_values(error.__cause__)):
+            raise
+        return run(really=True)
 
 
 def _place(module: nn.Module, call: CallArguments, device: torch.device | str | None) -> torch.device:
@@ -128,14 +166,6 @@ def _place(module: nn.Module, call: CallArguments, device: torch.device | str | 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     is_there = place.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == place.type)
     return place if is_there else torch.device("cpu")
-
-
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = function
 
 
 class _Cost(Uncounted):
@@ -153,6 +183,7 @@ class _Counters:
         self.running = _Cost()
 
 
+@exclusive
 def profile_call(
     gm: GraphModule,
     call: CallArguments,
@@ -162,9 +193,7 @@ def profile_call(
     counts: bool = True,
 ) -> Any:
     """Profile a graph as it is called: its sizes, its costs. Returns what it returns."""
-    if not isinstance(gm, GraphModule):
-        raise InputError(f"expected a torch.fx.GraphModule, got {type(gm).__name__}: {gm!r:.80}")
-    place = _place(gm, call, device)
+    place = _place(checked(gm), call, device)
 
     def run(*, really: bool) -> Any:
         counters = _Counters()
@@ -177,12 +206,7 @@ def profile_call(
             profiler.write_costs()
         return result
 
-    try:
-        return run(really=False)
-    except TraceError as error:
-        if device is not None or not needs_values(error.__cause__):
-            raise
-        return run(really=True)
+    return _run(run, device)
 
 
 class _Profiler(NodeRunner):
@@ -228,17 +252,21 @@ class _Profiler(NodeRunner):
 
     def _register(self, node: Node) -> None:
         """The costs that the user registered."""
-        target = self.fetch_attr(str(node.target)) if node.op == "call_module" else node.target
-        impl = registry.find_impl(registry.profile_impls, target)
-        impl = impl or registry.find_impl(registry.flop_impls, target)
-        if impl is None or node.op not in ("call_module", "call_function"):
+        if node.op not in ("call_module", "call_function", "call_method"):
+            return
+        target: Any = node.target
+        if node.op != "call_function":
+            target = self.fetch_attr(target) if node.op == "call_module" else getattr(Tensor, target, None)
+        impl = registry.find_impl(registry.profile_impls, target) or registry.find_impl(registry.flop_impls, target)
+        if impl is None:
             return
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        costs = tuple(impl(*((target, *args) if node.op == "call_module" else args), **kwargs))
-        if len(costs) not in (2, 4):
-            expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm)"
+        costs = impl(*((target, *args) if node.op == "call_module" else args), **kwargs)
+        is_known = isinstance(costs, (tuple, list)) and len(costs) in (2, 4)
+        if not is_known or any(type(each) is not int or each < 0 for each in costs):
+            expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm), integers"
             raise InputError(f"{impl} gave {costs!r:.80} for {node.name}; expected {expected}")
-        self._registered[node] = costs
+        self._registered[node] = tuple(costs)
 
     def after(self, node: Node, result: Any) -> None:
         """Keep the result."""

@@ -56,7 +56,7 @@ def register_tracer_impl(func: Callable[..., Any]) -> Callable[[_F], _F]:
         func: the function; a plain Python function is replaced where the modules of the model import it by name.
 
     Raises:
-        RegistrationError: it has one already, or is no function.
+        RegistrationError: it has one already, or one of them is no function.
     """
     return _registering("register_tracer_impl", _tracer_impls, func)
 
@@ -113,7 +113,7 @@ def register_flop_count_impl(func: Any) -> Callable[[_F], _F]:
     without values.
 
     Raises:
-        RegistrationError: it has one already, or is no function.
+        RegistrationError: it has one already, or one of them is no function.
     """
     return _registering("register_flop_count_impl", flop_impls, func)
 
@@ -125,7 +125,7 @@ def register_profile_impl(func: Any) -> Callable[[_F], _F]:
     it takes precedence.
 
     Raises:
-        RegistrationError: it has one already, or is no function.
+        RegistrationError: it has one already, or one of them is no function.
     """
     return _registering("register_profile_impl", profile_impls, func)
 
@@ -135,6 +135,8 @@ def _registering(name: str, impls: Impls, key: Any) -> Callable[[_F], _F]:
         raise RegistrationError(f"{name}: expected a function, got {type(key).__name__}: {key!r:.80}")
 
     def register(impl: _F) -> _F:
+        if not callable(impl):
+            raise RegistrationError(f"{name}: expected a function for {key}, got {type(impl).__name__}: {impl!r:.80}")
         if key in impls:
             raise RegistrationError(f"{name}: {key} has an implementation already: {impls[key]}")
         impls[key] = impl
@@ -198,7 +200,8 @@ def rules(model: nn.Module, used: set[Any]) -> TraceRules:
 def replaced(model: nn.Module, rules: TraceRules) -> Iterator[None]:
     """Context in which plain Python functions are replaced where the modules of a model know them by name."""
     functions = {key: impl for key, impl in rules.substitutes.items() if isinstance(key, FunctionType)}
-    homes = [vars(sys.modules[name]) for name in dict.fromkeys(type(module).__module__ for module in model.modules())]
+    names = dict.fromkeys(type(module).__module__ for module in model.modules())
+    homes = [vars(sys.modules[name]) for name in names if name in sys.modules]
     found = [
         (home, name, value)
         for home in homes

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._pytree import tree_map
 
 from modelsummary.capture.devices import OnOwnDevice, device_of
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.fake import FakeTensors
 from modelsummary.capture.fingerprint import Uncounted
@@ -27,9 +30,10 @@ from modelsummary.capture.watch import Counting, Operators
 from modelsummary.errors import DataDependentError, InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.meta_mode import takes_gradients
 from modelsummary.op_costs import OpCost, OpRule, op_cost
 
-__all__ = ["NodeRunner", "ShapeProp", "in_order", "needs_values", "note_shapes", "without_data"]
+__all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "note_shapes", "said", "without_data"]
 
 
 class NodeRunner(Interpreter):
@@ -47,8 +51,7 @@ class NodeRunner(Interpreter):
         except (InputError, TraceError):
             raise
         except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            raise TraceError(f"node {n.name!r} ({n.op} {n.target}) failed: {type(error).__name__}: {text}") from error
+            raise TraceError(f"node {n.name!r} ({n.op} {n.target}) failed: {said(error)}") from error
         info = n.meta["info"] = n.meta["info"].fresh() if isinstance(n.meta.get("info"), MetaInfo) else MetaInfo()
         first = next(tensors_of(result), None)
         info.shape = tuple(first.shape) if first is not None else None
@@ -71,6 +74,11 @@ class NodeRunner(Interpreter):
         """Call a function, or what is registered to give its shape."""
         impl = registry.find_impl(registry.shape_impls, target)
         return target(*args, **kwargs) if impl is None else _opaque(impl, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method, or what is registered to give the shape of that of tensors."""
+        impl = registry.find_impl(registry.shape_impls, getattr(Tensor, target, None))
+        return super().call_method(target, args, kwargs) if impl is None else _opaque(impl, args, kwargs)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module, or what is registered to give its shape."""
@@ -113,8 +121,9 @@ class ShapeProp:
     """
 
     def __init__(self, module: GraphModule) -> None:
-        self.module = module
+        self.module = checked(module)
 
+    @exclusive
     def propagate(self, *args: Any, device: torch.device | str | None = None) -> Any:
         """Run the graph on tensors like ``args``, without data.
 
@@ -130,6 +139,13 @@ class ShapeProp:
         place = torch.device(device) if device is not None else None
         with without_data(self.module, CallArguments(args, {}, None), place, Uncounted()) as (own, kwargs):
             return NodeRunner(self.module).run(*in_order(self.module, own, kwargs))
+
+
+def checked(module: GraphModule) -> GraphModule:
+    """The graph module. Raises ``InputError`` if it is none."""
+    if not isinstance(module, GraphModule):
+        raise InputError(f"expected a torch.fx.GraphModule, got {type(module).__name__}: {module!r:.80}")
+    return module
 
 
 def note_shapes(
@@ -181,24 +197,44 @@ def without_data(
         counting: gets the costs of the operators.
         really: run with values, on the module's own device.
     """
+    leaves = {id(each): each if each.is_leaf else each.detach().requires_grad_() for each in call.tensors()}
+    call = CallArguments(*call.on_meta(lambda tensor: leaves.get(id(tensor), tensor)), call.device, call.nothing_found)
     modules = modules_of(module)
     own = [*tensors_of_modules(modules), *call.tensors()]
     place = device or device_of(iter(own))
     if place.type == "meta" or really:
         with (
+            torch.inference_mode(False),
             running(modules, call, on_shapes=not really, grad=True) as (execution, args, kwargs),
             Operators(counting, execution),
         ):
             yield args, kwargs
         return
-    with suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=torch.device("meta")) as held:
+    with (
+        torch.inference_mode(False),
+        suspended(),
+        unchanged(modules, (call.args, call.kwargs), lazy_device=torch.device("meta")) as held,
+    ):
         fakes = FakeTensors(place)
         args, kwargs = call.on_meta(fakes.twin)
         args, kwargs = map_tensors(fakes.twin_of_meta, args), map_tensors(fakes.twin_of_meta, kwargs)
         replace_in_objects(fakes.twin, (args, kwargs))
         fakes.replace_tensors_of(held.modules)
-        with torch.enable_grad(), nothing_hidden(), fakes.mode, fused_lstm(), Operators(counting, _Counted()):
+        with (
+            torch.set_grad_enabled(takes_gradients(place)),
+            nothing_hidden(),
+            patch.object(fake_tensor.log, "disabled", True),  # who catches an error tells of it
+            fakes.mode,
+            fused_lstm(),
+            Operators(counting, _Counted()),
+        ):
             yield args, kwargs
+
+
+def said(error: Exception) -> str:
+    """Kind of an error, and the first line of what it says."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"
 
 
 def needs_values(error: BaseException | None) -> bool:

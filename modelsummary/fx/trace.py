@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 import torch
@@ -22,13 +24,12 @@ from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.bias import split_bias_additions
 from modelsummary.fx.builder import GraphBuilder
-from modelsummary.fx.module import TracedModule, graph_module
-from modelsummary.fx.shape_prop import note_shapes
+from modelsummary.fx.module import FunctionModule, TracedModule, graph_module
+from modelsummary.fx.shape_prop import note_shapes, said
 
 __all__ = ["symbolic_trace", "trace_call"]
 
 
-@exclusive
 def symbolic_trace(
     root: nn.Module | Callable[..., Any],
     concrete_args: Mapping[str, Any] | None = None,
@@ -61,16 +62,11 @@ def symbolic_trace(
         TraceError: the forward cannot be written as a graph, or failed; the message says why.
     """
     model = _as_module(root)
+    for kind, given in (("concrete_args", concrete_args), ("meta_args", meta_args)):
+        if not isinstance(given, (Mapping, NoneType)):
+            raise InputError(f"{kind}: expected a dict from the names of arguments, got {type(given).__name__}")
     call, names = _call_of(model, dict(concrete_args or {}), dict(meta_args or {}))
     return trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
-
-
-class _FunctionModule(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = function
 
 
 def _as_module(root: Any) -> nn.Module:
@@ -79,7 +75,14 @@ def _as_module(root: Any) -> nn.Module:
     if not callable(root) or isinstance(root, type):
         hint = "; pass an instance, not the class" if isinstance(root, type) else ""
         raise InputError(f"expected a torch.nn.Module or a function, got {type(root).__name__}: {root!r:.80}{hint}")
-    return _FunctionModule(root)
+    try:
+        inspect.signature(root)
+    except ValueError:
+        raise InputError(f"{root!r:.80} does not tell the names of its arguments; wrap it in a function") from None
+    # under the name and in the place of the function: errors tell it, and what is registered is looked for there
+    named = {"__module__": getattr(root, "__module__", None) or __name__}
+    kind: type[FunctionModule] = type(getattr(root, "__name__", type(root).__name__), (FunctionModule,), named)
+    return kind(root)
 
 
 def _call_of(
@@ -122,6 +125,7 @@ def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in leaves_of(value))
 
 
+@exclusive
 def trace_call(
     model: nn.Module,
     call: CallArguments,
@@ -148,8 +152,7 @@ def trace_call(
             raise
         except Exception as error:
             failed.append(error)
-    text = str(failed[-1]).strip().partition("\n")[0]
-    raise TraceError(f"{type(model).__name__} could not be run: {type(failed[-1]).__name__}: {text}") from failed[-1]
+    raise TraceError(f"{type(model).__name__} could not be run: {said(failed[-1])}") from failed[-1]
 
 
 def _without_values(call: CallArguments) -> CallArguments:
@@ -189,13 +192,21 @@ def _first(
     marks: bool,
     splits_bias: bool,
 ) -> TracedModule:
-    """The graph of the first record that can be made one; they come from the one that holds for most."""
+    """The graph of the first record that can be made one; they come from the one that holds for most.
+
+    A record that leaves out a batch of one is preferred where it opens more modules.
+    """
     reason: TraceError | None = None
-    for each in records:
-        root = each.root
-        inputs = {name: root.args[key] if isinstance(key, int) else root.kwargs[key] for key, name in names.items()}
+    every = iter(records)
+    following = next(every, None)
+    while following is not None:
+        each, following = following, next(every, None)
         try:
-            builder = GraphBuilder(model, each, registry.is_leaf, inputs, marks_checkpoints=marks)
+            builder = _builder(model, each, names, marks)
+            if each.batch_size is not None and following is not None and following.smallest_batch > each.smallest_batch:
+                with suppress(TraceError):
+                    if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
+                        continue
             traced = graph_module(model, builder.graph, builder.constants)
             if not used:  # else other operators run, and shall
                 with checkpoints_opened():
@@ -209,6 +220,12 @@ def _first(
         return traced
     assert reason is not None
     raise reason
+
+
+def _builder(model: nn.Module, record: Record, names: Mapping[str | int, str], marks: bool) -> GraphBuilder:
+    root = record.root
+    inputs = {name: root.args[key] if isinstance(key, int) else root.kwargs[key] for key, name in names.items()}
+    return GraphBuilder(model, record, registry.is_leaf, inputs, marks_checkpoints=marks)
 
 
 def _check(

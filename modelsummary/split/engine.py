@@ -223,7 +223,8 @@ class Pipeline:
         are summed over the ranks that hold them.
 
         Args:
-            *args, **kwargs: of the model, for the whole batch; used where the first stage is.
+            *args: of the model, for the whole batch; used where the first stage is.
+            **kwargs: likewise, by name.
             target: second argument of the loss, for the whole batch; used where the last stage is.
             losses: gets the loss of each micro-batch, where the last stage is.
 
