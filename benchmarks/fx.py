@@ -1,6 +1,6 @@
 """How long tracing and profiling take against ``torch.export``, in one run.
 
-    python -m benchmarks.fx [--runs 5]
+    python benchmarks/fx.py [--runs 5]
 
 Pairs are interleaved: export, trace and profile, export ... Medians, in milliseconds, and their ratio.
 """
@@ -14,11 +14,11 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from growth import decoder
 from tabulate import tabulate
 from torch import nn
 from torchvision import models
 
-from benchmarks.capture import decoder
 from modelsummary import symbolic_profile, symbolic_trace
 
 CASES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
