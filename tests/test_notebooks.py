@@ -11,11 +11,14 @@ nbclient = pytest.importorskip("nbclient")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+PICTURES = {"tour": 3, "will_it_fit": 1, "plan_405b": 0, "onnx_lab": 0}
+
+
 @pytest.mark.filterwarnings("ignore")  # of Jupyter
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook(path):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("onnxruntime" if "onnx" in path.stem else "matplotlib")
     notebook = nbformat.read(path, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "commit notebooks without their outputs"
     nbclient.NotebookClient(
@@ -24,5 +27,6 @@ def test_notebook(path):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert [output for output in outputs if output.output_type == "error"] == []
     data = [output.data for output in outputs if "data" in output]
-    assert any("modelsummary" in each.get("text/html", "") for each in data)
-    assert sum("image/png" in each for each in data) >= 3
+    assert sum("image/png" in each for each in data) >= PICTURES[path.stem]
+    if path.stem in ("tour", "onnx_lab"):
+        assert any("modelsummary" in each.get("text/html", "") for each in data)
