@@ -39,12 +39,11 @@ from .fx import (
 from .layer_info import LayerInfo
 from .loading import load
 from .memory_estimate import MemoryEstimate
-from .model_statistics import ModelStatistics
 from .op_formulas import register_op_cost
 from .profiler import Profiler, TIDSProfiler, profile
 from .recompute import CheckpointPlan, apply_checkpoint
 from .split import Stages
-from .statistics import Statistics, measure_memory
+from .statistics import ModelStatistics, Statistics, measure_memory
 from .torchinfo import summary
 
 __all__ = [

@@ -21,11 +21,11 @@ from modelsummary.comparing import compare
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.loading import is_file, load
 from modelsummary.memory_estimate import MemoryEstimate
-from modelsummary.model_statistics import ModelStatistics
-from modelsummary.sizing import OPTIMIZERS
 from modelsummary.sources import SOURCES, Source, build_model
 from modelsummary.split import Stages
 from modelsummary.statistics import Statistics
+from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.statistics.sizing import OPTIMIZERS
 from modelsummary.units import PREFIXES
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.columns import COLUMNS

@@ -15,8 +15,8 @@ from modelsummary.capture.run import running
 from modelsummary.capture.watch import Call, Execution, Operators
 from modelsummary.errors import InputError
 from modelsummary.file_statistics import FileStatistics
-from modelsummary.model_statistics import ModelStatistics
 from modelsummary.op_costs import OpCost, OpRule
+from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Comparison", "Form", "compare"]
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.errors import InputError
-from modelsummary.model_statistics import ModelStatistics
 from modelsummary.program import Activations, Operation, Program, Traffic
 from modelsummary.program_tree import program_tree
+from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 

@@ -25,7 +25,7 @@ from modelsummary.capture.structure import argument_sizes
 from modelsummary.capture.timer import Step, Timer, cost_of_timing
 from modelsummary.capture.timings import IN_THREADS, Timings, fill
 from modelsummary.errors import InputError, ProfilerError
-from modelsummary.model_statistics import ModelStatistics
+from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Profiler", "TIDSProfiler", "profile"]
 

@@ -28,16 +28,13 @@ LAYERS = {
 
 FAMILIES = {
     "op_formulas": "op_costs",
-    **dict.fromkeys(
-        ["live", "splitting", "model_splitter", "measuring", "sizing", "exporting", "viewing", "graphing"], "statistics"
-    ),
-    **dict.fromkeys(["model_statistics", "file_statistics", "torchinfo", "run_cache"], "statistics"),
+    **dict.fromkeys(["file_statistics", "torchinfo", "run_cache"], "statistics"),
     "formatting": "summary_rows",
 }
 
 
 # Statistics(path) is what load() gives: the call goes up, and is imported when it is made.
-UPWARD = {"modelsummary.statistics imports loading"}
+UPWARD = {"modelsummary.statistics.captured imports loading"}
 
 
 def _family(module: str) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import InputError, MissingExtraError, Statistics
-from modelsummary.sizing import largest
+from modelsummary.statistics.sizing import largest
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd
 from tests.untouched import untouched

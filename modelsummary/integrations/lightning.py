@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from modelsummary.errors import MissingExtraError
-from modelsummary.model_statistics import ModelStatistics
 from modelsummary.statistics import Statistics
+from modelsummary.statistics.model_statistics import ModelStatistics
 
 try:
     from lightning.pytorch.callbacks import ModelSummary as _ModelSummary

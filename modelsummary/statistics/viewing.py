@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.errors import InputError
-from modelsummary.measuring import Measuring
 from modelsummary.memory_estimate import MemoryEstimate
+from modelsummary.statistics.measuring import Measuring
 from modelsummary.views.rows import check_depth
 
 if TYPE_CHECKING:  # what few ask for is imported for them only

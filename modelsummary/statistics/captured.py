@@ -15,7 +15,7 @@ from modelsummary.capture.facts import is_compiled, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.errors import DataDependentError, ForwardError, InputError
 from modelsummary.memory_estimate import MemoryMeasurement
-from modelsummary.model_statistics import ModelStatistics
+from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.cells import TableOptions
 
 __all__ = ["Statistics", "measure_memory"]

@@ -17,7 +17,6 @@ from modelsummary.capture.measured import measure_step
 from modelsummary.capture.memory import RowMemory, StepPlan, simulate_step
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.live import Live
 from modelsummary.memory_estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.recompute import (
     Block,
@@ -28,6 +27,7 @@ from modelsummary.recompute import (
     recomputed_macs,
     square_root,
 )
+from modelsummary.statistics.live import Live
 
 __all__ = ["OPTIMIZERS", "OptimizerLike", "Sizing"]
 

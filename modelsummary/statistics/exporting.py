@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.measuring import Measuring
+from modelsummary.statistics.measuring import Measuring
 from modelsummary.views import document, export
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.html import to_notebook

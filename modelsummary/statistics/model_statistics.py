@@ -13,13 +13,13 @@ from typing import Any
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.latency import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError
-from modelsummary.exporting import Exporting
 from modelsummary.formatting import ReadableNumbers
-from modelsummary.graphing import Graphing
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
-from modelsummary.sizing import Sizing
-from modelsummary.splitting import Splitting
-from modelsummary.viewing import Viewing
+from modelsummary.statistics.exporting import Exporting
+from modelsummary.statistics.graphing import Graphing
+from modelsummary.statistics.sizing import Sizing
+from modelsummary.statistics.splitting import Splitting
+from modelsummary.statistics.viewing import Viewing
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.document import check_document, tree_of
 from modelsummary.views.text import render

@@ -15,8 +15,8 @@ from modelsummary.capture.inputs import available_device, call_like
 from modelsummary.capture.latency import LatencyOverhead, measure_latency
 from modelsummary.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError
-from modelsummary.live import Live
 from modelsummary.roofline import Roofline, estimate, roofline
+from modelsummary.statistics.live import Live
 from modelsummary.views.profile import latency_lines, profile_report
 
 if TYPE_CHECKING:

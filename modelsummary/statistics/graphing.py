@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.layer_info import LayerInfo
-from modelsummary.live import Live
+from modelsummary.statistics.live import Live
 
 __all__ = ["Graphing"]
 
