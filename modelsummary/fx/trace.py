@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from types import NoneType
 from typing import Any
 
@@ -198,15 +199,15 @@ def _first(
     """
     reason: TraceError | None = None
     every = iter(records)
-    following = next(every, None)
-    while following is not None:
-        each, following = following, next(every, None)
+    while (each := next(every, None)) is not None:
         try:
             builder = _builder(model, each, names, marks)
-            if each.batch_size is not None and following is not None and following.smallest_batch > each.smallest_batch:
-                with suppress(TraceError):
-                    if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
-                        continue
+            if builder.kept_whole and each.batch_size is not None and (following := next(every, None)) is not None:
+                every = chain([following], every)
+                if following.smallest_batch > each.smallest_batch:
+                    with suppress(TraceError):
+                        if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
+                            continue
             traced = graph_module(model, builder.graph, builder.constants)
             if not used:  # else other operators run, and shall
                 with checkpoints_opened():
