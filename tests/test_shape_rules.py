@@ -126,6 +126,17 @@ def test_two_operands(shape, broadcast, missing, dtype, other_dtype, swapped, or
     assert used or dtype != other_dtype or 1 in a.shape or not is_canonical(a)
 
 
+@given(SHAPES, st.sets(st.integers(0, 4)), DTYPES, st.permutations(range(5)), st.sampled_from("add_ mul_".split()))
+@settings(max_examples=200, deadline=None)
+def test_in_place(shape, broadcast, dtype, order, name):
+    x = tensor(shape, dtype, order)
+    other = plain([1 if dim in broadcast else size for dim, size in enumerate(x.shape)], dtype)
+    for func, args in ((getattr(aten, name).Tensor, (x, other)), (aten.hardtanh_.default, (x, 0, 6))):
+        assert check(func, *args) or not is_canonical(x) or 1 in x.shape
+        assert SHAPE_RULES[func](*args) is None or SHAPE_RULES[func](*args) is x
+    assert SHAPE_RULES[getattr(aten, name).Tensor](other, plain((2, *x.shape), dtype)) is None
+
+
 @pytest.mark.parametrize("name", ["add.Tensor", "mul.Tensor", "div.Tensor", "eq.Scalar", "ge.Scalar"])
 @pytest.mark.parametrize("number", [2, 0.5, True])
 def test_a_tensor_and_a_number(name, number):

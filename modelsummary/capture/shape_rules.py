@@ -100,6 +100,16 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor | None:
     return _new(x.shape, x.dtype) if _broadcast(x, mask) == x.shape else None
 
 
+def _in_place(rule: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """The rule of an operator that writes the result of ``rule`` into its first argument."""
+
+    def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        out = rule(x, *args, **kwargs)
+        return x if out is not None and out.shape == x.shape else None
+
+    return write
+
+
 # -------------------------------------------------------------------------------- products and convolutions
 
 
@@ -245,6 +255,10 @@ SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
     **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp clamp_min pow.Tensor_Scalar"),
     **_rules(_arithmetic, "add.Tensor sub.Tensor mul.Tensor div.Tensor"),
     **_rules(_two, "maximum minimum"),
+    **_rules(
+        _in_place(_same), "relu_ gelu_ silu_ sigmoid_ tanh_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ mish_"
+    ),
+    **_rules(_in_place(_arithmetic), "add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor"),
     **_rules(_comparison, "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar"),
     **_rules(_comparison, "eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor ge.Tensor"),
     **_rules(_masked_fill, "masked_fill.Scalar"),
