@@ -28,7 +28,16 @@ from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["WANTS_GRADIENT", "Recording", "capture", "check_execution", "list_layers", "nothing_hidden", "running"]
+__all__ = [
+    "WANTS_GRADIENT",
+    "Recording",
+    "capture",
+    "check_execution",
+    "list_layers",
+    "no_collection",
+    "nothing_hidden",
+    "running",
+]
 
 _META = torch.device("meta")
 _AUTOCAST = "autocast was on, which knows no meta tensors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.run import no_collection
 from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
@@ -197,7 +198,8 @@ def profile_call(
 
     def run(*, really: bool) -> Any:
         counters = _Counters()
-        with without_data(gm, call, place, counters, really=really) as (own, named):
+        pause = nullcontext() if really else no_collection()
+        with pause, without_data(gm, call, place, counters, really=really) as (own, named):
             profiler = _Profiler(gm, counters)
             result = profiler.profile(in_order(gm, own, named), runs_backward=counts)
         if keeps_memory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -19,7 +19,7 @@ from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.record import record
 from modelsummary.capture.rules import checkpoints_opened
-from modelsummary.capture.run import capture
+from modelsummary.capture.run import capture, no_collection
 from modelsummary.dataflow import Record, leaves_of
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
@@ -146,7 +146,8 @@ def trace_call(
     for way in ("shape", "real") if execution == "real" and (rules.shapes or rules.layer_shapes) else (execution,):
         given = _without_values(call) if way == "shape" else call
         try:
-            with registry.replaced(model, rules):
+            pause = no_collection() if way == "shape" else nullcontext()
+            with pause, registry.replaced(model, rules):
                 records = record(model, given, way, rules=rules)
                 return _first(model, given, names, records, way, used, marks=marks, splits_bias=splits_bias)
         except TraceError:
