@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modelsummary import InputError, ModelSummaryError, Statistics
+from modelsummary import InputError, ModelFileError, ModelSummaryError, Statistics
 from tests.models import Call, Pair
 
 
@@ -193,10 +193,15 @@ def test_a_generator_would_be_empty_the_second_time(make):
         Statistics(nn.Linear(1, 1), make())
 
 
-@pytest.mark.parametrize("model", [None, "model", nn.Linear, lambda x: x])
+@pytest.mark.parametrize("model", [None, 3, nn.Linear, lambda x: x])
 def test_not_a_module(model):
     with pytest.raises(InputError, match=r"expected a torch\.nn\.Module, got"):
         Statistics(model, (1, 3))
+
+
+def test_a_text_is_the_path_of_a_file():
+    with pytest.raises(ModelFileError, match="there is no file 'resnet18'"):
+        Statistics("resnet18", (1, 3))
 
 
 def test_nothing_found_explains_a_failing_forward():
