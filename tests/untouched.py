@@ -71,7 +71,8 @@ def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
         return False
     if before.is_quantized:
         before, after = before.int_repr(), after.int_repr()
-    raw = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in (before, after))
+    local = (getattr(tensor, "_local_tensor", tensor) for tensor in (before, after))  # a DTensor may not be flattened
+    raw = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in local)
     return torch.equal(*raw)
 
 
