@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from growth import decoder
 from tabulate import tabulate
 from torch import nn
 from torchvision import models
 
-from benchmarks.capture import decoder
 from modelsummary import Statistics, load
 
 IMAGE = (1, 3, 224, 224)
