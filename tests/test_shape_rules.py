@@ -148,6 +148,10 @@ def test_a_tensor_and_a_number(name, number):
 
 
 def test_what_is_too_different_is_left_to_the_kernel():
+    assert SHAPE_RULES[aten.clamp.default](plain((2, 3))) is None
+    assert SHAPE_RULES[aten.clamp.default](plain((2, 3)), None, 2j) is None
+    assert SHAPE_RULES[aten.gelu.default](plain((2, 3)), approximate="sigmoid") is None
+    assert SHAPE_RULES[aten.relu.default](plain((2, 3)), plain((2, 3))) is None
     assert SHAPE_RULES[aten.add.Tensor](plain((2, 3)), plain((4, 3))) is None
     assert SHAPE_RULES[aten.add.Tensor](plain((2, 3)), plain((3,)), alpha=2j) is None
     assert SHAPE_RULES[aten.mm.default](plain((2, 3)), plain((2, 3))) is None

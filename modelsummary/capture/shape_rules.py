@@ -60,9 +60,19 @@ def _new(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
     """One result an element, of the dtype of ``x``."""
-    if any(isinstance(each, (Tensor, complex, torch.dtype)) for each in (*options, *named.values())):
+    if not all(map(_is_usual, (*options, *named.values()))):
         return None
     return _new(x.shape, x.dtype) if _are_plain_floats(x) else None
+
+
+def _is_usual(option: Any) -> bool:
+    if isinstance(option, str):
+        return option in ("none", "tanh")  # how gelu is approximated
+    return option is None or isinstance(option, Real)
+
+
+def _clamp(x: Tensor, *bounds: Any) -> Tensor | None:
+    return None if all(bound is None for bound in bounds) else _same(x, *bounds)  # the kernel wants one
 
 
 def _broadcast(a: Tensor, b: Tensor) -> torch.Size | None:
@@ -252,7 +262,8 @@ def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]
 
 SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
     **_rules(_same, "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus"),
-    **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp clamp_min pow.Tensor_Scalar"),
+    **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp_min pow.Tensor_Scalar"),
+    **_rules(_clamp, "clamp"),
     **_rules(_arithmetic, "add.Tensor sub.Tensor mul.Tensor div.Tensor"),
     **_rules(_two, "maximum minimum"),
     **_rules(
