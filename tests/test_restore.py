@@ -520,6 +520,27 @@ def test_functions_classes_and_globals_are_put_back(execution):
     CACHE.clear()
 
 
+FORWARDS = 0
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_counters_outside_of_the_model_are_put_back(execution):
+    """In a closure, and in a global name that a forward assigns."""
+    forwards = 0
+
+    class Counts(nn.Module):
+        def forward(self, x):
+            nonlocal forwards
+            global FORWARDS, MADE  # noqa: PLW0603
+            forwards += 1
+            FORWARDS += 1
+            MADE = x
+            return x
+
+    Statistics(Counts(), torch.ones(2), execution=execution)
+    assert (forwards, FORWARDS, "MADE" in globals()) == (0, 0, False)
+
+
 TABLES = {}
 
 

@@ -6,6 +6,7 @@ differs, and nothing else.
 
 from __future__ import annotations
 
+import dis
 import functools
 import random
 from collections import OrderedDict, deque
@@ -24,6 +25,7 @@ from modelsummary.capture.structure import is_array
 __all__ = ["Held"]
 
 _MISSING = object()
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _PLAIN = {bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
 _PLAIN |= {BuiltinFunctionType, ModuleType}
 # Objects are followed this many steps from a module or an argument, and not into machinery that lives on its own:
@@ -116,6 +118,10 @@ class Held:
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # an empty cell
                 carried.append(cell.cell_contents)
+                self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
+        for name in _globals_set_in(value.__code__):
+            put = functools.partial(_put_global, value.__globals__, name)
+            self._states.append((put, value.__globals__.get(name, _MISSING)))
         for name in _names_in(value.__code__):
             known = value.__globals__.get(name)
             if type(known) in _BASES:
@@ -238,6 +244,24 @@ def _names_in(code: CodeType) -> tuple[str, ...]:
     """Global names and attributes that a function uses, with those of the functions written inside it."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names_in(each))]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_set_in(code: CodeType) -> tuple[str, ...]:
+    """Global names that a function assigns, with those of the functions written inside it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    names = [name for each in inner for name in _globals_set_in(each)]
+    if _STORE_GLOBAL in code.co_code[::2]:  # a look at the instructions takes longer, and is rarely needed
+        instructions = dis.get_instructions(code)
+        names += [each.argval for each in instructions if each.opcode == _STORE_GLOBAL]
+    return tuple(dict.fromkeys(names))
+
+
+def _put_global(namespace: dict[str, Any], name: str, value: Any) -> None:
+    if value is _MISSING:
+        namespace.pop(name, None)
+    else:
+        namespace[name] = value
 
 
 def _slots_of(kind: type) -> Iterator[str]:

@@ -15,7 +15,7 @@ Two things make it more than ``model.to("meta")``:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.op_formulas import is_outer_product, outer_product_macs
 
-__all__ = ["ShapeOnly", "selects_by_mask"]
+__all__ = ["ShapeOnly", "Spec", "like", "selects_by_mask", "spec_of"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
@@ -39,7 +39,13 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
-Spec = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+class Spec(NamedTuple):
+    """What a plain tensor is without its values."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class ShapeOnly:
@@ -49,12 +55,16 @@ class ShapeOnly:
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
         needs_values: what the obstacle lacks is the values of a tensor.
         log: if it is a list, every operator is noted here with the shapes and constants it was called with.
+        written: if it is a list, every tensor that is written in place is noted here.
+        values_read: how often an operator needed the values of tensors.
     """
 
     def __init__(self) -> None:
         self.obstacle: str | None = None
         self.needs_values = False
         self.log: list[Any] | None = None
+        self.written: list[Tensor] | None = None
+        self.values_read = 0
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
         self._known = KnownValues()
@@ -73,6 +83,16 @@ class ShapeOnly:
             return tensor
         known_twin = self._twins.get(id(tensor))
         return known_twin[1] if known_twin is not None else self._adopt(tensor, is_stray=True)
+
+    def knows(self, twin: Tensor) -> bool:
+        """The values of ``twin`` are known."""
+        return self._known.cover((twin,))
+
+    def overwrite(self, twin: Tensor) -> None:
+        """The values of ``twin`` are not known any more."""
+        self._known.overwritten(twin)
+        if self.written is not None:
+            self.written.append(twin)
 
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
         """Put twins in the place of parameters, buffers and plain tensor attributes."""
@@ -123,8 +143,7 @@ class ShapeOnly:
         known = not rule.is_random and self._known.cover(tensors)
         if rule.needs_values or selects_by_mask(rule, args):
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        for tensor in written:
-            self._known.before_write(tensor)
+        self._before_writes(written)
         try:
             out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
         except Exception:
@@ -137,9 +156,16 @@ class ShapeOnly:
             for tensor in written:
                 self._known.overwritten(tensor)
         if copies_to_cpu and known:  # a copy with values, as .tolist() and .numpy() ask for
+            self.values_read += 1
             value = self._known.value(out)
             return (out if value is None else value), cost
         return out, cost
+
+    def _before_writes(self, written: Sequence[Tensor]) -> None:
+        for tensor in written:
+            self._known.before_write(tensor)
+        if self.written is not None:
+            self.written += written
 
     def _needing_values(self, rule: OpRule) -> DataDependentError:
         if self.obstacle is None:
@@ -159,9 +185,9 @@ class ShapeOnly:
                 return args[0], cost
             if specs is None:
                 return func(*args, **kwargs), cost
-            if isinstance(specs[0], torch.Size):
-                return _like(specs), cost
-            return tuple(map(_like, specs)), cost
+            if isinstance(specs, Spec):
+                return like(specs), cost
+            return tuple(map(like, specs)), cost
         out, cost = self._run_kernel(func, rule, args, kwargs)
         self._results[key] = (None if rule.returns_alias else _specs(out), cost)
         return out, cost
@@ -216,7 +242,7 @@ class ShapeOnly:
 
     def _new_twin(self, tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
-            twin = _like((tensor.shape, tensor.stride(), tensor.dtype))
+            twin = like(spec_of(tensor))
         else:
             twin = torch.empty_like(tensor, device=_META)
         is_fake = type(tensor) is FakeTensor
@@ -232,6 +258,7 @@ class ShapeOnly:
     # ---------------------------------------------------------------------------------- known values
 
     def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
+        self.values_read += 1
         values = self._known.filled_in(args, kwargs) if known else None
         if values is None:
             raise self._needing_values(rule)
@@ -277,12 +304,17 @@ def selects_by_mask(rule: OpRule, args: Any) -> bool:
 def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:
     """What is needed to make an output like ``out``; None if it is no plain tensor or tuple of them."""
     if type(out) is Tensor:
-        return (out.shape, out.stride(), out.dtype) if out.layout is torch.strided else None
-    if type(out) is tuple and out and all(type(each) is Tensor and each.layout is torch.strided for each in out):
-        return tuple((each.shape, each.stride(), each.dtype) for each in out)
+        return spec_of(out) if out.layout is _STRIDED else None
+    if type(out) is tuple and out and all(type(each) is Tensor and each.layout is _STRIDED for each in out):
+        return tuple(map(spec_of, out))
     return None
 
 
-def _like(spec: Any) -> Tensor:
-    shape, stride, dtype = spec
-    return torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+def spec_of(tensor: Tensor) -> Spec:
+    """The spec of a strided tensor."""
+    return Spec(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def like(spec: Spec) -> Tensor:
+    """A meta tensor of this spec."""
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from modelsummary.capture.structure import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_rule
 
-__all__ = ["Call", "Execution", "Operators", "Watch"]
+__all__ = ["Call", "Costs", "Execution", "Operators", "Watch"]
 
 
 class Execution(Protocol):
@@ -36,6 +36,16 @@ class Execution(Protocol):
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Result and cost of one operator."""
+
+
+class Costs(NamedTuple):
+    """Counters of a call; ``uncounted``: operators without a formula -> how often."""
+
+    macs: int
+    elementwise_ops: int
+    bytes_read: int
+    bytes_written: int
+    uncounted: dict[str, int]
 
 
 class Call:
@@ -67,6 +77,39 @@ class Call:
         self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
         self.uncounted: dict[str, int] = {}
         self.finished = False
+
+    def again(self, module: nn.Module, parent: Call) -> Call:
+        """The like call of an equal module."""
+        call = Call(module, parent)
+        call.input_size, call.input_bytes = self.input_size, self.input_bytes
+        call.output_size, call.output_bytes = self.output_size, self.output_bytes
+        call.add_costs(self.costs())
+        call.finished = self.finished
+        return call
+
+    def costs(self) -> Costs:
+        """The counters as they are now."""
+        return Costs(self.macs, self.elementwise_ops, self.bytes_read, self.bytes_written, self.uncounted.copy())
+
+    def costs_since(self, before: Costs) -> Costs:
+        """What was counted after ``before``."""
+        uncounted = {name: count - before.uncounted.get(name, 0) for name, count in self.uncounted.items()}
+        return Costs(
+            self.macs - before.macs,
+            self.elementwise_ops - before.elementwise_ops,
+            self.bytes_read - before.bytes_read,
+            self.bytes_written - before.bytes_written,
+            {name: count for name, count in uncounted.items() if count},
+        )
+
+    def add_costs(self, costs: Costs) -> None:
+        """Count what was counted elsewhere."""
+        self.macs += costs.macs
+        self.elementwise_ops += costs.elementwise_ops
+        self.bytes_read += costs.bytes_read
+        self.bytes_written += costs.bytes_written
+        for name, count in costs.uncounted.items():
+            self.uncounted[name] = self.uncounted.get(name, 0) + count
 
 
 _OTHER_THREAD = "calls in another thread"

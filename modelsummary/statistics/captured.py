@@ -54,6 +54,9 @@ class Statistics(ModelStatistics):
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, and really if
             that is impossible. ``stats.execution`` and ``stats.fallback_reason`` tell what happened.
         latency: run the model for real and time every call: ``measure_latency()`` with its defaults.
+        reuse: on shapes, run modules that are provably the same (equal class, configuration, shapes and
+            arguments, code that sees nothing else) once; ``stats.reused_calls`` tells how many calls were
+            spared. The result is that of running all of them; False runs all of them.
 
     Raises:
         InputError: an argument is unusable.
@@ -81,6 +84,7 @@ class Statistics(ModelStatistics):
         dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
         execution: str = "auto",
         latency: bool = False,
+        reuse: bool = True,
         **kwargs: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -92,7 +96,7 @@ class Statistics(ModelStatistics):
             input_data = getattr(model, "example_input_array", None)
         call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
-        recording = list_layers(model) if call is None else capture(model, call, execution)
+        recording = list_layers(model) if call is None else capture(model, call, execution, reuse=reuse)
         self._fill(called, call, recording, batch_dim=batch_dim, options=options)
         if latency:
             self.measure_latency()
@@ -114,6 +118,7 @@ class Statistics(ModelStatistics):
             "options": options,
         }
         ModelStatistics.__init__(self, recording.root, **facts)
+        self.reused_calls = recording.reused_calls
         self._call = call
         self._called = called if is_compiled(called) else None
         if call is not None and recording.error is not None:

@@ -56,6 +56,7 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         self.root = root
         self.execution = execution
         self.fallback_reason = fallback_reason
+        self.reused_calls = 0
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
