@@ -118,10 +118,6 @@ class Held:
         for cell in value.__closure__ or ():
             with suppress(ValueError):  # an empty cell
                 carried.append(cell.cell_contents)
-                self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
-        for name in _globals_set_in(value.__code__):
-            put = functools.partial(_put_global, value.__globals__, name)
-            self._states.append((put, value.__globals__.get(name, _MISSING)))
         for name in _names_in(value.__code__):
             known = value.__globals__.get(name)
             if type(known) in _BASES:
@@ -198,8 +194,18 @@ class Held:
                 function = getattr(value, "__func__", value)  # of a static or class method
                 if isinstance(function, FunctionType):
                     reached += self._save_function(function)
+                    self._save_names(function)
                 self._save_memory(function)
         return reached
+
+    def _save_names(self, method: FunctionType) -> None:
+        """Names outside of a method that it may assign. Of functions that are no methods (hooks) it is their affair."""
+        for cell in method.__closure__ or ():
+            with suppress(ValueError):
+                self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
+        for name in _globals_set_in(method.__code__):
+            put = functools.partial(_put_global, method.__globals__, name)
+            self._states.append((put, method.__globals__.get(name, _MISSING)))
 
     def _save_memory(self, function: Any) -> None:
         """A memoised function must not remember the tensors of this run."""
