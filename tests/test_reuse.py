@@ -326,9 +326,17 @@ def set_mode(block):
         (Block, set_mode, 5),
     ],
 )
-def test_changes_between_calls(make, change, spared):
+def test_changes_between_calls(make, change, spared, monkeypatch):
     """Of eight blocks, the third to the fifth are spared; from the sixth on, those that are still equal."""
-    assert both(ChangesBetween(make, change), X).reused_calls == spared * 3
+    model, found = ChangesBetween(make, change), []
+    for reuse in (True, False):
+        with monkeypatch.context() as undo:
+            undo.setattr(Scaled, "factor", 1)
+            undo.setitem(globals(), "FLAG", 0)
+            undo.setitem(globals(), "helper", helper)
+            found.append(Statistics(model, X, reuse=reuse))
+    assert found[0].to_dict() == found[1].to_dict()
+    assert found[0].reused_calls == spared * 3
 
 
 def test_hooks_of_the_user_see_every_call():

@@ -117,7 +117,8 @@ def likenesses(modules: Sequence[nn.Module]) -> dict[int, Likeness]:
     """
     found: dict[int, Likeness] = {}
     for module in reversed(modules):
-        shape = next((each.shape for each in module._parameters.values() if type(each) in _TENSORS), None)
+        first = next((each for each in module._parameters.values() if type(each) in _TENSORS), None)
+        shape = None if first is None else first.shape
         size = 1
         for child in module._modules.values():
             if child is not None and id(child) in found:  # a shared one may come later
