@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -27,7 +27,7 @@ def first_shape(sizes: Sizes) -> list[int] | str | None:
     return next((shape for shape in inner if shape is not None), None)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, slots=True)
 class LayerInfo:
     """One call of one module, or a module that was not called.
 
@@ -204,7 +204,11 @@ class LayerInfo:
         return f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "module": None}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"module": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 def leaf_output_bytes(root: LayerInfo) -> int:

@@ -33,6 +33,7 @@ class OpCost(NamedTuple):
     uncounted: str | None
 
 
+_ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype})
 NO_COST = OpCost(0, 0, 0, 0, None)
 
 # Parts of the names of operators that multiply matrices (or solve, factorise, transform), and parts that
@@ -202,7 +203,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from tensors_in(inner)
+            if type(inner) not in _ATOMS:
+                yield from tensors_in(inner)
     elif isinstance(value, dict):
         for inner in value.values():
             yield from tensors_in(inner)

@@ -47,7 +47,7 @@ class Totals(NamedTuple):
     nbytes: int
 
 
-@dataclass
+@dataclass(slots=True)
 class ModuleFacts:
     """One module, whatever calls it gets.
 

@@ -92,24 +92,32 @@ def capture(model: nn.Module, call: CallArguments, execution: str, *, reuse: boo
     """
     with no_collection():
         modules = modules_of(model)
-        only_shapes = _needs_meta(modules, call)
+    only_shapes = _needs_meta(modules, call)
     if execution == "real":
         if only_shapes:
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
         return _real(model, modules, call)
     with no_collection():
-        run = _attempt(model, modules, call, on_shapes=True, reuse=reuse)
-        reason = _obstacle(run)
-        if run.reused_calls and reason is not None:  # a full run tells whether, and where, it really fails
-            run = _attempt(model, modules, call, on_shapes=True)
-            reason = _obstacle(run)
-        if reason is None:
-            return _recording(run, "shape")
-    if execution == "shape" or only_shapes:
-        return _with_obstacle(run)
-    recording = _real(model, modules, call)
+        recording = _on_shapes(model, modules, call, reuse, fails=execution == "shape" or only_shapes is not None)
+    if isinstance(recording, Recording):
+        return recording
+    reason, recording = recording, _real(model, modules, call)
     recording.fallback_reason = recording.fallback_reason or reason
     return recording
+
+
+def _on_shapes(
+    model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, reuse: bool, *, fails: bool
+) -> Recording | str:
+    """A shape-only recording. If something stood in its way: what it was, or the recording nevertheless (``fails``)."""
+    run = _attempt(model, modules, call, on_shapes=True, reuse=reuse)
+    reason = _obstacle(run)
+    if run.reused_calls and reason is not None:  # a full run tells whether, and where, it really fails
+        run = _attempt(model, modules, call, on_shapes=True)
+        reason = _obstacle(run)
+    if reason is None:
+        return _recording(run, "shape")
+    return _with_obstacle(run) if fails else reason
 
 
 def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None:

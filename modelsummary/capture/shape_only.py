@@ -136,8 +136,10 @@ class ShapeOnly:
             kwargs = dict(zip(kwargs, self._to_meta(kwargs.values(), key, tensors), strict=True))
         if rule.formula is outer_product_macs:
             key.append(is_outer_product(*args[:2]))
-        if rule.makes_tensor and (kwargs.get("device") is not None or not tensors):
-            kwargs = {**kwargs, "device": _META} | ({"pin_memory": False} if kwargs.get("pin_memory") else {})
+        if rule.makes_tensor and kwargs.get("device") is None and not tensors:
+            kwargs = {**kwargs, "device": _META}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
         known = not rule.is_random and self._known.cover(tensors)

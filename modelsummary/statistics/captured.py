@@ -13,6 +13,7 @@ from modelsummary.capture import Recording, capture, check_execution, list_layer
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import is_compiled, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.run import no_collection
 from modelsummary.errors import DataDependentError, ForwardError, InputError
 from modelsummary.memory_estimate import MemoryMeasurement
 from modelsummary.statistics.model_statistics import ModelStatistics
@@ -94,10 +95,12 @@ class Statistics(ModelStatistics):
         called, model = model, unwrap(model)
         if input_data is None and not args and not kwargs:
             input_data = getattr(model, "example_input_array", None)
-        call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
+        with no_collection():
+            call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
         recording = list_layers(model) if call is None else capture(model, call, execution, reuse=reuse)
-        self._fill(called, call, recording, batch_dim=batch_dim, options=options)
+        with no_collection():
+            self._fill(called, call, recording, batch_dim=batch_dim, options=options)
         if latency:
             self.measure_latency()
 

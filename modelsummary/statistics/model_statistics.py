@@ -41,6 +41,9 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         batch_dim: dimension that views print as -1, or None.
         options: how ``print`` renders the table.
         call: how the model is called, for what runs it again.
+
+    Attributes:
+        reused_calls: module calls that were not run, as a provably equal one had been; see ``Statistics(reuse=...)``.
     """
 
     def __init__(
