@@ -348,6 +348,16 @@ def test_hooks_of_the_user_see_every_call():
     assert stats.root.elementwise_ops == DEPTH * 2 * (8 + 8 + 4)  # batch x (the hook, relu, the sum)
 
 
+def test_forwards_of_single_modules():
+    """Libraries put wrappers in the place of a module's forward, which its class does not tell."""
+    model = stack(Block)
+    for block in list(model)[4:]:
+        block.second.forward = lambda x, forward=block.second.forward: forward(x) + 1
+    stats = both(model, X)
+    assert stats.reused_calls == 2 * 3
+    assert stats.root.elementwise_ops == 2 * (DEPTH * (8 + 4) + 4 * 4)  # relu and the sum; in four the wrapper
+
+
 def test_global_hooks_see_every_call():
     model, seen = stack(Block), []
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(module))

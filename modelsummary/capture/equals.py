@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.purity import is_of_library
 
-__all__ = ["Likeness", "NoKeyError", "key_of_modules", "key_of_value", "likenesses"]
+__all__ = ["Likeness", "NoKeyError", "StandIn", "key_of_modules", "key_of_value", "likenesses"]
 
 # The first of a kind shows that there may be more, the second is recorded, the others are spared: with fewer of them
 # telling that they are equal takes longer than running them.
@@ -28,8 +29,12 @@ _RUN_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks
 _IGNORED = frozenset(
     "_load_state_dict_pre_hooks _load_state_dict_post_hooks _state_dict_hooks _state_dict_pre_hooks"
     " _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks_with_kwargs"
-    " _non_persistent_buffers_set forward".split()
+    " _non_persistent_buffers_set".split()
 )
+
+
+class StandIn(functools.partial[Any]):
+    """What stands in the place of a module's forward during a run, and is no difference between modules."""
 
 
 class NoKeyError(Exception):
@@ -67,7 +72,7 @@ def key_of_modules(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
             kind = type(value)
             if kind in _ATOMS:
                 key += (kind, value)  # 1, 1.0 and True are equal
-            elif name in _IGNORED:
+            elif name in _IGNORED or kind is StandIn:
                 continue
             elif name in _TENSOR_DICTS:
                 for tensor_name, tensor in value.items():

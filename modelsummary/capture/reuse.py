@@ -20,7 +20,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from modelsummary.capture.effects import storage_of
-from modelsummary.capture.equals import NoKeyError, key_of_modules, key_of_value, likenesses
+from modelsummary.capture.equals import NoKeyError, StandIn, key_of_modules, key_of_value, likenesses
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.purity import Purity
 from modelsummary.capture.shape_only import ShapeOnly, Spec, like, spec_of
@@ -72,7 +72,7 @@ class Reuse:
         """Context in which forwards may give way; not where somebody else is to see every call and operator."""
         blocks = [] if _is_watched() else [block for block in self._blocks if self._may_give_way(block)]
         for block in blocks:
-            forward = functools.partial(self._forward, block)
+            forward = StandIn(self._forward, block)
             functools.update_wrapper(forward, block.forward)  # some ask what arguments it takes
             vars(block)["forward"] = forward
         try:
