@@ -120,7 +120,7 @@ def test_budgets(capsys):
     [
         ([], "the following arguments are required: model"),
         (["mlp"], "model 'mlp'; expected torchvision:NAME"),
-        (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'"),
+        (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'; expected torchvision:NAME"),
         (["tests.test_cli:nothing"], "module 'tests.test_cli' has no 'nothing'"),
         (["tests.test_cli:MLP"], "is 'tests.test_cli:mlp'; expected a function or class that makes"),
         (["os:getcwd"], "expected a torch.nn.Module"),
@@ -194,7 +194,7 @@ def test_torchvision(capsys):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     facts = json.loads(output(capsys, "torchvision:resnet18", "--input", "1,3,224,224", "--format", "json").out)
     assert facts["rows"][0]["num_params"] == 11_689_512
-    assert "no model 'resnet19'; did you mean resnet18" in output(capsys, "torchvision:resnet19", status=2).err
+    assert "no model 'resnet19'; did you mean 'resnet18'" in output(capsys, "torchvision:resnet19", status=2).err
     assert "Total params: 27,161,264" in output(capsys, "torchvision:inception_v3", "--depth", "0").out
 
 
