@@ -47,7 +47,7 @@ examples
   modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
-exit status: 0, 1 where a budget is exceeded, 2 where the command is unusable
+exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known, 2 where the command is unusable
 
 columns: {", ".join(COLUMNS)}
 """
@@ -346,6 +346,12 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
         if most is not None and value > most:
             unit = " bytes" if what == "memory" else ""
             print(f"{_red('exceeded:')} {value:,} {what}{unit}, of {most:,} allowed", file=sys.stderr)
+            status = 1
+        elif most is not None and what == "macs" and any(row.is_uncertain for row in stats.root.walk()):
+            why = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
+            print(
+                f"{_red('unknown:')} at least {value:,} macs, of {most:,} allowed; not counted: {why}", file=sys.stderr
+            )
             status = 1
     return status
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ def broken():
 
 
 READY = mlp()
+ROOT = Path(__file__).parents[1]
 MLP = "tests.test_cli:mlp"
 
 
@@ -113,6 +116,38 @@ def test_budgets(capsys):
     arguments = [MLP, "--input", "2,4", "--memory", "adam", "--max-memory"]
     assert output(capsys, *arguments, str(training)).err == ""
     assert f"{training:,} memory bytes" in output(capsys, *arguments, str(training - 1), status=1).err
+
+
+def inverse():
+    return Call(lambda self, x: torch.linalg.inv(self.linear(x)), linear=nn.Linear(2, 2))
+
+
+def test_a_budget_is_not_kept_by_what_is_not_counted(capsys):
+    said = output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-macs", "100", status=1)
+    assert said.err == "unknown: at least 8 macs, of 100 allowed; not counted: aten.linalg_inv_ex\n"
+    assert output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-params", "6").err == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_the_budgets_of_the_example(tmp_path):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    command = tmp_path / "modelsummary"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m modelsummary "$@"\n')
+    command.chmod(0o755)
+    script = (ROOT / "examples/budget.sh").read_text()
+    kept, exceeded = (
+        subprocess.run(
+            ["bash", "-c", text],
+            cwd=ROOT,
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for text in (script, script.replace("--max-params 4M", "--max-params 3M"))
+    )
+    assert (kept.returncode, kept.stderr) == (0, "")
+    assert (exceeded.returncode, exceeded.stderr) == (1, "exceeded: 3,504,872 params, of 3,000,000 allowed\n")
 
 
 @pytest.mark.parametrize(
