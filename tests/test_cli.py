@@ -55,6 +55,13 @@ def test_settings_mode_and_table(capsys):
     assert said.out == Statistics(mlp(16).eval(), (2, 4)).table(["num_params", "training"], depth=0, units="K") + "\n"
 
 
+def test_dtype(capsys):
+    said = output(capsys, MLP, "--input", "2,4", "--dtype", "bfloat16", "--columns", "params_bytes", "--depth", "0").out
+    assert said == f"{Statistics(mlp().bfloat16(), (2, 4)).table(['params_bytes'], depth=0)}\n"
+    assert "'long' is no floating point dtype" in output(capsys, MLP, "--dtype", "long", status=2).err
+    assert "is in one dtype; --dtype" in output(capsys, "net.onnx", "--dtype", "half", status=2).err
+
+
 @pytest.mark.parametrize("inputs", [["5:long", "3"], ["ids=5:long", "scale=3"], ["scale=3", "ids=5:int32"]])
 def test_inputs(capsys, inputs):
     arguments = [part for each in inputs for part in ("--input", each)]
