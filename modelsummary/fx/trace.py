@@ -98,7 +98,7 @@ def _call_of(
             expected = ", ".join(parameters) or "none"
             raise InputError(f"{kind} names {unknown[0]!r}, which is no argument of the forward; it takes: {expected}")
     size = next((name for name, value in meta.items() if _is_size(value)), None)
-    if size is not None:
+    if size is not None and not any(map(_holds_tensor, meta.values())):  # beside a tensor it is an argument like others
         tensor = f"torch.empty({list(meta[size])}, device='meta')"
         raise InputError(f"meta_args[{size!r}] is {meta[size]!r}; pass a tensor, such as {tensor}")
     twice = sorted(concrete.keys() & meta.keys())
