@@ -15,3 +15,7 @@ autodoc_typehints = "none"  # signatures have them
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "object,ModelStatistics,Generic,BaseException,Module,Sequential,GraphModule,tuple,str,int",
+}

@@ -1,9 +1,10 @@
 """Train a model cut over processes, and check it against the same training in one process.
 
     torchrun --nproc-per-node 4 examples/pipeline_train.py --model decoder --schedule 1f1b
+    torchrun --nproc-per-node 4 examples/pipeline_train.py --model resnet18
 
 Every rank builds the model, splits it, and keeps its own stage. Losses and final weights are compared with those of
-one process that accumulates the gradients of the same micro-batches.
+one process that accumulates the gradients of the same micro-batches; the exit status is 1 if they differ.
 """
 
 from __future__ import annotations
@@ -138,9 +139,10 @@ def main() -> int:
     )
     agrees = difference < 1e-4
     if losses:
-        agrees = agrees and torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+        gap = (torch.tensor(losses) - torch.tensor(expected)).abs().max().item()
+        agrees = agrees and gap < 1e-4 * expected[0]
         print(f"{options.model}, {options.schedule}: losses {losses[0]:.6f} ... {losses[-1]:.6f}")
-        print(f"alone: {expected[0]:.6f} ... {expected[-1]:.6f}")
+        print(f"alone: {expected[0]:.6f} ... {expected[-1]:.6f}; largest difference of {len(losses)} losses {gap:.1e}")
     print(f"rank {dist.get_rank()}: largest difference of a weight {difference:.1e}")
     dist.destroy_process_group()
     return 0 if agrees else 1

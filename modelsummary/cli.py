@@ -47,7 +47,7 @@ examples
   modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
-exit status: 0, 1 where a budget is exceeded, 2 where the command is unusable
+exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known, 2 where the command is unusable
 
 columns: {", ".join(COLUMNS)}
 """
@@ -123,6 +123,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
         add(f"--max-{what}", type=_amount, metavar=unit, help=f"exit with 1 where the model has more {what}")
     add("--device", help="where to run the model; default: the CPU")
+    add("--dtype", type=_dtype, help="floating point dtype of the model, such as bfloat16 (default: as it is made)")
     add("--debug", action="store_true", help="show tracebacks")
     add("--version", action="version", version=_version())
     _complete(parser)
@@ -209,6 +210,15 @@ def _input(text: str) -> _Input:
     return found["name"], size, dtype
 
 
+def _dtype(text: str) -> torch.dtype:
+    dtype = getattr(torch, text, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no floating point dtype of torch; expected bfloat16, float16 ..."
+        )
+    return dtype
+
+
 def _settings(text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text)
@@ -253,6 +263,8 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
     runs = options.latency or any(
         getattr(options, each) is not None for each in ("memory", "max_memory", "split", "device", "mode")
     )
+    if is_file(name) and options.dtype is not None:
+        raise InputError(f"{name!r} is in one dtype; --dtype {options.dtype} cannot be applied")
     if is_file(name) and not (runs and name.endswith(".pt2")):  # of these, torch can make a module again
         if options.kwargs:
             raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
@@ -264,6 +276,8 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
     with_values = options.latency or options.device not in (None, "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
     model = source.model if options.device is None else source.model.to(available_device(options.device))
+    if options.dtype is not None:
+        model.to(options.dtype)
     if options.mode is not None:
         model.train(options.mode == "train")
     args, kwargs = _arguments(source, options.input or (), with_values)
@@ -346,6 +360,12 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
         if most is not None and value > most:
             unit = " bytes" if what == "memory" else ""
             print(f"{_red('exceeded:')} {value:,} {what}{unit}, of {most:,} allowed", file=sys.stderr)
+            status = 1
+        elif most is not None and what == "macs" and any(row.is_uncertain for row in stats.root.walk()):
+            why = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
+            print(
+                f"{_red('unknown:')} at least {value:,} macs, of {most:,} allowed; not counted: {why}", file=sys.stderr
+            )
             status = 1
     return status
 

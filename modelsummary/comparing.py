@@ -161,7 +161,8 @@ def _reasons(first: Form, other: Form) -> list[str]:
             f"activations are {live if other.is_live else file}; of {first.name}: {file if other.is_live else live}"
         )
     if first.macs != other.macs:
-        reasons.append(f"multiply-adds differ by {other.macs - first.macs:,}: see what has no formula below its table")
+        what = f"multiply-adds differ by {other.macs - first.macs:,}"
+        reasons.append(f"{what}: what has no formula is below its table; for two different models use --diff")
     if first.operators != other.operators:
         reasons.append(f"{_fewer(first.operators, other.operators)} read and write memory")
     return reasons

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -16,13 +19,23 @@ __all__ = [
     "RegistrationError",
     "SplitError",
     "TraceError",
+    "close_to",
 ]
 
 _LONGEST = 400  # names in a broken file can have any length
 
 
+def close_to(name: Any, known: Iterable[str]) -> str:
+    """The names that may have been meant, to append to a message; empty if none is close."""
+    close = difflib.get_close_matches(str(name), list(known), n=3)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
 class ModelSummaryError(Exception):
-    """Base class of the library's errors."""
+    """Base class of the library's errors. Messages are one line, also where they echo a ``repr`` of several."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(re.sub(r"\s*\n\s*", " ", each) if isinstance(each, str) else each for each in args))
 
 
 class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):

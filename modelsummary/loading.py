@@ -16,6 +16,7 @@ from modelsummary.views.cells import TableOptions
 __all__ = ["is_file", "load", "statistics_of_file"]
 
 Size = Sequence[int] | Tensor
+_FORMATS = "file .onnx, .pt2, or TorchScript .pt"
 _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript")
 
 
@@ -46,7 +47,7 @@ def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, 
     except TypeError:
         raise InputError(f"expected the path of a model, got {type(path).__name__}: {path!r:.80}") from None
     if not place.is_file():
-        raise ModelFileError(f"there is no file {str(place)!r}")
+        raise ModelFileError(f"there is no file {str(place)!r}; expected a {_FORMATS}, or the model itself")
     given = _inputs(input)
     sizes = {name: _size(each, input) for name, each in given.items()}
     ending = place.suffix.lower()
@@ -62,7 +63,7 @@ def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, 
         from modelsummary.archive.torchscript import load_torchscript
 
         return load_torchscript(place, sizes, {name: each.dtype for name, each in given.items() if _is_tensor(each)})
-    raise InputError(f"{str(place)!r}: expected a file .onnx, .pt2, or TorchScript .pt")
+    raise InputError(f"{str(place)!r}: expected a {_FORMATS}")
 
 
 def _inputs(given: Any) -> dict[str | int, Any]:

@@ -8,6 +8,7 @@ is reported as uncounted, never as a silent zero.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from modelsummary.op_formulas import Formula, find_formula, outer_product_macs
+from modelsummary.op_formulas import Formula, find_formula, is_own, outer_product_macs
 
 __all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
 
@@ -164,9 +165,15 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     macs, uncounted = 0, rule.name if rule.formula is None and rule.matrix_like else None
     if rule.formula is not None:
         try:
-            macs = int(rule.formula(*args, **{**kwargs, "out": out}))
-        except Exception:  # a formula that does not know these arguments must not break the summary
-            uncounted = rule.name
+            result = rule.formula(*args, **{**kwargs, "out": out})
+            macs = int(result)
+            if macs != result or macs < 0:
+                raise ValueError(f"it returned {result!r:.80}; expected an integer >= 0")
+        except Exception as error:  # a formula that does not know these arguments must not break the summary
+            macs, uncounted = 0, rule.name
+            if not is_own(rule.formula) and not isinstance(error, NotImplementedError):
+                said = f"{type(error).__name__}: {error}"
+                warnings.warn(f"the formula of {rule.name} failed, the call is not counted: {said}", stacklevel=2)
     written = _bytes_of(out)
     read = min(written, _bytes_of(args[0])) + _bytes_of(args[1:]) if rule.gathers else _bytes_of((args, kwargs))
     return OpCost(macs, 0 if macs else _elementwise_ops(rule, args, out), read, written, uncounted)

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from modelsummary.errors import RegistrationError
 
-__all__ = ["Formula", "find_formula", "is_outer_product", "outer_product_macs", "register_op_cost"]
+__all__ = ["Formula", "find_formula", "is_outer_product", "is_own", "outer_product_macs", "register_op_cost"]
 
 Formula = Callable[..., int]
 _F = TypeVar("_F", bound=Formula)
@@ -30,6 +30,8 @@ def register_op_cost(op: Any) -> Callable[[_F], _F]:
 
     The formula gets the operator's arguments (read their shapes only: in shape-only execution the tensors
     hold no values), and the result as the keyword ``out``. It takes precedence over torch's ``flop_registry``.
+    It returns an integer. If it raises, or returns something else, there is a warning and the call is listed as not
+    counted; ``NotImplementedError`` lists it without a warning.
 
     Args:
         op: an operator (``torch.ops.mylib.my_op``), one overload of it, or a list of them.
@@ -44,13 +46,19 @@ def register_op_cost(op: Any) -> Callable[[_F], _F]:
     ops: Iterable[Any] = op if isinstance(op, (list, tuple)) else (op,)
 
     def register(formula: _F) -> _F:
+        if not callable(formula):
+            raise RegistrationError(
+                f"register_op_cost: expected a function of the operator's arguments and out=, got {formula!r:.80}"
+            )
         for each in ops:
             if not isinstance(each, _OPERATOR_TYPES):
                 raise RegistrationError(
                     f"register_op_cost: expected an operator such as torch.ops.mylib.my_op, got {each!r}"
                 )
             if each in _registry:
-                raise RegistrationError(f"register_op_cost: {each} has a formula already: {_registry[each]}")
+                raise RegistrationError(
+                    f"register_op_cost: {each} has a formula already: {_registry[each]}; a formula cannot be replaced"
+                )
         for each in ops:
             _registry[each] = formula
         return formula
@@ -278,6 +286,11 @@ def find_formula(func: Any) -> Formula | None:
     torchs = (_torch_formula(candidate) for candidate in candidates)
     by_name = _by_name.get(f"{namespace}.{base}")
     return next((formula for formula in (*ours, by_name, *torchs) if formula is not None), None)
+
+
+def is_own(formula: Formula) -> bool:
+    """The formula is one of this package or of torch, none that a user registered."""
+    return str(getattr(formula, "__module__", "")).partition(".")[0] == "modelsummary"
 
 
 def _torch_formula(operator: Any) -> Formula | None:

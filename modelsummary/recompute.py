@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory_estimate import MemoryEstimate
 
@@ -147,7 +147,7 @@ def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     for fqn in chosen:
         container, segment = segment_of(fqn)
         if container not in modules:
-            raise InputError(f"checkpoint names {fqn!r}, which is no module of the model")
+            raise InputError(f"checkpoint names {fqn!r}, which is no module of the model{close_to(fqn, modules)}")
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.errors import InputError, MissingExtraError, close_to
 
 __all__ = ["SOURCES", "Source", "build_model"]
 
@@ -130,7 +129,9 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
         found: Any = importlib.import_module(module)
     except Exception as error:  # whatever the code of a module raises
         what = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        raise InputError(f"module {module!r} cannot be imported: {what}{error}") from error
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        remedy = f"; expected {SOURCES}" if is_missing else ""
+        raise InputError(f"module {module!r} cannot be imported: {what}{error}{remedy}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise InputError(f"module {module!r} has no {name!r}")
@@ -165,9 +166,7 @@ def _exported(path: Path, settings: Mapping[str, Any]) -> Source:
 
 
 def _unknown(library: str, name: str, known: list[str]) -> InputError:
-    close = difflib.get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return InputError(f"{library} has no model {name!r}{hint}")
+    return InputError(f"{library} has no model {name!r}{close_to(name, known)}")
 
 
 @contextmanager

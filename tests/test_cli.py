@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ def broken():
 
 
 READY = mlp()
+ROOT = Path(__file__).parents[1]
 MLP = "tests.test_cli:mlp"
 
 
@@ -50,6 +53,13 @@ def test_settings_mode_and_table(capsys):
         "num_params,training", "--depth", "0", "--units", "K",
     )  # fmt: skip
     assert said.out == Statistics(mlp(16).eval(), (2, 4)).table(["num_params", "training"], depth=0, units="K") + "\n"
+
+
+def test_dtype(capsys):
+    said = output(capsys, MLP, "--input", "2,4", "--dtype", "bfloat16", "--columns", "params_bytes", "--depth", "0").out
+    assert said == f"{Statistics(mlp().bfloat16(), (2, 4)).table(['params_bytes'], depth=0)}\n"
+    assert "'long' is no floating point dtype" in output(capsys, MLP, "--dtype", "long", status=2).err
+    assert "is in one dtype; --dtype" in output(capsys, "net.onnx", "--dtype", "half", status=2).err
 
 
 @pytest.mark.parametrize("inputs", [["5:long", "3"], ["ids=5:long", "scale=3"], ["scale=3", "ids=5:int32"]])
@@ -115,12 +125,44 @@ def test_budgets(capsys):
     assert f"{training:,} memory bytes" in output(capsys, *arguments, str(training - 1), status=1).err
 
 
+def inverse():
+    return Call(lambda self, x: torch.linalg.inv(self.linear(x)), linear=nn.Linear(2, 2))
+
+
+def test_a_budget_is_not_kept_by_what_is_not_counted(capsys):
+    said = output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-macs", "100", status=1)
+    assert said.err == "unknown: at least 8 macs, of 100 allowed; not counted: aten.linalg_inv_ex\n"
+    assert output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-params", "6").err == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_the_budgets_of_the_example(tmp_path):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    command = tmp_path / "modelsummary"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m modelsummary "$@"\n')
+    command.chmod(0o755)
+    script = (ROOT / "examples/budget.sh").read_text()
+    kept, exceeded = (
+        subprocess.run(
+            ["bash", "-c", text],
+            cwd=ROOT,
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for text in (script, script.replace("--max-params 4M", "--max-params 3M"))
+    )
+    assert (kept.returncode, kept.stderr) == (0, "")
+    assert (exceeded.returncode, exceeded.stderr) == (1, "exceeded: 3,504,872 params, of 3,000,000 allowed\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "the following arguments are required: model"),
         (["mlp"], "model 'mlp'; expected torchvision:NAME"),
-        (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'"),
+        (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'; expected torchvision:NAME"),
         (["tests.test_cli:nothing"], "module 'tests.test_cli' has no 'nothing'"),
         (["tests.test_cli:MLP"], "is 'tests.test_cli:mlp'; expected a function or class that makes"),
         (["os:getcwd"], "expected a torch.nn.Module"),
@@ -194,7 +236,7 @@ def test_torchvision(capsys):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     facts = json.loads(output(capsys, "torchvision:resnet18", "--input", "1,3,224,224", "--format", "json").out)
     assert facts["rows"][0]["num_params"] == 11_689_512
-    assert "no model 'resnet19'; did you mean resnet18" in output(capsys, "torchvision:resnet19", status=2).err
+    assert "no model 'resnet19'; did you mean 'resnet18'" in output(capsys, "torchvision:resnet19", status=2).err
     assert "Total params: 27,161,264" in output(capsys, "torchvision:inception_v3", "--depth", "0").out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 import modelsummary
 from modelsummary import Statistics
 from modelsummary.cli import run
+from modelsummary.views.columns import COLUMNS
 from tests.test_text import TABLE, Small
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +24,7 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = [*"start extending usage numbers split latency memory export views files fx".split(), TORCHINFO]
+NAMES = [*"start extending usage cost split latency memory export views files fx ci".split(), TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,11 +72,46 @@ def test_the_table_in_the_page_on_torchinfo(capsys):
     assert capsys.readouterr().out == blocks("docs/torchinfo.md", "text")[0]
 
 
+def names_in(path):
+    return re.findall(r"`([a-z_]+)`", (ROOT / path).read_text())
+
+
 def test_every_number_in_the_definitions_exists():
-    text = (ROOT / "docs/numbers.md").read_text()
-    names = re.findall(r"`([a-z_]+)`", text.partition("## Where")[0])
+    names = names_in("docs/numbers.md")
     known = set(dir(modelsummary.ModelStatistics)) | set(dir(modelsummary.LayerInfo("", "", "", 0, None)))
-    assert {name for name in names if not name.endswith("_")} <= known | set(modelsummary.__all__)
+    assert {name for name in names if not name.endswith("_")} <= known | COLUMNS.keys() | set(modelsummary.__all__)
+
+
+def test_every_column_is_listed_and_every_number_defined():
+    assert COLUMNS.keys() <= set(names_in("docs/usage.md"))
+    defined = set(names_in("docs/numbers.md")) | set(names_in("docs/latency.md"))
+    numbers = {name for name, column in COLUMNS.items() if column.kind not in ("text", "shape")} - {"mult_adds"}
+    assert {name.removeprefix("self_").replace("_self_", "_") for name in numbers} <= defined | {"params"}
+
+
+def test_the_api_page_has_every_public_name():
+    text = (ROOT / "docs/api.md").read_text()
+    listed = {name.removeprefix("modelsummary.") for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.M)}
+    assert set(modelsummary.__all__) - {"fx"} | set(modelsummary.fx.__all__) <= listed
+    assert not [name for name in listed if re.search(r"\b_", name)]
+    arguments = re.search(r":: Statistics\((.*)\)", text).group(1)  # __new__ hides those of __init__
+    names = [each.partition("=")[0].lstrip("*") for each in arguments.split(", ")]
+    assert names == list(inspect.signature(Statistics.__init__).parameters)[1:]
+
+
+def test_the_table_of_other_tools():
+    """Those that the tests install; the script measures the others in the same way."""
+    pytest.importorskip("torchinfo")
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    spec = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks/peers.py")
+    peers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(peers)
+    text = (ROOT / "docs/peers.md").read_text()
+    cases = [case for case in peers.CASES if case[0] in ("torchinfo", "torch")]
+    assert len(cases) == 4
+    for _, _, name, size, theirs, ours in cases:
+        there, here = peers.quietly(theirs, name, size), peers.quietly(ours, name, size)
+        assert re.search(rf"{re.escape(name)}[^|]*, {'x'.join(map(str, size))} \| {there:,} \| {here:,} ", text)
 
 
 def test_readme_command(capsys):

@@ -276,6 +276,10 @@ def test_concrete_arguments_are_no_placeholders():
     ("arguments", "message"),
     [
         ({"meta_args": {"y": torch.rand(2)}}, r"meta_args names 'y', which is no argument .* it takes: input"),
+        (
+            {"meta_args": {"input": (2, 4)}},
+            r"meta_args\['input'\] is \(2, 4\); pass a tensor, such as torch.empty\(\[2, 4\]",
+        ),
         ({"concrete_args": {"z": 1}, "meta_args": {"input": torch.rand(2)}}, "concrete_args names 'z'"),
         ({"concrete_args": {"input": 1}, "meta_args": {"input": torch.rand(2)}}, "'input' is in concrete_args and"),
         ({"concrete_args": {"input": torch.rand(2)}}, r"concrete_args\['input'\] holds a tensor"),

@@ -199,8 +199,20 @@ def test_not_a_module(model):
         Statistics(model, (1, 3))
 
 
+class Sum(nn.Module):
+    def forward(self, a, b):
+        return a + b
+
+
+def test_the_error_of_a_wrong_call_says_what_to_do():
+    with pytest.raises(InputError, match=r"'b': .* it is Sum.forward\(a, b\); pass a list or dict of tensors"):
+        Statistics(Sum(), (2, 4))
+    with pytest.raises(InputError, match=r"'input_size' is no argument of it$"):
+        Statistics(nn.Linear(1, 1), input_size=(1, 1))
+
+
 def test_a_text_is_the_path_of_a_file():
-    with pytest.raises(ModelFileError, match="there is no file 'resnet18'"):
+    with pytest.raises(ModelFileError, match=r"'resnet18'; expected a file .*, or the model itself"):
         Statistics("resnet18", (1, 3))
 
 

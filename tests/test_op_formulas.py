@@ -13,6 +13,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import RegistrationError, Statistics
+from modelsummary.op_costs import OpRule, op_cost
 from modelsummary.op_formulas import find_formula
 
 
@@ -328,7 +329,29 @@ def test_a_formula_that_fails_leaves_the_operator_in_the_ledger():
     def odd_macs(a, *, out):
         raise ValueError("unknown arguments")
 
-    assert Statistics(Call(torch.ops.modelsummary_test.odd), rand(3)).uncounted_ops == {"modelsummary_test.odd": 1}
+    with pytest.warns(
+        UserWarning, match=r"formula of modelsummary_test\.odd failed, .*: ValueError: unknown arguments"
+    ):
+        stats = Statistics(Call(torch.ops.modelsummary_test.odd), rand(3))
+    assert stats.uncounted_ops == {"modelsummary_test.odd": 1}
+
+
+@pytest.mark.parametrize("result", [-3, 1.5, None, "3"])
+def test_a_formula_gives_an_integer(result):
+    with pytest.warns(UserWarning, match="the formula of x failed, the call is not counted"):
+        assert op_cost(OpRule("x", lambda a, *, out: result), (rand(2),), {}, rand(2)).uncounted == "x"
+
+
+def test_a_formula_may_decline():
+    def declines(a, *, out):
+        raise NotImplementedError
+
+    assert op_cost(OpRule("x", declines), (rand(2),), {}, rand(2)).uncounted == "x"
+
+
+def test_a_formula_is_a_function():
+    with pytest.raises(RegistrationError, match="expected a function of the operator's arguments and out=, got 5"):
+        modelsummary.register_op_cost(torch.ops.aten.relu)(5)
 
 
 @pytest.mark.parametrize(

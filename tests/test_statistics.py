@@ -35,6 +35,11 @@ def test_an_unknown_name_names_close_matches(stats):
     assert isinstance(caught.value, KeyError)
 
 
+def test_a_message_is_one_line(stats):
+    with pytest.raises(InputError, match=r"^expected the Statistics .*: Sequential\( \(0\): ReLU\(\) \)$"):
+        stats.diff(nn.Sequential(nn.ReLU()))
+
+
 def test_a_name_is_a_string(stats):
     with pytest.raises(InputError, match=r"expected a fully qualified name such as .* got 3"):
         stats[3]

@@ -186,12 +186,21 @@ def test_columns_of_one_layer(stats):
 
 
 def test_an_unknown_column_lists_the_known_ones(stats):
-    with pytest.raises(InputError, match=r"unknown column 'mac'; expected some of: input_size, output_size"):
+    with pytest.raises(
+        InputError, match=r"unknown column 'mac'; expected some of: input_size, .*; did you mean 'macs'"
+    ):
         stats.table(columns=["mac"])
     with pytest.raises(InputError, match="columns=3 is no list of names"):
         stats.table(columns=3)
     with pytest.raises(InputError, match="unknown unit prefix 'MB'"):
         stats.table(units="MB")
+
+
+def test_groups_are_those_of_convolutions_not_a_setting_of_a_model():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1, groups=2))
+    model.groups = 2
+    records = Statistics(model, (1, 4, 2, 2)).to_records(["groups"])
+    assert [each["groups"] for each in records] == [None, 2]
 
 
 def test_without_a_forward_there_is_nothing_to_say_of_runs():

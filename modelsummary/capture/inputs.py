@@ -347,9 +347,11 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
     try:
         signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
+        unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
+        remedy = f"{unknown[0]!r} is no argument of it" if unknown else "pass a list or dict of tensors, or of sizes"
         raise InputError(
             f"{error}: input_data gives {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
-            f"{sorted(call.kwargs)}, but it is {type(model).__name__}.forward{signature}"
+            f"{sorted(call.kwargs)}, but it is {type(model).__name__}.forward{signature}; {remedy}"
         ) from None
 
 

@@ -144,7 +144,8 @@ class ShapeProp:
 def checked(module: GraphModule) -> GraphModule:
     """The graph module. Raises ``InputError`` if it is none."""
     if not isinstance(module, GraphModule):
-        raise InputError(f"expected a torch.fx.GraphModule, got {type(module).__name__}: {module!r:.80}")
+        hint = "; trace it first: symbolic_trace(model, meta_args={...})" if isinstance(module, nn.Module) else ""
+        raise InputError(f"expected a torch.fx.GraphModule, got {type(module).__name__}: {module!r:.80}{hint}")
     return module
 
 

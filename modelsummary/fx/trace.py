@@ -97,6 +97,10 @@ def _call_of(
         if unknown and not takes_any:
             expected = ", ".join(parameters) or "none"
             raise InputError(f"{kind} names {unknown[0]!r}, which is no argument of the forward; it takes: {expected}")
+    size = next((name for name, value in meta.items() if _is_size(value)), None)
+    if size is not None and not any(map(_holds_tensor, meta.values())):  # beside a tensor it is an argument like others
+        tensor = f"torch.empty({list(meta[size])}, device='meta')"
+        raise InputError(f"meta_args[{size!r}] is {meta[size]!r}; pass a tensor, such as {tensor}")
     twice = sorted(concrete.keys() & meta.keys())
     if twice:
         raise InputError(f"argument {twice[0]!r} is in concrete_args and in meta_args; pass it in one of them")
@@ -120,6 +124,10 @@ def _call_of(
     except TypeError as error:
         raise InputError(f"{error}; pass it in meta_args (tensors) or concrete_args (anything else)") from None
     return call, inputs
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(each) is int for each in value)
 
 
 def _holds_tensor(value: Any) -> bool:

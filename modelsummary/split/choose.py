@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from modelsummary.errors import InputError, SplitError
+from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.costs import CallCosts, held_by_calls
 from modelsummary.split.partition import Chain, fewest_parts, partitions
@@ -133,6 +133,7 @@ def _boundary(sequence: CallSequence, fqn: str, wishes: Wishes) -> int:
             f"it is inside of {inside.fqn!r}, which is called as a whole"
             if inside
             else "no layer of this name was called"
+            + close_to(fqn, (event.fqn for event in sequence.span if event.is_module))
         )
         raise InputError(f"boundaries names {fqn!r}, but {why}")
     position = min(first for first, _ in spans)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Sequence
 from os import PathLike
@@ -12,7 +11,7 @@ from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.latency import LatencyOverhead
-from modelsummary.errors import InputError, LayerNotFoundError
+from modelsummary.errors import InputError, LayerNotFoundError, close_to
 from modelsummary.formatting import ReadableNumbers
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.statistics.exporting import Exporting
@@ -119,9 +118,7 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         rows = self._index.get(fqn) or self._index.get(self._first_path(fqn))
         if rows is not None:
             return list(rows)
-        close = difflib.get_close_matches(fqn, self._index, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{hint}")
+        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{close_to(fqn, self._index)}")
 
     def _first_path(self, fqn: str) -> str:
         """The FQN of the module that another path leads to; needs the live modules."""

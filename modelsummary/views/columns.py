@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["COLUMNS", "DEFAULT_COLUMNS", "WITHOUT_FORWARD", "Column", "find_columns"]
@@ -76,7 +76,8 @@ COLUMNS: dict[str, Column] = {
     ),
     "mult_adds": Column("Mult-Adds", "count", lambda info: info.self_macs, lambda info: info.macs),
     "kernel_size": _fact("Kernel Shape", "shape", "kernel_size"),
-    "groups": _fact("Groups", "text", "groups"),
+    # a model may have an attribute of this name that is a setting of its layers (torchvision's ResNet)
+    "groups": Column("Groups", "text", lambda info: info.groups if info.kernel_size else None),
     "inner_layers": _fact("Parameters", "text", "inner_layers"),
     "trainable": _fact("Trainable", "text", "trainable"),
     "training": Column("Mode", "text", lambda info: "train" if info.training else "eval"),
@@ -146,5 +147,7 @@ def find_columns(names: Sequence[str] | None, root: LayerInfo, *, executed: bool
         raise InputError(f"columns={names!r} is no list of names; expected some of: {', '.join(COLUMNS)}")
     for name in names:
         if not isinstance(name, str) or name not in COLUMNS:
-            raise InputError(f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}")
+            raise InputError(
+                f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}{close_to(name, COLUMNS)}"
+            )
     return [(name, COLUMNS[name]) for name in names]
