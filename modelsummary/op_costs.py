@@ -135,7 +135,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         makes_tensor=any(argument.name == "device" for argument in arguments),
         per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
         gathers=base in _GATHERS,
-        is_composite=namespace != "prim"
+        is_composite=torch._C._dispatch_has_kernel(func.name())  # some are known to Python only
         and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )
 

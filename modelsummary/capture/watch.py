@@ -199,6 +199,11 @@ _QUESTIONS = frozenset(
 ) | {"prim.layout", "prim.device"}
 
 
+def _is_nested(args: tuple[Any, ...]) -> bool:
+    """A nested tensor has kernels of its own where others are composed of simpler operators."""
+    return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
+
+
 class Counting(Protocol):
     """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
 
@@ -231,7 +236,7 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if args and is_lazy(args[0]):  # a lazy module looks at its own parameter
             return func(*args, **kwargs)
-        if rule.is_composite and rule.formula is None:
+        if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
