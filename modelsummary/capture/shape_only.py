@@ -120,7 +120,7 @@ class ShapeOnly:
             kwargs = {**kwargs, "device": _META} | ({"pin_memory": False} if kwargs.get("pin_memory") else {})
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
-        known = not rule.is_random and self._known.cover(tensors)
+        known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
         if rule.needs_values or selects_by_mask(rule, args):
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
         for tensor in written:
@@ -220,7 +220,7 @@ class ShapeOnly:
         else:
             try:
                 twin = torch.empty_like(tensor, device=_META)
-            except RuntimeError:  # of a few layouts there are none on meta
+            except (RuntimeError, AssertionError):  # of a few layouts there are none on meta
                 self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
                 return tensor
         is_fake = type(tensor) is FakeTensor
