@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 
@@ -14,28 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from modelsummary import ForwardError, Statistics
+from modelsummary import Statistics
 from tests.models import Call
 from tests.untouched import untouched
-
-# ------------------------------------------------------------------------------------------------ faults
-
-
-class Fault(Exception):
-    """Injected."""
-
-
-def raising_at(model, number, error):
-    """Make the call of the ``number``-th module raise; returns whether there is one."""
-    modules = list(model.modules())
-    if number >= len(modules):
-        return False
-
-    def forward(*args, **kwargs):
-        raise error
-
-    modules[number].forward = forward
-    return True
 
 
 def encoder():
@@ -50,48 +30,6 @@ def mixed():
         head=nn.LazyLinear(5),
         bias=nn.ParameterList([torch.zeros(5)]),
     )
-
-
-@pytest.mark.parametrize("execution", ["shape", "real"])
-@pytest.mark.parametrize(("make", "size"), [(encoder, (2, 5, 16)), (mixed, (2, 3, 6, 6))])
-def test_faults_in_every_module(make, size, execution):
-    for error, expected in ((Fault("now"), ForwardError), (KeyboardInterrupt(), KeyboardInterrupt)):
-        number = 0
-        while True:
-            model = make()
-            if execution == "real":
-                model(torch.zeros(size))  # lazy layers need it
-            if not raising_at(model, number, error):
-                break
-            x = torch.randn(size)
-            with untouched(model), contextlib.suppress(expected):
-                Statistics(model, x, execution=execution)
-            number += 1
-        assert number > 4
-
-
-@pytest.mark.slow
-def test_faults_in_torchvision():
-    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    raised = 0
-    for name in models.list_models(models):
-        settings_ = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        try:
-            with torch.device("meta"):
-                model = models.get_model(name, weights=None, **settings_)
-        except NotImplementedError:
-            continue
-        modules = list(model.modules())
-        x = torch.zeros(2, 3, 299 if name == "inception_v3" else 224, 299 if name == "inception_v3" else 224)
-        for place, error in ((len(modules) // 3, Fault()), (2 * len(modules) // 3, KeyboardInterrupt())):
-            raising_at(model, place, error)
-            with untouched(model):
-                try:
-                    Statistics(model, x.to("meta"))
-                except (ForwardError, KeyboardInterrupt):
-                    raised += 1
-            del modules[place].forward
-    assert raised > 100
 
 
 # ----------------------------------------------------------------------------------------------- threads
