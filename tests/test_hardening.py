@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import weakref
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +15,13 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import FlopCounterMode
 
-from modelsummary import Statistics
+import modelsummary
+from modelsummary import ForwardError, Statistics
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -86,22 +94,111 @@ def test_in_contexts(context):
 # ------------------------------------------------------------------------------------------------ growth
 
 
-def test_many_summaries():
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def left_behind():
+    """What a summary could leave in the process: objects, hooks, modes, and the collector switched off."""
+    gc.collect()
+    hooks = [len(each) for name, each in vars(module_hooks).items() if name.startswith("_global_forward")]
+    modes = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
+    return len(gc.get_objects()), (hooks, modes, gc.isenabled(), threading.active_count())
+
+
+def summarised():
     model, x = mixed(), torch.randn(2, 3, 6, 6)
     model(x)
+    return lambda: Statistics(model, x)
 
-    def objects():
-        gc.collect()
-        return len(gc.get_objects())
 
+def refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 5))
+
+    def run():
+        with pytest.raises(ForwardError):
+            Statistics(model, (2, 4))
+
+    return run
+
+
+def run_for_real():
+    model = Call(lambda self, x: self.linear(x) if x.sum() > 0 else x, linear=nn.Linear(4, 4))
+    return lambda: Statistics(model, torch.ones(2, 4))
+
+
+RUNS = [summarised, refused, run_for_real]
+
+
+@pytest.mark.parametrize("make", RUNS)
+def test_many_summaries(make):
+    run = make()
     for _ in range(20):
-        Statistics(model, x)
-    before = objects()
-    for _ in range(300):
-        Statistics(model, x)
-    assert objects() - before < 100
-    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    assert gc.isenabled()
+        run()
+    objects, rest = left_behind()
+    for _ in range(100):
+        run()
+    objects_after, rest_after = left_behind()
+    assert objects_after - objects < 100  # less than one a summary
+    assert rest_after == rest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@pytest.mark.parametrize("make", RUNS)
+def test_ten_thousand_summaries(make):
+    run, resident = make(), []
+    run()
+    objects, rest = left_behind()
+    for _ in range(5):
+        for _ in range(2000):
+            run()
+        objects_after, rest_after = left_behind()
+        resident.append(resident_bytes())
+    assert objects_after - objects < 1000
+    assert rest_after == rest
+    # Malloc takes a new arena now and then; what leaks grows all the time. A row alone takes more than 200 bytes.
+    assert min(after - before for before, after in pairwise(resident)) < 200 * 2000
+
+
+def in_a_profile(model, x):
+    with modelsummary.profile(model) as profiler:
+        model(x)
+    return profiler.generate_profile()
+
+
+def after_an_error(model, x):
+    with pytest.raises(ForwardError):
+        Statistics(model, (1, 1))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        Statistics,
+        after_an_error,
+        in_a_profile,
+        lambda model, x: Statistics(model, x, execution="real"),
+        lambda model, x: Statistics(model, x).measure_latency(backward=True, runs=2),
+        lambda model, x: Statistics(model, x).memory(),
+        lambda model, x: Statistics(model, x).measure_memory(),
+        lambda model, x: Statistics(model, x).split(2),
+        lambda model, x: Statistics(model, x).graph(),
+        lambda model, x: Statistics(model, x).graph_module(),
+        lambda model, x: modelsummary.summary(model, input_data=x, verbose=0),
+    ],
+)
+def test_the_model_is_free_to_go(use):
+    """No cache keeps it, ours or torch's."""
+    torch.overrides.get_ignored_functions.cache_clear()
+    torch.overrides._get_overridable_functions.cache_clear()
+    model, x = mixed(), torch.randn(2, 3, 6, 6)
+    model(x)
+    parts = [weakref.ref(part) for part in (x, *model.modules(), *model.parameters(), *model.buffers())]
+    result = use(model, x)
+    del model, x, result
+    gc.collect()
+    assert not any(part() is not None for part in parts)
 
 
 # ----------------------------------------------------------------------------------------- random models
