@@ -561,6 +561,20 @@ def test_tensors_written_where_no_operator_is_seen():
     assert torch.equal(model.sparse.to_dense(), torch.eye(3))
 
 
+@pytest.mark.parametrize("length", [4, 2**19])  # copied before the run; and, too large for that, when it is written
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_arrays_written_through_tensors(length, execution):
+    def forward(self, x):
+        tensor = torch.from_numpy(self.array)
+        return x + tensor.mul_(2)[0]
+
+    model = Call(forward)
+    model.array = np.ones(length)
+    model.words = np.array(["a"] * length)  # nothing for torch
+    Statistics(model, torch.ones(1), execution=execution)
+    assert (model.array == 1).all()
+
+
 def test_a_tensor_passed_twice_stays_one_tensor():
     model = Call(lambda self, q, k: self.a(q) if q is k else self.b(q), a=nn.Linear(4, 4), b=nn.Linear(4, 5))
     x = torch.ones(2, 4)
