@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.held import Held
+from modelsummary.capture.real import RealExecution
+from modelsummary.capture.watch import Operators
 from tests.models import CachesTensors, Call, ClampsWeights, Decoder, ReplacesData
 from tests.untouched import untouched
 
@@ -597,3 +600,39 @@ def test_a_buffer_made_in_inference_mode_comes_back():
     for execution in EXECUTIONS:
         with untouched(model):
             Statistics(model, torch.ones(1), execution=execution)
+
+
+@pytest.mark.parametrize(("execution", "owner"), [("shape", Held), ("real", Held), ("real", RealExecution)])
+def test_an_interruption_while_the_model_is_put_back(execution, owner, monkeypatch):
+    put_back, interruptions = owner.put_back, iter([KeyboardInterrupt])
+
+    def interrupted(self):
+        for error in interruptions:
+            raise error
+        put_back(self)
+
+    model = CachesTensors()
+    if owner is RealExecution:
+        put_back = owner._put_back
+    monkeypatch.setattr(owner, put_back.__name__, interrupted)
+    with untouched(model), pytest.raises(KeyboardInterrupt):
+        Statistics(model, torch.ones(2, 4), execution=execution)
+    assert next(interruptions, None) is None
+
+
+@pytest.mark.parametrize("place", ["__enter__", "__exit__"])
+def test_an_interruption_while_a_mode_begins_or_ends(place, monkeypatch):
+    original = getattr(Operators, place)
+
+    def interrupted(self, *args):
+        if place == "__enter__":
+            original(self)
+        raise KeyboardInterrupt
+
+    model = CachesTensors()
+    with untouched(model):
+        monkeypatch.setattr(Operators, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Statistics(model, torch.ones(2, 4))
+        monkeypatch.undo()
+        assert not _get_current_dispatch_mode_stack()

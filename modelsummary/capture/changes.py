@@ -161,9 +161,9 @@ def noticed(note: Callable[[str], None]) -> Iterator[None]:
 
         return ask
 
-    for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
-        setattr(owner, name, noticing(original, reason))
     try:
+        for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
+            setattr(owner, name, noticing(original, reason))
         yield
     finally:
         for (owner, name, _), original in zip(_QUESTIONS, originals, strict=True):

@@ -64,9 +64,16 @@ class RealExecution:
                 memory = _bytes_behind(tensor)
                 self._copies.append((memory, memory.clone()))
 
-    @torch.no_grad()
     def put_back(self) -> None:
         """Give the tensors their memory, shapes and values back; their versions do not move by that."""
+        try:
+            self._put_back()
+        except KeyboardInterrupt:  # halfway, maybe
+            self._put_back()
+            raise
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
         for tensor, alias in self._aliases:
             if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
                 tensor.data = alias

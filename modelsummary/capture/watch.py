@@ -114,15 +114,22 @@ class Watch:
         root.finished = True
 
     def __enter__(self) -> Watch:
-        self._handles += [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
-        ]
-        self._operators.__enter__()  # type: ignore[no-untyped-call]
+        try:
+            self._handles.append(register_module_forward_pre_hook(self._before))
+            self._handles.append(register_module_forward_hook(self._after, with_kwargs=True, always_call=True))
+            self._operators.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:  # Ctrl-C
+            self._remove_hooks()
+            raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
+        try:
+            self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
+        finally:
+            self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
             _global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.15 leaves this entry behind
