@@ -101,6 +101,8 @@ def _global_state() -> list[Undo]:
     """Random number generators and the switches of torch that a forward may turn."""
     undo: list[Undo] = [
         _modes(),
+        _later(torch.set_grad_enabled, torch.is_grad_enabled()),
+        _later(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()),
         _later(_set_default_device, _default_device()),
         _later(torch.set_default_dtype, torch.get_default_dtype()),
         _later(torch.set_rng_state, torch.get_rng_state()),

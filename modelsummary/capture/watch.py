@@ -127,7 +127,11 @@ class Watch:
         try:
             self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
         finally:
-            self._remove_hooks()
+            try:
+                self._remove_hooks()
+            except KeyboardInterrupt:
+                self._remove_hooks()
+                raise
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
