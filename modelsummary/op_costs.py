@@ -48,8 +48,9 @@ _HELPER_WORDS = frozenset(
     "thnn prepack pack unpack reorder convert flatten check cross diagonal vector powsum vander fftfreq rfftfreq"
     " cache search norm".split()
 )
+_COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional".split())
 # Collectives, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
-_FREE_NAMESPACES = frozenset("prim c10d c10d_functional _c10d_functional profiler rngprims torchvision".split())
+_FREE_NAMESPACES = _COLLECTIVES | frozenset("prim profiler rngprims torchvision".split())
 
 _MOVES_DATA = frozenset("clone _to_copy copy lift_fresh_copy equal".split())
 _PER_INPUT = re.compile(
@@ -78,6 +79,7 @@ class OpRule:
         writes: positions (names, where keyword-only) of the arguments that are written in place.
         keeps_shape: in place on its first argument, whose shape stays.
         is_random: draws random numbers.
+        is_collective: other processes take part; the result does not follow from the arguments.
         needs_values: shape or value of the result depends on the values of tensors.
         makes_tensor: has a ``device`` argument.
         per_element: "in", "out" or "": which elements count as element-wise operations.
@@ -92,6 +94,7 @@ class OpRule:
     writes: tuple[int | str, ...] = ()
     keeps_shape: bool = False
     is_random: bool = False
+    is_collective: bool = False
     needs_values: bool = False
     makes_tensor: bool = False
     per_element: str = ""
@@ -126,9 +129,10 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         formula=formula,
         matrix_like=_looks_like_product(base) if namespace == "aten" else namespace not in _FREE_NAMESPACES,
         returns_alias=any(result.alias_info is not None for result in func._schema.returns),
-        writes=writes,
+        writes=writes if namespace != "c10d" else (0,),  # what its schemas do not say
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        is_collective=namespace in _COLLECTIVES,
         needs_values=base in _UNTAGGED_DYNAMIC
         or (
             base not in _SOMETIMES_DYNAMIC
@@ -137,7 +141,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         makes_tensor=any(argument.name == "device" for argument in arguments),
         per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
         gathers=base in _GATHERS,
-        is_composite=namespace != "prim"
+        is_composite=torch._C._dispatch_has_kernel(func.name())  # some are known to Python only
         and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )
 

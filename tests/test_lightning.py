@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import MissingExtraError, Statistics
+from modelsummary import InputError, MissingExtraError, Statistics
 from tests.untouched import untouched
 
 try:
@@ -74,6 +74,17 @@ def test_callback(depth, rows, caplog, tmp_path):
     expected = Statistics(model, (2, 4)).table(["num_params", "mult_adds"], depth)
     assert expected in text
     assert sum(": " in line and "-" in line.split(": ")[-1] for line in expected.splitlines()) >= rows - 1
+
+
+@needs_lightning
+def test_arguments_are_checked_before_the_fit():
+    from modelsummary.integrations.lightning import ModelSummary
+
+    with pytest.raises(InputError, match="unknown column 'macz'"):
+        ModelSummary(columns=["macz"])
+    with pytest.raises(InputError, match="depth=-2 is no level"):
+        ModelSummary(-2)
+    assert ModelSummary(columns="macs").statistics is None
 
 
 def test_missing(monkeypatch):

@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.held import Held
+from modelsummary.capture.real import RealExecution
+from modelsummary.capture.watch import Operators
 from tests.models import CachesTensors, Call, ClampsWeights, Decoder, ReplacesData
 from tests.untouched import untouched
 
@@ -582,6 +585,20 @@ def test_tensors_written_where_no_operator_is_seen():
     assert torch.equal(model.sparse.to_dense(), torch.eye(3))
 
 
+@pytest.mark.parametrize("length", [4, 2**19])  # copied before the run; and, too large for that, when it is written
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_arrays_written_through_tensors(length, execution):
+    def forward(self, x):
+        tensor = torch.from_numpy(self.array)
+        return x + tensor.mul_(2)[0]
+
+    model = Call(forward)
+    model.array = np.ones(length)
+    model.words = np.array(["a"] * length)  # nothing for torch
+    Statistics(model, torch.ones(1), execution=execution)
+    assert (model.array == 1).all()
+
+
 def test_a_tensor_passed_twice_stays_one_tensor():
     model = Call(lambda self, q, k: self.a(q) if q is k else self.b(q), a=nn.Linear(4, 4), b=nn.Linear(4, 5))
     x = torch.ones(2, 4)
@@ -604,3 +621,39 @@ def test_a_buffer_made_in_inference_mode_comes_back():
     for execution in EXECUTIONS:
         with untouched(model):
             Statistics(model, torch.ones(1), execution=execution)
+
+
+@pytest.mark.parametrize(("execution", "owner"), [("shape", Held), ("real", Held), ("real", RealExecution)])
+def test_an_interruption_while_the_model_is_put_back(execution, owner, monkeypatch):
+    put_back, interruptions = owner.put_back, iter([KeyboardInterrupt])
+
+    def interrupted(self):
+        for error in interruptions:
+            raise error
+        put_back(self)
+
+    model = CachesTensors()
+    if owner is RealExecution:
+        put_back = owner._put_back
+    monkeypatch.setattr(owner, put_back.__name__, interrupted)
+    with untouched(model), pytest.raises(KeyboardInterrupt):
+        Statistics(model, torch.ones(2, 4), execution=execution)
+    assert next(interruptions, None) is None
+
+
+@pytest.mark.parametrize("place", ["__enter__", "__exit__"])
+def test_an_interruption_while_a_mode_begins_or_ends(place, monkeypatch):
+    original = getattr(Operators, place)
+
+    def interrupted(self, *args):
+        if place == "__enter__":
+            original(self)
+        raise KeyboardInterrupt
+
+    model = CachesTensors()
+    with untouched(model):
+        monkeypatch.setattr(Operators, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Statistics(model, torch.ones(2, 4))
+        monkeypatch.undo()
+        assert not _get_current_dispatch_mode_stack()

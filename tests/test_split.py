@@ -471,6 +471,20 @@ def test_splitting_needs_an_input_and_the_model():
         pickle.loads(pickle.dumps(stats)).split(2)
 
 
+def test_after_an_interruption_it_splits():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    stats = Statistics(model, (2, 4))
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    hook = model[1].register_forward_hook(stop)
+    with untouched(model), pytest.raises(KeyboardInterrupt):
+        stats.split(2)
+    hook.remove()
+    assert [len(stage) for stage in stats.split(2)] == [1, 1]
+
+
 def test_a_lazy_model_is_refused():
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
     with untouched(model), pytest.raises(SplitError, match=r"'0\.weight' is not initialised"):

@@ -154,6 +154,8 @@ def test_errors(tmp_path):
         stats.to_chrome_trace(tmp_path / "a.json")
     with pytest.raises(InputError, match="memory=5 is no MemoryEstimate"):
         stats.to_chrome_trace(tmp_path / "a.json", memory=5)
+    with pytest.raises(InputError, match="memory is that of another model: this one has no module 'other'"):
+        stats.to_chrome_trace(tmp_path / "a.json", memory=memory([(None, "step"), ("other", "forward")]))
     stats.measure_latency(runs=1, warmup=0)
     with pytest.raises(InputError, match=r"missing/a\.json.* cannot be written: .*No such file"):
         stats.to_chrome_trace(tmp_path / "missing" / "a.json")

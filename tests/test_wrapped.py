@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from modelsummary import Statistics
+from modelsummary import ForwardError, Statistics
+from tests.models import Call
 from tests.untouched import untouched
 
 PARAMS = 8 * 16 + 16 + 2 * 16 + 16 * 4 + 4
@@ -99,8 +101,44 @@ def test_functional_transforms(kind):
     check(Functional(kind))
 
 
+# --------------------------------------------------------------------------------- tensors that are no plain ones
+
+
 class Named(torch.Tensor):
     """A subclass that changes nothing."""
+
+
+class Int8(torch.Tensor):
+    """A weight that is kept in int8 with a scale for each row, and computed with in floating point."""
+
+    @staticmethod
+    def __new__(cls, stored, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=scale.dtype, device=stored.device)
+
+    def __init__(self, stored, scale):
+        self.stored, self.scale = stored, scale
+
+    def __tensor_flatten__(self):
+        return ["stored", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["stored"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(func(args[0].stored), func(args[0].scale))
+        if func is torch.ops.aten.mul_.Tensor:
+            args[0].scale.mul_(args[1])
+            return args[0]
+        plain = (each.stored * each.scale if isinstance(each, cls) else each for each in args)
+        return func(*plain, **(kwargs or {}))
+
+
+def int8(weight):
+    scale = weight.detach().abs().amax(1, keepdim=True) / 127
+    return nn.Parameter(Int8((weight.detach() / scale).round().to(torch.int8), scale), requires_grad=False)
 
 
 def test_subclasses_of_tensor():
@@ -111,3 +149,112 @@ def test_subclasses_of_tensor():
     weight = model[3].weight.detach()
     model[3].weight = nn.Parameter(TwoTensor(weight, weight.clone()))
     check(model)
+    model[0].weight = int8(model[0].weight)
+    check(model)
+
+
+def twice(self, x):
+    self.state.mul_(2)
+    return x.mul_(2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize("execution", ["auto", "real"])
+@pytest.mark.parametrize("kind", ["int8", "two", "jagged", "masked"])
+def test_written_in_place(kind, execution):
+    """What a wrapper holds is put back, in the model and in an input."""
+    values = torch.arange(1.0, 7.0).view(2, 3)
+    state, x = {
+        "int8": lambda: (int8(values).data, values),
+        "two": lambda: (TwoTensor(values.clone(), values.clone()), TwoTensor(values, values.clone())),
+        "jagged": lambda: (values, torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2]))),
+        "masked": lambda: (values.clone(), torch.masked.masked_tensor(values, values > 2)),
+    }[kind]()
+    model = Call(twice)
+    model.register_buffer("state", state)
+    with untouched(model):
+        Statistics(model, x, execution=execution)
+    assert torch.equal(values, torch.arange(1.0, 7.0).view(2, 3))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 16) for _ in range(3))
+        self.out = nn.Linear(16, 8)
+
+    def forward(self, x):
+        parts = (layer(x).unflatten(-1, (2, 8)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(-2))
+
+
+def ragged(layout):
+    """Sequences of three and of five."""
+    return torch.nested.nested_tensor([torch.rand(3, 8), torch.rand(5, 8)], layout=layout)
+
+
+def test_jagged_tensors():
+    model, x = net(), ragged(torch.jagged)
+    with untouched(model):
+        stats = Statistics(model, x)
+    assert stats.total_mult_adds == (3 + 5) * (8 * 16 + 16 * 4)
+    assert (stats["0"].output_size, stats["0"].output_bytes) == ("?", (3 + 5) * 16 * 4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_attention_of_jagged_tensors():
+    model, x = Attention(), ragged(torch.jagged)
+    with untouched(model):
+        stats = Statistics(model, x)
+    assert stats.execution == "real"
+    assert stats.total_mult_adds == (3 + 5) * 4 * 8 * 16
+    assert stats.uncounted_ops == {"aten.matmul": 2}  # kernels of nested tensors, which show no shapes
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_strided_nested_tensors():
+    model, x = net(), ragged(torch.strided)
+    with untouched(model):
+        stats = Statistics(model, x)
+    assert stats.execution == "real"
+    assert stats.fallback_reason.startswith("a nested tensor cannot run on shapes")
+    assert stats.uncounted_ops == {"aten.linear": 2}
+    with untouched(model), pytest.raises(ForwardError):
+        Statistics(model, x, execution="shape")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors(layout):
+    model = Call(lambda self, x: torch.sparse.mm(self.adjacency, self.linear(x)), linear=nn.Linear(8, 4))
+    model.register_buffer("adjacency", torch.eye(3).to_sparse(layout=layout))
+    x = torch.rand(3, 8)
+    with untouched(model):
+        stats = Statistics(model, x)
+    assert (stats.execution, stats["linear"].macs) == ("real", 3 * 8 * 4)
+    assert stats.uncounted_ops == {"aten._sparse_addmm": 1}
+    weight = nn.Linear(8, 4)
+    weight.weight = nn.Parameter(weight.weight.detach().to_sparse(layout=layout), requires_grad=False)
+    with untouched(weight):
+        stats = Statistics(weight, x)
+    assert stats.total_mult_adds == 3 * 8 * 4  # as a dense one
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_masked_tensors():
+    model = Call(lambda self, x: (x * 2).sum(1))
+    x = torch.masked.masked_tensor(torch.rand(2, 8), torch.rand(2, 8) > 0.5)
+    for execution in ("shape", "real"):
+        with untouched(model):
+            stats = Statistics(model, x, execution=execution)
+        assert stats.root.input_size == [2, 8]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_tensors_of_other_layouts():
+    model = Call(lambda self, x: self.linear(x.to_dense()), linear=nn.Linear(8, 4))
+    x = torch.rand(2, 8).to_mkldnn()
+    with untouched(model):
+        stats = Statistics(model, x)
+    assert stats.fallback_reason.startswith("a torch._mkldnn tensor cannot run on shapes")
+    assert stats.total_mult_adds == 2 * 8 * 4

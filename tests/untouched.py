@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _CONTAINERS = (dict, list, set)
 
@@ -69,10 +70,14 @@ def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
     """Bit-equal: NaN equals NaN, 0.0 and -0.0 differ."""
     if before.dtype != after.dtype or before.shape != after.shape:
         return False
+    if is_traceable_wrapper_subclass(before):
+        inner = ((getattr(before, name), getattr(after, name)) for name in before.__tensor_flatten__()[0])
+        return all(_same(*pair) for pair in inner if isinstance(pair[0], torch.Tensor))  # or what it is dealt over
     if before.is_quantized:
         before, after = before.int_repr(), after.int_repr()
-    local = (getattr(tensor, "_local_tensor", tensor) for tensor in (before, after))  # a DTensor may not be flattened
-    raw = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in local)
+    if before.layout is not torch.strided:
+        before, after = before.to_dense(), after.to_dense()
+    raw = (tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in (before, after))
     return torch.equal(*raw)
 
 

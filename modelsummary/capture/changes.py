@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import get_overridable_functions
 
 from modelsummary.capture.structure import is_array
 
@@ -149,6 +150,7 @@ _OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", __name__)
 @contextmanager
 def noticed(note: Callable[[str], None]) -> Iterator[None]:
     """Context in which ``note`` hears why, when somebody calls one of these functions."""
+    get_overridable_functions()  # torch remembers all its functions once asked: not those that stand in for them here
     originals = [getattr(owner, name) for owner, name, _ in _QUESTIONS]
 
     def noticing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
@@ -159,9 +161,9 @@ def noticed(note: Callable[[str], None]) -> Iterator[None]:
 
         return ask
 
-    for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
-        setattr(owner, name, noticing(original, reason))
     try:
+        for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
+            setattr(owner, name, noticing(original, reason))
         yield
     finally:
         for (owner, name, _), original in zip(_QUESTIONS, originals, strict=True):

@@ -175,6 +175,9 @@ class Held:
         elif is_array(value):
             if value.nbytes <= _MAX_ARRAY_BYTES and value.flags.writeable:
                 self._states.append((functools.partial(value.__setitem__, ...), value.copy()))
+            elif value.flags.writeable:  # operators that write its memory are seen, as for a tensor
+                with suppress(TypeError, ValueError):  # a dtype or strides that torch does not know
+                    self.tensors.append(torch.from_numpy(value))
         else:
             return False
         return True

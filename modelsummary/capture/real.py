@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class RealExecution:
 
     def __init__(self, tensors: Iterable[Tensor], *, all_buffers: bool = False) -> None:
         tensors = list(tensors)
-        own = [tensor for tensor in tensors if _has_memory(tensor)]
+        own = list(_in_memory(tensors))
         # An alias keeps memory, shape and strides of a tensor whose data is exchanged or resized.
         self._aliases = [(tensor, tensor.detach()) for tensor in own]
         self._untouched = {tensor.untyped_storage().data_ptr() for tensor in own}
@@ -45,7 +45,7 @@ class RealExecution:
         copy = self._inputs.get(id(tensor))
         if copy is None:
             copy = self._inputs[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            copy.__dict__.update(tensor.__dict__)
+            copy.__dict__.update({**tensor.__dict__, **copy.__dict__})  # a wrapper has tensors of its own there
         return copy
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
@@ -58,15 +58,22 @@ class RealExecution:
         return out, op_cost(rule, args, kwargs, out)
 
     def _save(self, written: Any) -> None:
-        for tensor in tensors_in(written):
-            if _has_memory(tensor) and tensor.untyped_storage().data_ptr() in self._untouched:
+        for tensor in _in_memory(tensors_in(written)):
+            if tensor.untyped_storage().data_ptr() in self._untouched:
                 self._untouched.discard(tensor.untyped_storage().data_ptr())
                 memory = _bytes_behind(tensor)
                 self._copies.append((memory, memory.clone()))
 
-    @torch.no_grad()
     def put_back(self) -> None:
         """Give the tensors their memory, shapes and values back; their versions do not move by that."""
+        try:
+            self._put_back()
+        except KeyboardInterrupt:  # halfway, maybe
+            self._put_back()
+            raise
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
         for tensor, alias in self._aliases:
             if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
                 tensor.data = alias
@@ -85,8 +92,23 @@ def _is_sparse(tensor: Tensor) -> bool:
     return tensor.layout not in (torch.strided, torch.jagged) and not tensor.is_meta
 
 
-def _has_memory(tensor: Tensor) -> bool:
-    """A tensor with a storage of its own: no meta, sparse, lazy or wrapped one."""
-    if is_lazy(tensor) or is_traceable_wrapper_subclass(tensor):
+def _in_memory(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Those with a storage of their own, no meta, sparse or lazy ones; of a wrapper (a distributed tensor, a quantised
+    weight) what it wraps.
+    """
+    for tensor in tensors:
+        if is_lazy(tensor):
+            continue
+        if is_traceable_wrapper_subclass(tensor):
+            yield from _in_memory(tensors_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]))
+        elif tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested and _has_storage(tensor):
+            yield tensor
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    """A wrapper that does not tell what it wraps has none, and says so only when it is asked."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
         return False
-    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested
+    return True

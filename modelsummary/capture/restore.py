@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from modelsummary.capture.held import Held
 
@@ -39,11 +41,23 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
     """
     held = Held()
     held.save([*modules, arguments])
-    with ExitStack() as undo:  # runs every step, also after one that raised
-        for step in (held.put_back, *_flags(held.tensors), *_global_state()):
-            undo.callback(step)
+    steps = (held.put_back, *_flags(held.tensors), *_global_state())
+    try:
         _replace_uninitialized(modules, lazy_device)
         yield held
+    finally:
+        try:
+            _run_all(steps)
+        except KeyboardInterrupt:  # anywhere in there; what is as before stays so
+            _run_all(steps)
+            raise
+
+
+def _run_all(steps: Sequence[Undo]) -> None:
+    """Run every step, also after one that raised."""
+    with ExitStack() as undo:
+        for step in steps:
+            undo.callback(step)
 
 
 # ------------------------------------------------------------------------------------- flags, lazy tensors
@@ -86,6 +100,9 @@ def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
 def _global_state() -> list[Undo]:
     """Random number generators and the switches of torch that a forward may turn."""
     undo: list[Undo] = [
+        _modes(),
+        _later(torch.set_grad_enabled, torch.is_grad_enabled()),
+        _later(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()),
         _later(_set_default_device, _default_device()),
         _later(torch.set_default_dtype, torch.get_default_dtype()),
         _later(torch.set_rng_state, torch.get_rng_state()),
@@ -100,6 +117,19 @@ def _global_state() -> list[Undo]:
     if (numpy := sys.modules.get("numpy")) is not None:
         undo.append(_later(numpy.random.set_state, numpy.random.get_state()))
     return undo
+
+
+def _modes() -> Undo:
+    """Ctrl-C may come when a mode has begun, and before anybody knows that it is to be ended."""
+    dispatch, function = len(_get_current_dispatch_mode_stack()), _len_torch_function_stack()
+
+    def put_back() -> None:
+        while len(_get_current_dispatch_mode_stack()) > dispatch:
+            _pop_mode()
+        while _len_torch_function_stack() > function:
+            _pop_torch_function_stack()
+
+    return put_back
 
 
 def _later(function: Callable[..., object], *args: Any) -> Undo:

@@ -142,7 +142,7 @@ class ShapeOnly:
             kwargs = {**kwargs, "pin_memory": False}
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
-        known = not rule.is_random and self._known.cover(tensors)
+        known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
         if rule.needs_values or selects_by_mask(rule, args):
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
         self._before_writes(written)
@@ -246,14 +246,18 @@ class ShapeOnly:
         if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
             twin = like(spec_of(tensor))
         else:
-            twin = torch.empty_like(tensor, device=_META)
+            try:
+                twin = torch.empty_like(tensor, device=_META)
+            except (RuntimeError, AssertionError):  # of a few layouts there are none on meta
+                self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
+                return tensor
         is_fake = type(tensor) is FakeTensor
         if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad and tensor.is_leaf:
             twin.requires_grad_()
         if tensor.__dict__ and not is_fake:
-            twin.__dict__.update(tensor.__dict__)
+            twin.__dict__.update({**tensor.__dict__, **twin.__dict__})  # a wrapper has tensors of its own there
         self._twins[id(tensor)] = (tensor, twin)
         return twin
 

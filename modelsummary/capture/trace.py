@@ -111,9 +111,9 @@ class Tracer(TorchFunctionMode):
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._module_call(original, module, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = classmethod(apply_function)
         try:
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            torch.autograd.Function.apply = classmethod(apply_function)
             opened = checkpoints_opened(self._region) if self._rules.opens_checkpoints else nullcontext()
             with noticed(self._note_question), opened:
                 yield

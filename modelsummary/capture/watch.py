@@ -157,15 +157,26 @@ class Watch:
         root.finished = True
 
     def __enter__(self) -> Watch:
-        self._handles += [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
-        ]
-        self._operators.__enter__()  # type: ignore[no-untyped-call]
+        try:
+            self._handles.append(register_module_forward_pre_hook(self._before))
+            self._handles.append(register_module_forward_hook(self._after, with_kwargs=True, always_call=True))
+            self._operators.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:  # Ctrl-C
+            self._remove_hooks()
+            raise
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
+        try:
+            self._operators.__exit__(*exception)  # type: ignore[no-untyped-call]
+        finally:
+            try:
+                self._remove_hooks()
+            except KeyboardInterrupt:
+                self._remove_hooks()
+                raise
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
             _global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.15 leaves this entry behind
@@ -242,6 +253,11 @@ _QUESTIONS = frozenset(
 ) | {"prim.layout", "prim.device"}
 
 
+def _is_nested(args: tuple[Any, ...]) -> bool:
+    """A nested tensor has kernels of its own where others are composed of simpler operators."""
+    return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
+
+
 class Counting(Protocol):
     """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
 
@@ -274,7 +290,7 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if args and is_lazy(args[0]):  # a lazy module looks at its own parameter
             return func(*args, **kwargs)
-        if rule.is_composite and rule.formula is None:
+        if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:

@@ -96,9 +96,16 @@ class _NumberedDevices(TorchFunctionMode):
 
 
 def takes_gradients(device: torch.device) -> bool:
-    """Autograd can note what is done on a device; in a build of torch without it, that would end the process."""
+    """Autograd can note what is done on a device.
+
+    In a build of torch without it that would end the process, and before torch 2.11 also where there is no such device.
+    """
+    if device.type in ("cpu", "meta"):
+        return True
     built = {"cuda": torch.backends.cuda.is_built, "mps": torch.backends.mps.is_built, "xpu": torch.xpu._is_compiled}
-    return device.type in ("cpu", "meta") or (device.type in built and built[device.type]())
+    if device.type not in built or not built[device.type]():
+        return False
+    return torch.__version__ >= (2, 11) or bool(getattr(torch, device.type).is_available())
 
 
 def _numbered(value: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 from modelsummary.errors import MissingExtraError
 from modelsummary.statistics import Statistics
 from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.views.columns import check_columns
+from modelsummary.views.rows import check_depth
 
 try:
     from lightning.pytorch.callbacks import ModelSummary as _ModelSummary
@@ -29,11 +31,15 @@ class ModelSummary(_ModelSummary):  # type: ignore[misc]
 
     Attributes:
         statistics: what was printed; None before a fit.
+
+    Raises:
+        InputError: an argument is unusable.
     """
 
     def __init__(self, max_depth: int | None = 1, columns: Sequence[str] | None = None) -> None:
         super().__init__(max_depth=-1 if max_depth is None else max_depth)
-        self._depth, self._columns = None if max_depth == -1 else max_depth, columns
+        self._depth = None if max_depth == -1 else check_depth(max_depth)
+        self._columns = None if columns is None else check_columns(columns)
         self.statistics: ModelStatistics | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

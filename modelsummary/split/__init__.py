@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -44,14 +44,15 @@ class Splitter:
     """Cuts one model.
 
     Args:
-        records: of its forward, from the one that holds for most; the next is used where one cannot be cut as asked.
+        records: makes those of its forward, from the one that holds for most; the next is used where one cannot be cut
+            as asked.
         rows: of its tree.
     """
 
-    def __init__(self, model: nn.Module, records: Iterable[Record], rows: Sequence[LayerInfo]) -> None:
+    def __init__(self, model: nn.Module, records: Callable[[], Iterator[Record]], rows: Sequence[LayerInfo]) -> None:
         self.model = model
         self._rows = rows
-        self._records = iter(records)
+        self._make_records, self._records = records, records()
         self._tried: list[CallSequence | SplitError] = []
 
     def split(self, by: By, wishes: Wishes) -> Stages:
@@ -81,12 +82,19 @@ class Splitter:
     def _sequences(self) -> Iterator[CallSequence | SplitError]:
         """The calls of each record, or why it cannot be opened; records are made when they are needed."""
         yield from self._tried
-        for record in self._records:
+        while (record := self._next_record()) is not None:
             try:
                 self._tried.append(analyse(record))
             except SplitError as error:
                 self._tried.append(error)
             yield self._tried[-1]
+
+    def _next_record(self) -> Record | None:
+        try:
+            return next(self._records, None)
+        except BaseException:  # the forward raised, or was interrupted: a later call begins anew
+            self._records, self._tried = self._make_records(), []
+            raise
 
     def _split(self, sequence: CallSequence, by: By, wishes: Wishes) -> Stages:
         costs = call_costs(by, sequence, self.model, self._rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class ModelSplitter:
         under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._execution = "real" if under_autocast else execution
         self._surroundings = surroundings()
-        self._splitter = Splitter(model, record(model, call, self._execution, batch_dim), rows)
+        self._splitter = Splitter(model, partial(record, model, call, self._execution, batch_dim), rows)
         self.n_samples = call.size_along(batch_dim or 0) or 1
 
     def is_current(self) -> bool:

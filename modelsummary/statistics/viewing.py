@@ -87,12 +87,17 @@ class Viewing(Measuring):
             The path.
 
         Raises:
-            InputError: nothing was measured and no ``memory`` is given, or the file cannot be written.
+            InputError: nothing was measured and no ``memory`` is given, it is that of another model, or the file cannot
+                be written.
         """
         from modelsummary.views.trace import trace_events
 
         if memory is not None and not isinstance(memory, MemoryEstimate):
             raise InputError(f"memory={memory!r:.80} is no MemoryEstimate; pass what memory() returned")
+        known = {None, *(row.fqn for row in self.root.walk())}
+        strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in known]
+        if strange:
+            raise InputError(f"memory is that of another model: this one has no module {strange[0]!r}")
         if memory is None and self.root.latency_ms is None:
             raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
         text = json.dumps({"traceEvents": trace_events(self.root, memory), "displayTimeUnit": "ms"})

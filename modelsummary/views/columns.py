@@ -9,7 +9,7 @@ from typing import Any, Literal
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "WITHOUT_FORWARD", "Column", "find_columns"]
+__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "WITHOUT_FORWARD", "Column", "check_columns", "find_columns"]
 
 Kind = Literal["text", "shape", "count", "bytes", "percent", "ms", "rate"]
 
@@ -141,6 +141,11 @@ def find_columns(names: Sequence[str] | None, root: LayerInfo, *, executed: bool
         names = list(DEFAULT_COLUMNS if executed else WITHOUT_FORWARD)
         names += _LATENCY_COLUMNS if root.latency_ms is not None else ()
         names += _BACKWARD_COLUMNS if root.backward_latency_ms is not None else ()
+    return [(name, COLUMNS[name]) for name in check_columns(names)]
+
+
+def check_columns(names: Sequence[str]) -> Sequence[str]:
+    """Return ``names``, one alone in a list; raise ``InputError`` if one is unknown."""
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, Sequence):
@@ -150,4 +155,4 @@ def find_columns(names: Sequence[str] | None, root: LayerInfo, *, executed: bool
             raise InputError(
                 f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}{close_to(name, COLUMNS)}"
             )
-    return [(name, COLUMNS[name]) for name in names]
+    return names

@@ -1,0 +1,125 @@
+"""A summary in each of two processes, or in one of them alone: the model trains on as if there had been none."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+from modelsummary import ForwardError, Statistics
+from tests.models import Call
+from tests.untouched import untouched
+
+knows_shapes = torch.torch_version.TorchVersion(torch.__version__) >= "2.10"  # of collectives
+PATIENCE = timedelta(seconds=60)  # then what hangs fails
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def wrapped(kind):
+    model = net()
+    if kind == "DDP":
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    for layer in (model[0], model[3], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [getattr(each.grad, "_local_tensor", each.grad) for each in model.parameters()]
+
+
+def refuse(*_):
+    raise ValueError("no")
+
+
+def summarise(rank, kind):
+    """What one of the two processes does."""
+    torch.manual_seed(1 + rank)
+    x, expected = torch.rand(3, 8), Statistics(net(), (3, 8))
+    figures = [(row.fqn, row.num_params, row.macs, row.output_size) for row in expected]
+    reference, model = wrapped(kind), wrapped(kind)
+
+    def trains():
+        for ours, theirs in zip(gradients(model, x), gradients(reference, x), strict=True):
+            assert torch.equal(ours, theirs)
+
+    for _ in range(2):  # before the first step, when FSDP has not made its buffers yet, and after it
+        for execution in ("auto", "real"):
+            with untouched(model):
+                stats = Statistics(model, x, execution=execution)
+            assert [(row.fqn, row.num_params, row.macs, row.output_size) for row in stats] == figures
+        trains()
+    hook = (model.module if kind == "DDP" else model)[2].register_forward_hook(refuse)
+    for execution in ("auto", "real"):
+        with untouched(model), pytest.raises(ForwardError, match="no"):
+            Statistics(model, x, execution=execution)
+    if knows_shapes and rank == 0:  # nobody else takes part in collectives
+        with untouched(model), pytest.raises(ForwardError, match="no"):
+            Statistics(model, x, execution="shape")
+    hook.remove()
+    if knows_shapes and rank == 0:
+        with untouched(model):
+            assert Statistics(model, x).execution == "shape"
+    trains()
+
+
+def reduce(rank):
+    """Values that are known are not sent around either, and no longer known afterwards."""
+
+    def forward(self, x):
+        dist.all_reduce(self.count)
+        return x if int(self.count) > 2 else 2 * x
+
+    model = Call(forward)
+    model.register_buffer("count", torch.tensor(2))
+    if knows_shapes and rank == 0:
+        with untouched(model), pytest.raises(ForwardError, match="needs the values"):
+            Statistics(model, (3, 8), execution="shape")
+    with untouched(model):
+        stats = Statistics(model, (3, 8))
+    assert stats.execution == "real"
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert total == 3
+
+
+def process(rank, store, work, *args):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=PATIENCE)
+    work(rank, *args)
+    dist.barrier()
+    os._exit(0)  # gloo may abort a process that takes it down in order
+
+
+def in_two_processes(tmp_path, work, *args):
+    multiprocessing.spawn(process, (str(tmp_path / "store"), work, *args), nprocs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["DDP", "FSDP"])
+def test_wrapped_models(tmp_path, kind):
+    if kind == "FSDP":
+        pytest.importorskip("torch.distributed.fsdp")
+        if not knows_shapes:
+            pytest.skip("collectives of older versions know no shapes")
+    in_two_processes(tmp_path, summarise, kind)
+
+
+@pytest.mark.slow
+def test_collectives_of_known_values(tmp_path):
+    in_two_processes(tmp_path, reduce)

@@ -1,0 +1,199 @@
+"""A fault at the n-th call of a module, in every mode: nothing is left behind."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import modelsummary
+from modelsummary import ForwardError, ModelSummaryError, Statistics
+from tests.models import Call
+from tests.untouched import untouched
+
+
+class Fault(Exception):
+    """Injected."""
+
+
+@contextmanager
+def raising(module, error, call=0):
+    """Make ``module`` raise from its ``call``-th call from now on."""
+    original, calls = module.forward, count()
+
+    def forward(*args, **kwargs):
+        if next(calls) >= call:  # where shapes do not do, the model runs again
+            raise error
+        return original(*args, **kwargs)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+
+def mixed():
+    return Call(
+        lambda self, x: self.head(self.norm(self.first(x)).relu_().flatten(1)) + self.bias[0],
+        first=nn.Conv2d(3, 4, 3),
+        norm=nn.BatchNorm2d(4),
+        head=nn.LazyLinear(5),
+        bias=nn.ParameterList([torch.zeros(5)]),
+    )
+
+
+@pytest.mark.parametrize("execution", ["shape", "real"])
+@pytest.mark.parametrize(("make", "size"), [(encoder, (2, 5, 16)), (mixed, (2, 3, 6, 6))])
+def test_every_module(make, size, execution):
+    for error, expected in ((Fault("now"), ForwardError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        for number in range(len(list(make().modules()))):
+            model = make()
+            if execution == "real":
+                model(torch.zeros(size))  # lazy layers need it
+            x = torch.randn(size)
+            module = list(model.modules())[number]
+            with untouched(model), raising(module, error), suppress(expected):  # not all are called
+                Statistics(model, x, execution=execution)
+
+
+# -------------------------------------------------------------------------------------------- torchvision
+
+SMALL = 32_000_000  # parameters of a model that is run for real, too
+FAULTS = 3  # in each run of each model
+OTHERS = ["mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "vit_b_32"]
+# What else runs a model; the statistics were made before the fault.
+OTHER_MODES = {
+    "latency": lambda model, x, stats: stats.measure_latency(backward=True, runs=1, warmup=1),
+    "memory": lambda model, x, stats: stats.memory(),
+    "measured memory": lambda model, x, stats: stats.measure_memory(),
+    "split": lambda model, x, stats: stats.split(2),
+    "graph": lambda model, x, stats: stats.graph(),
+    "profile": lambda model, x, stats: profiled(model, x),
+}
+INITIALISERS = "constant_ kaiming_normal_ kaiming_uniform_ normal_ ones_ trunc_normal_ uniform_ xavier_uniform_ zeros_"
+
+
+def profiled(model, x):
+    with modelsummary.profile(model):
+        model(x)
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    return pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+
+
+def family_of(zoo, name):
+    """``"detection"``, ``"video"`` ...; ``""`` for most of what classifies pictures."""
+    parts = zoo.get_model_builder(name).__module__.removeprefix("torchvision.models.").split(".")
+    return parts[0] if len(parts) > 1 else ""
+
+
+def build(zoo, name):
+    """Without values: memory that nobody has written costs nothing."""
+    family = family_of(zoo, name)
+    options = {"weights_backbone": None} if family in ("detection", "segmentation") else {}
+    if "googlenet" in name or "inception" in name:
+        options["init_weights"] = False
+    with mock.patch.multiple(nn.init, **dict.fromkeys(INITIALISERS.split(), lambda tensor, *_, **__: tensor)):
+        model = zoo.get_model(name, weights=None, **options)
+    return model.eval() if family == "detection" else model  # needs targets in training
+
+
+def zeroed(model):
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
+    return model.eval()
+
+
+def inputs(zoo, name, *, small):
+    """As the model takes them; or as small as it can."""
+    family, edge = family_of(zoo, name), 64 if small else 224
+    if family == "detection":
+        return {"images": [torch.zeros(3, edge, edge)]}
+    if family == "optical_flow":
+        return {"image1": torch.zeros(1, 3, 128, 128), "image2": torch.zeros(1, 3, 128, 128), "num_flow_updates": 2}
+    if name.startswith(("vit", "maxvit", "mvit", "s3d")):
+        edge = 224
+    elif "inception" in name:
+        edge = 75 if small else 299
+    return torch.zeros(1, 3, 16, edge, edge) if family == "video" else torch.zeros(2, 3, edge, edge)
+
+
+def calls_of(stats):
+    """The calls of modules in their order: module, number of the call."""
+    rows = sorted((row for row in stats if row.executed), key=lambda row: row.call_order)
+    return [(row.module, row.call_index) for row in rows]
+
+
+def statistics(model, x, execution):
+    """Also of what fails on shapes, up to there."""
+    try:
+        return Statistics(model, x, execution=execution)
+    except ForwardError as error:
+        return error.partial
+
+
+def try_faults(model, stats, shift, run):
+    """Raise in some calls, spread over the run; ``shift`` makes them others for each model."""
+    calls = calls_of(stats)
+    for number in range(FAULTS):
+        module, call = calls[int((number + shift) / FAULTS * len(calls))]
+        stops = (number + int(shift * 10)) % 2
+        expected = KeyboardInterrupt if stops else (Fault, ModelSummaryError)
+        error = KeyboardInterrupt() if stops else Fault("now")
+        with untouched(model), raising(module, error, call), pytest.raises(expected):
+            run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("execution", ["shape", "real"])
+def test_every_model_of_torchvision(zoo, execution):
+    tried = 0
+    for number, name in enumerate(zoo.list_models()):
+        model = build(zoo, name)
+        if execution == "shape":
+            model = model.to("meta")
+        elif sum(parameter.numel() for parameter in model.parameters()) > SMALL:
+            continue
+        else:
+            zeroed(model)
+        x = inputs(zoo, name, small=execution == "real")
+        run = partial(Statistics, model, x, execution=execution)
+        try_faults(model, statistics(model, x, execution), number * 0.618 % 1, run)
+        tried += 1
+    assert tried > (100 if execution == "shape" else 50)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # torch 2.11
+@pytest.mark.parametrize("mode", OTHER_MODES)
+def test_other_modes(zoo, mode):
+    for number, name in enumerate(OTHERS):
+        model, x = zeroed(build(zoo, name)), inputs(zoo, name, small=True)
+        stats = Statistics(model, x)
+        run = partial(OTHER_MODES[mode], model, x, stats)
+        try_faults(model, stats, number * 0.618 % 1, run)
+        with untouched(model):
+            run()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of quantisation: how it will be done in future
+def test_quantised_models(zoo):
+    for number, name in enumerate(("quantized_resnet18", "quantized_shufflenet_v2_x0_5", "quantized_mobilenet_v2")):
+        model, x = zoo.get_model(name, weights=None, quantize=True).eval(), inputs(zoo, name, small=True)
+        for execution in ("auto", "real"):
+            run = partial(Statistics, model, x, execution=execution)
+            try_faults(model, run(), number * 0.618 % 1, run)
