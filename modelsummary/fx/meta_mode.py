@@ -105,7 +105,7 @@ def takes_gradients(device: torch.device) -> bool:
     built = {"cuda": torch.backends.cuda.is_built, "mps": torch.backends.mps.is_built, "xpu": torch.xpu._is_compiled}
     if device.type not in built or not built[device.type]():
         return False
-    return torch.__version__ >= (2, 11) or bool(getattr(torch, device.type).is_available())
+    return torch.__version__ >= "2.11" or bool(getattr(torch, device.type).is_available())
 
 
 def _numbered(value: Any) -> Any:
