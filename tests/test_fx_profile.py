@@ -257,7 +257,7 @@ def test_memory_is_what_a_real_run_saves():
     graph = symbolic_profile(symbolic_trace(model, meta_args={"x": x}), x)
     with sim_env(model) as env:
         model(x)
-    assert next(reversed(graph.graph.nodes)).meta["info"].accumulate_size == env.ctx.nbytes
+    assert next(iter(reversed(graph.graph.nodes))).meta["info"].accumulate_size == env.ctx.nbytes
 
 
 def test_a_table_says_its_units(capsys):

@@ -203,7 +203,7 @@ def test_a_layer_that_only_its_author_knows():
     model = nn.Sequential(nn.Linear(4, 4), Opaque())
     graph = symbolic_trace(model, meta_args={"input": torch.rand(3, 4)})
     assert targets(graph) == ["0", "1"]
-    assert next(reversed(graph.graph.nodes)).meta["tensor_meta"].shape == (3, 2)
+    assert next(iter(reversed(graph.graph.nodes))).meta["tensor_meta"].shape == (3, 2)
     x = torch.rand(5, 4)
     assert torch.equal(graph(x), model(x))
     assert ShapeProp(graph).propagate(torch.rand(7, 4)).shape == (7, 2)
