@@ -229,7 +229,7 @@ def test_long_lstm(monkeypatch):
     """The kernel is asked about shorter sequences, and the rest continued."""
     stats = Statistics(nn.LSTM(32, 48), torch.randn(500, 4, 32))
     asked = stats.memory().activations
-    monkeypatch.setattr("modelsummary.capture.recurrent._MOST_ELEMENTS", 4 * (32 + 4 * 48) * 200)
+    monkeypatch.setattr("modelsummary.capture.execution.recurrent._MOST_ELEMENTS", 4 * (32 + 4 * 48) * 200)
     assert stats.memory().activations == pytest.approx(asked, rel=0.01)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from modelsummary import DataDependentError
 from modelsummary.capture.inputs import call_arguments
-from modelsummary.capture.record import record
+from modelsummary.capture.recording.record import record
 from modelsummary.dataflow import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
 from tests.idioms import Gpt2, MixtureOfExperts, ids, rows
 from tests.models import CachesTensors, Call

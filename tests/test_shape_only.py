@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import ForwardError, Statistics
-from modelsummary.capture.shape_only import ShapeOnly
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.op_costs import op_rule
 from tests.models import Call
 from tests.untouched import untouched

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelsummary.capture.shape_rules import SHAPE_RULES
+from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 
 aten = torch.ops.aten
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])

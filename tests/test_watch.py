@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary.capture.real import RealExecution
+from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.watch import Watch
 from tests.models import Call, ClampsWeights
 

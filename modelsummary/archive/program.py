@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary.archive.exported import read_exported
 from modelsummary.archive.symbols import Symbols
-from modelsummary.capture.shape_only import ShapeOnly
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.watch import Call, Operators
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics

@@ -18,9 +18,9 @@ from torch import Tensor as TorchTensor
 from torch import nn
 
 from modelsummary.archive.reading import Archive
-from modelsummary.capture.real import RealExecution
+from modelsummary.capture.execution.real import RealExecution
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.run import nothing_hidden
-from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.watch import Call, Execution, Operators
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.file_statistics import FileStatistics

@@ -16,14 +16,14 @@ from torch import nn
 from torch.distributions import Distribution
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.real import RealExecution
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.facts import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.real import RealExecution
-from modelsummary.capture.restore import unchanged
-from modelsummary.capture.reuse import Reuse
-from modelsummary.capture.shape_only import ShapeOnly
+from modelsummary.capture.reuse.reuse import Reuse
+from modelsummary.capture.state.restore import unchanged
 from modelsummary.capture.structure import replace_in_objects
-from modelsummary.capture.timer import suspended
+from modelsummary.capture.timing.timer import suspended
 from modelsummary.capture.tree import call_tree, static_tree
 from modelsummary.capture.watch import Watch
 from modelsummary.errors import DataDependentError, InputError

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.facts import modules_of, tensors_of_modules
-from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError

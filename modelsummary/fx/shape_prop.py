@@ -16,16 +16,16 @@ from torch.utils._pytree import tree_map
 
 from modelsummary.capture.devices import OnOwnDevice, device_of
 from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.execution.fake import FakeTensors
+from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.facts import modules_of, tensors_of_modules
-from modelsummary.capture.fake import FakeTensors
-from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.memory import NEEDS_VALUES
-from modelsummary.capture.recurrent import fused_lstm
-from modelsummary.capture.restore import unchanged
+from modelsummary.capture.memory.predicted import NEEDS_VALUES
+from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.run import nothing_hidden, running
+from modelsummary.capture.state.restore import unchanged
 from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
-from modelsummary.capture.timer import suspended
+from modelsummary.capture.timing.timer import suspended
 from modelsummary.capture.watch import Counting, Operators
 from modelsummary.errors import DataDependentError, InputError, TraceError
 from modelsummary.fx import registry

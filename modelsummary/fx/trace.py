@@ -15,10 +15,10 @@ from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.record import record
-from modelsummary.capture.rules import checkpoints_opened
+from modelsummary.capture.recording.fingerprint import fingerprint
+from modelsummary.capture.recording.record import record
+from modelsummary.capture.recording.rules import checkpoints_opened
 from modelsummary.capture.run import capture, no_collection
 from modelsummary.dataflow import Record, leaves_of
 from modelsummary.errors import InputError, TraceError

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import available_device, call_like
-from modelsummary.capture.latency import LatencyOverhead, measure_latency
+from modelsummary.capture.timing.latency import LatencyOverhead, measure_latency
 from modelsummary.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError
 from modelsummary.roofline import Roofline, estimate, roofline

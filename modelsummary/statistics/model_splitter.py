@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.capture.changes import surroundings
-from modelsummary.capture.fingerprint import fingerprint
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.record import record
+from modelsummary.capture.recording.changes import surroundings
+from modelsummary.capture.recording.fingerprint import fingerprint
+from modelsummary.capture.recording.record import record
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized

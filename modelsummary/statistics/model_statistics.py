@@ -10,7 +10,7 @@ from types import EllipsisType
 from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.latency import LatencyOverhead
+from modelsummary.capture.timing.latency import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError, close_to
 from modelsummary.formatting import ReadableNumbers
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.measured import measure_step
-from modelsummary.capture.memory import RowMemory, StepPlan, simulate_step
+from modelsummary.capture.memory.measured import measure_step
+from modelsummary.capture.memory.predicted import RowMemory, StepPlan, simulate_step
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory_estimate import MemoryEstimate, MemoryMeasurement

@@ -53,7 +53,7 @@ class Viewing(Measuring):
             InputError: an argument is unusable, or there is no live model with an input.
             SplitError: a parameter is not initialised yet, or the stages were pickled.
         """
-        from modelsummary.capture.record import record_once
+        from modelsummary.capture.recording.record import record_once
         from modelsummary.split import Stages, check_initialized
         from modelsummary.views.graph import dataflow_graph
 

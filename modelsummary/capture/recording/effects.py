@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from modelsummary.capture.shape_only import selects_by_mask
+from modelsummary.capture.execution.shape_only import selects_by_mask
 from modelsummary.capture.watch import Execution
 from modelsummary.op_costs import OpCost, OpRule, tensors_in
 

@@ -18,10 +18,10 @@ from torch import nn
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.rules import WHOLE_LAYERS, TraceRules
+from modelsummary.capture.recording.rules import WHOLE_LAYERS, TraceRules
+from modelsummary.capture.recording.tensors_of_run import Foreign, Token
+from modelsummary.capture.recording.trace import Tracer
 from modelsummary.capture.run import running
-from modelsummary.capture.tensors_of_run import Foreign, Token
-from modelsummary.capture.trace import Tracer
 from modelsummary.dataflow import (
     Attribute,
     BatchSize,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.devices import OnOwnDevice, device_of
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.facts import tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.run import running
-from modelsummary.capture.shape_only import ShapeOnly
 from modelsummary.capture.structure import sizes_of, tensors_of
 from modelsummary.capture.watch import Operators
 from modelsummary.layer_info import Sizes

@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
-from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.memory import StepPlan, casting, loss_of
+from modelsummary.capture.memory.predicted import StepPlan, casting, loss_of
+from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Operators

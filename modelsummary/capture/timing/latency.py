@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.capture.backward import BackwardTimer, gradients_of
-from modelsummary.capture.clock import Clock, CpuClock, clock_for
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
-from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
 from modelsummary.capture.structure import tensors_of
-from modelsummary.capture.timer import Timer, cost_of_timing
-from modelsummary.capture.timings import IN_THREADS, Run, Timings, fill
+from modelsummary.capture.timing.backward import BackwardTimer, gradients_of
+from modelsummary.capture.timing.clock import Clock, CpuClock, clock_for
+from modelsummary.capture.timing.timer import Timer, cost_of_timing
+from modelsummary.capture.timing.timings import IN_THREADS, Run, Timings, fill
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo

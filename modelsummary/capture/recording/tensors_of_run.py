@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.effects import storage_of
 from modelsummary.capture.facts import named_modules
+from modelsummary.capture.recording.effects import storage_of
 from modelsummary.capture.structure import nbytes_of, sizes_of
 from modelsummary.dataflow import Attribute, Marker, OwnDevice, Unknown, map_template
 

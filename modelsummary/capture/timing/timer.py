@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.capture.clock import Clock, CpuClock
+from modelsummary.capture.timing.clock import Clock, CpuClock
 
 __all__ = ["Step", "TimedCall", "Timer", "cost_of_timing", "suspended"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary.capture.clock import Clock
 from modelsummary.capture.structure import tensors_of
-from modelsummary.capture.timer import Step, TimedCall
+from modelsummary.capture.timing.clock import Clock
+from modelsummary.capture.timing.timer import Step, TimedCall
 
 __all__ = ["BackwardTimer"]
 

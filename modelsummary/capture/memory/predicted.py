@@ -16,18 +16,18 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from modelsummary.capture.allocations import Allocation, Allocations
-from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.fake import FakeTensors
+from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.facts import modules_of, named_modules, tensors_of_modules
-from modelsummary.capture.fake import FakeTensors
-from modelsummary.capture.fingerprint import Uncounted
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.recurrent import fused_lstm
-from modelsummary.capture.restore import unchanged
+from modelsummary.capture.memory.allocations import Allocation, Allocations
+from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.run import running
+from modelsummary.capture.state.restore import unchanged
 from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
-from modelsummary.capture.timer import Step, Timer, suspended
+from modelsummary.capture.timing.backward import BackwardTimer
+from modelsummary.capture.timing.timer import Step, Timer, suspended
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint

@@ -23,8 +23,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from modelsummary.capture.known_values import KnownValues
-from modelsummary.capture.shape_rules import SHAPE_RULES
+from modelsummary.capture.execution.known_values import KnownValues
+from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.purity import is_of_library
+from modelsummary.capture.reuse.purity import is_of_library
 
 __all__ = ["Likeness", "NoKeyError", "StandIn", "key_of_modules", "key_of_value", "likenesses"]
 

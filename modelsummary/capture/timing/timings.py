@@ -9,9 +9,9 @@ from statistics import mean, median, quantiles
 
 from torch import nn
 
-from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.facts import named_modules, unwrap
-from modelsummary.capture.timer import TimedCall
+from modelsummary.capture.timing.backward import BackwardTimer
+from modelsummary.capture.timing.timer import TimedCall
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["IN_THREADS", "Run", "Timings", "fill"]

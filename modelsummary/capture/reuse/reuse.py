@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from modelsummary.capture.effects import storage_of
-from modelsummary.capture.equals import NoKeyError, StandIn, key_of_modules, key_of_value, likenesses
+from modelsummary.capture.execution.shape_only import ShapeOnly, Spec, like, spec_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
-from modelsummary.capture.purity import Purity
-from modelsummary.capture.shape_only import ShapeOnly, Spec, like, spec_of
+from modelsummary.capture.recording.effects import storage_of
+from modelsummary.capture.reuse.equals import NoKeyError, StandIn, key_of_modules, key_of_value, likenesses
+from modelsummary.capture.reuse.purity import Purity
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Call, Costs, Watch
 

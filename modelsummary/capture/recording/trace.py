@@ -17,15 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.capture.changes import Generators, noticed, numbers_in, saved_tensor_hooks, state_of, surroundings
 from modelsummary.capture.devices import DeviceAnswers
-from modelsummary.capture.effects import Effects, Noted
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.facts import named_modules
-from modelsummary.capture.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
-from modelsummary.capture.shape_only import ShapeOnly
-from modelsummary.capture.structure import tensors_of
-from modelsummary.capture.tensors_of_run import TensorsOfRun, Token, is_tainted
-from modelsummary.capture.torch_functions import (
+from modelsummary.capture.recording.changes import (
+    Generators,
+    noticed,
+    numbers_in,
+    saved_tensor_hooks,
+    state_of,
+    surroundings,
+)
+from modelsummary.capture.recording.effects import Effects, Noted
+from modelsummary.capture.recording.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
+from modelsummary.capture.recording.tensors_of_run import TensorsOfRun, Token, is_tainted
+from modelsummary.capture.recording.torch_functions import (
     HOOKS_TENSORS,
     READS_FACTS,
     READS_SIZE,
@@ -33,6 +39,7 @@ from modelsummary.capture.torch_functions import (
     TAKES_SHAPE,
     keeps_first,
 )
+from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Execution, Operators
 from modelsummary.dataflow import (
     Event,

@@ -1,0 +1,1 @@
+"""What a run may change, and how it is put back."""
