@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ["2.6.0", "2.11.0", "2.13.0", "2.15.0"]
-NEEDED = ["numpy", "pytest", "hypothesis", "pandas"]
+NEEDED = ["numpy", "pytest", "hypothesis", "pandas", "matplotlib", "squarify"]
 
 
 def run(version: str, arguments: list[str]) -> int:

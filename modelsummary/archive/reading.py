@@ -27,7 +27,7 @@ class Archive:
             size = path.stat().st_size
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
             raise ModelFileError(f"{str(path)!r} is no archive of torch, or a truncated one") from None
-        self._entries = {each.filename.partition("/")[2]: each for each in self._zip.infolist()}
+        self._entries = {each.filename.partition("/")[2] or each.filename: each for each in self._zip.infolist()}
         if any(each.file_size > size for each in self._zip.infolist()):
             raise ModelFileError(f"{str(path)!r}: an entry says that it is larger than the file")
 
