@@ -3,8 +3,9 @@
     python3 -m venv .venv-bench && .venv-bench/bin/pip install -q -e . -r benchmarks/requirements.txt \\
         && .venv-bench/bin/python benchmarks/speed.py
 
-Times are CPU time of this process, all threads. Contestants take turns, and every ratio is of two runs of one turn:
-what is printed is the median of these ratios with their quartiles. Peers that are not installed are left out.
+Times are CPU time of a process, all threads. Contestants take turns, and every ratio is of two runs of one turn: what
+is printed is the median of these ratios with their quartiles. Each peer has a process of its own with ``Statistics``,
+as some leave wrappers on torch's functions. Peers that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from modelsummary import Statistics
 
 HERE = Path(__file__).parent
 META = torch.device("meta")
+BARE = "bare"
+PEERS = ("FlopCounterMode", "torchinfo", "DeepSpeed", "Lightning", "torchlens")
 GROWTH = {"decoder": (10, 100, 1_000, 10_000), "experts": (1_000, 10_000, 100_000)}
 
 
@@ -70,22 +73,21 @@ def flop_counter(model: nn.Module, x: torch.Tensor) -> object:
     return counter
 
 
-def peers(model: nn.Module, x: torch.Tensor, training: bool) -> dict[str, Callable[[], object]]:
-    """The call of each peer that is installed, on the same model."""
-    found: dict[str, Callable[[], object]] = {"FlopCounterMode": lambda: flop_counter(model, x)}
-    with contextlib.suppress(ImportError):
+def peer(name: str, model: nn.Module, x: torch.Tensor, training: bool) -> Callable[[], object]:
+    """The call of a peer on the same model. Raises ``ImportError`` if it is not installed."""
+    if name == "FlopCounterMode":
+        return lambda: flop_counter(model, x)
+    if name == "torchinfo":
         torchinfo = importlib.import_module("torchinfo")
         options = {"verbose": 0, "mode": "train" if training else "eval", "cache_forward_pass": False}
-        found["torchinfo"] = lambda: torchinfo.summary(model, input_data=x, device=x.device, **options)
-    with contextlib.suppress(ImportError):
+        return lambda: torchinfo.summary(model, input_data=x, device=x.device, **options)
+    if name == "DeepSpeed":
         profiler = importlib.import_module("deepspeed.profiling.flops_profiler")
-        found["DeepSpeed"] = lambda: profiler.get_model_profile(model, args=[x], print_profile=False, warm_up=0)
-    with contextlib.suppress(ImportError):
+        return lambda: profiler.get_model_profile(model, args=[x], print_profile=False, warm_up=0)
+    if name == "torchlens":
         torchlens = importlib.import_module("torchlens")
-        found["torchlens"] = lambda: torchlens.summary(model, x)
-    with contextlib.suppress(ImportError):
-        found["Lightning"] = lightning_summary(model, x)
-    return found
+        return lambda: torchlens.summary(model, x)
+    return lightning_summary(model, x)
 
 
 def lightning_summary(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
@@ -100,17 +102,16 @@ def lightning_summary(model: nn.Module, x: torch.Tensor) -> Callable[[], object]
         def forward(self, x: torch.Tensor) -> Any:
             return self.model(x)
 
-    module = Module()
+    module = Module().to(META)
     return lambda: str(summarize(module, max_depth=-1))
 
 
-def works(run: Callable[[], object]) -> bool:
-    """It runs at all, on meta; this is also the run that warms up."""
+def first_run(run: Callable[[], object]) -> float | None:
+    """CPU seconds of the run that warms up; None if it cannot run on meta."""
     try:
-        quietly(run)
+        return quietly(run)
     except Exception:
-        return False
-    return True
+        return None
 
 
 def quietly(run: Callable[[], object]) -> float:
@@ -141,18 +142,32 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
 
 def against_peers(count: int) -> str:
     """``Statistics`` / bare forward, and ``Statistics`` / each peer, all on one meta model."""
-    rows = []
-    for name, make, x in cases():
+    rows: dict[str, dict[str, str]] = {}
+    for name in (BARE, *PEERS):
+        command = [sys.executable, __file__, "--runs", str(count), "--beside", name]
+        found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
+        for case, milliseconds, quotient in json.loads(found):
+            rows.setdefault(case, {"": case, "Statistics (ms)": milliseconds})[f"/ {name}"] = quotient
+    return tabulate(rows.values(), headers="keys", tablefmt="github", disable_numparse=True)
+
+
+def beside(name: str, count: int) -> list[tuple[str, str, str]]:
+    """Of each case: its name, milliseconds of ``Statistics``, and the ratio to one contestant."""
+    found = []
+    for case, make, x in cases():
         for training in (True, False):
             model = make().to(META).train(training)
-            others = {peer: run for peer, run in peers(model, x, training).items() if works(run)}
-            ours = functools.partial(Statistics, model, x)
-            times = turns({"bare": functools.partial(bare, model, x), "Statistics": ours, **others}, count)
-            ratios = {f"/ {each}": ratio(times["Statistics"], times[each]) for each in ("bare", *others)}
-            milliseconds = f"{statistics.median(times['Statistics']) * 1e3:.1f}"
-            rows.append({"": f"{name}, {'train' if training else 'eval'}", "Statistics (ms)": milliseconds, **ratios})
-            print(rows[-1], flush=True)
-    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
+            try:
+                other = functools.partial(bare, model, x) if name == BARE else peer(name, model, x, training)
+            except ImportError:
+                return []
+            if (seconds := first_run(other)) is not None:
+                runs = {"ours": functools.partial(Statistics, model, x), "other": other}
+                times = turns(runs, count if seconds < 1 else min(count, 3))  # a ratio of 0.01 needs no precision
+                milliseconds = f"{statistics.median(times['ours']) * 1e3:.1f}"
+                mode = "train" if training else "eval"
+                found.append((f"{case}, {mode}", milliseconds, ratio(times["ours"], times["other"])))
+    return found
 
 
 def against_real_forwards(count: int) -> str:
@@ -212,13 +227,19 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=11, help="counted turns of each contestant (default: 11)")
-    count = parser.parse_args().runs
+    parser.add_argument("--beside", choices=(BARE, *PEERS), help="print the ratios to one contestant alone, as JSON")
+    options = parser.parse_args()
+    count = options.runs
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    if options.beside is not None:
+        print(json.dumps(beside(options.beside, count)))
+        return
     parts = [
         "# Speed\n\nMade by `benchmarks/speed.py`, which says how it is run.",
         machine(),
-        "Ratios of CPU time: median (quartiles) over interleaved turns; below 1, `Statistics` is faster.",
+        "Ratios of CPU time: median (quartiles) over interleaved turns, each contestant in a process of its own with"
+        " `Statistics`; below 1, `Statistics` is faster.",
         "## On meta, beside the bare forward and peers\n\nA peer that cannot run on meta has no figure.",
         against_peers(count),
         "## Models on the CPU, batch 1",
