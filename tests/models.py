@@ -23,6 +23,22 @@ class Call(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
+def encoder():
+    """Two layers; takes (batch, length, 16)."""
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+
+def mixed():
+    """Norm, in-place activation, a lazy layer, a parameter of its own; takes (batch, 3, 6, 6)."""
+    return Call(
+        lambda self, x: self.head(self.norm(self.first(x)).relu_().flatten(1)) + self.bias[0],
+        first=nn.Conv2d(3, 4, 3),
+        norm=nn.BatchNorm2d(4),
+        head=nn.LazyLinear(5),
+        bias=nn.ParameterList([torch.zeros(5)]),
+    )
+
+
 class CachesTensors(nn.Module):
     """Stores tensors where a forward may: an attribute, a buffer, a list, a dict, an object, in place."""
 

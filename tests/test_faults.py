@@ -13,7 +13,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import ForwardError, ModelSummaryError, Statistics
-from tests.models import Call
+from tests.models import encoder, mixed
 from tests.untouched import untouched
 
 
@@ -36,20 +36,6 @@ def raising(module, error, call=0):
         yield
     finally:
         del module.forward
-
-
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
-
-
-def mixed():
-    return Call(
-        lambda self, x: self.head(self.norm(self.first(x)).relu_().flatten(1)) + self.bias[0],
-        first=nn.Conv2d(3, 4, 3),
-        norm=nn.BatchNorm2d(4),
-        head=nn.LazyLinear(5),
-        bias=nn.ParameterList([torch.zeros(5)]),
-    )
 
 
 @pytest.mark.parametrize("execution", ["shape", "real"])

@@ -21,23 +21,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import modelsummary
 from modelsummary import ForwardError, Statistics
-from tests.models import Call
+from tests.models import Call, encoder, mixed
 from tests.untouched import untouched
-
-
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
-
-
-def mixed():
-    return Call(
-        lambda self, x: self.head(self.norm(self.first(x)).relu_().flatten(1)) + self.bias[0],
-        first=nn.Conv2d(3, 4, 3),
-        norm=nn.BatchNorm2d(4),
-        head=nn.LazyLinear(5),
-        bias=nn.ParameterList([torch.zeros(5)]),
-    )
-
 
 # ----------------------------------------------------------------------------------------------- threads
 

@@ -41,14 +41,7 @@ from modelsummary.capture.recording.torch_functions import (
 )
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Execution, Operators
-from modelsummary.dataflow import (
-    Event,
-    TorchFunction,
-    Unknown,
-    leaves_of,
-    map_template,
-    torch_function,
-)
+from modelsummary.dataflow import Event, TorchFunction, Unknown, leaves_of, map_template, torch_function
 
 __all__ = ["Tracer"]
 
