@@ -177,7 +177,8 @@ def test_other_modes(zoo, mode):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of quantisation: how it will be done in future
-def test_quantised_models(zoo):
+def test_quantised_models(zoo, monkeypatch):
+    monkeypatch.setattr(torch.backends.quantized, "engine", torch.backends.quantized.engine)  # torchvision sets it
     for number, name in enumerate(("quantized_resnet18", "quantized_shufflenet_v2_x0_5", "quantized_mobilenet_v2")):
         model, x = zoo.get_model(name, weights=None, quantize=True).eval(), inputs(zoo, name, small=True)
         for execution in ("auto", "real"):
