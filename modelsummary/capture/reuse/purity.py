@@ -147,7 +147,8 @@ class Purity:
 @functools.lru_cache(maxsize=4096)
 def _uses(code: CodeType) -> _Uses:
     """What the code names; it keeps nothing alive but code."""
-    names, global_names, enclosing, writes = set(code.co_names), set(), set(), False
+    names: set[str] = set()
+    global_names, enclosing, writes = set(), set(), False
     pending = [code]
     while pending:
         inner = pending.pop()

@@ -71,11 +71,11 @@ class Reuse:
     def installed(self) -> Iterator[None]:
         """Context in which forwards may give way; not where somebody else is to see every call and operator."""
         blocks = [] if _is_watched() else [block for block in self._blocks if self._may_give_way(block)]
-        for block in blocks:
-            forward = StandIn(self._forward, block)
-            functools.update_wrapper(forward, block.forward)  # some ask what arguments it takes
-            vars(block)["forward"] = forward
         try:
+            for block in blocks:
+                forward = StandIn(self._forward, block)
+                functools.update_wrapper(forward, block.forward)  # some ask what arguments it takes
+                vars(block)["forward"] = forward
             yield
         finally:
             for block in blocks:
