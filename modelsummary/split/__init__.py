@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from typing import TypeVar
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,15 +12,13 @@ from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
-from modelsummary.split.choose import Wishes, choose_cuts
+from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
 from modelsummary.split.costs import By, call_costs, held_by_calls
 from modelsummary.split.facts import Crossing, StageFacts, facts_of_parts
 from modelsummary.split.parts import parts_of
 from modelsummary.split.plan import Cluster, Plan, Plans, make_plans
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stages import Stages
-
-Result = TypeVar("Result")
 
 __all__ = [
     "By",
@@ -44,8 +40,8 @@ class Splitter:
     """Cuts one model.
 
     Args:
-        records: makes those of its forward, from the one that holds for most; the next is used where one cannot be cut
-            as asked.
+        records: makes those of its forward, from the one that holds for most; a later one is used where the earlier
+            ones cannot be cut as asked, or not as evenly.
         rows: of its tree.
     """
 
@@ -56,28 +52,44 @@ class Splitter:
         self._tried: list[CallSequence | SplitError] = []
 
     def split(self, by: By, wishes: Wishes) -> Stages:
-        """Stages as ``ModelStatistics.split`` says."""
-        return self._first(lambda sequence: self._split(sequence, by, wishes))
+        """Return stages as ``ModelStatistics.split`` says."""
+        return self._stages(self._best(by, wishes))
 
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
-        """What the stages would be, without making them; None if there are no so many."""
+        """Return what the stages would be, without making them; None if there are not so many."""
         try:
-            return self._first(lambda sequence: self._facts(sequence, n_stages, by))
+            return self._facts(self._best(by, Wishes(n_stages)))
         except SplitError:
             return None
 
-    def _first(self, attempt: Callable[[CallSequence], Result]) -> Result:
-        """What the first record gives that allows it; else raises the error of the first, which says most."""
+    def _best(self, by: By, wishes: Wishes) -> Choice:
+        """Return the cuts of the first record that balances as well as any other, within ``AS_GOOD``.
+
+        Records come in the order of what they hold for: another one is worth its restrictions only if it opens
+        what the earlier ones keep whole, and that makes the largest stage smaller. Raises what the first record raised
+        if none can be cut as asked, as that error says most.
+        """
         first_error: Exception | None = None
+        found: list[Choice] = []
         for sequence in self._sequences():
             try:
                 if isinstance(sequence, SplitError):
                     raise sequence
-                return attempt(sequence)
+                found.append(self._choice(sequence, by, wishes))
             except (SplitError, InputError) as error:
                 first_error = first_error or error
-        assert first_error is not None
-        raise first_error
+                continue
+            if found[-1].largest <= AS_GOOD * found[-1].could_be:
+                break
+        if not found:
+            assert first_error is not None
+            raise first_error
+        smallest = min(choice.largest for choice in found)
+        return next(choice for choice in found if choice.largest <= AS_GOOD * smallest)
+
+    def _choice(self, sequence: CallSequence, by: By, wishes: Wishes) -> Choice:
+        costs = call_costs(by, sequence, self.model, self._rows)
+        return Choice(sequence, costs, choose_cuts(sequence, costs, wishes, self.model))
 
     def _sequences(self) -> Iterator[CallSequence | SplitError]:
         """The calls of each record, or why it cannot be opened; records are made when they are needed."""
@@ -96,10 +108,8 @@ class Splitter:
             self._records, self._tried = self._make_records(), []
             raise
 
-    def _split(self, sequence: CallSequence, by: By, wishes: Wishes) -> Stages:
-        costs = call_costs(by, sequence, self.model, self._rows)
-        cuts = choose_cuts(sequence, costs, wishes, self.model)
-        parts = parts_of(sequence, cuts)
+    def _stages(self, choice: Choice) -> Stages:
+        sequence, parts = choice.sequence, parts_of(choice.sequence, choice.cuts)
         inputs = inputs_of(self.model, sequence, parts)
         stages = build(self.model, sequence, parts, inputs)
         held = [[*stage.parameters(), *stage.buffers()] for stage in stages]
@@ -107,22 +117,19 @@ class Splitter:
         return Stages(
             self.model,
             stages,
-            facts_of_parts(sequence, costs, cuts, parts, held),
+            facts_of_parts(choice, parts, held),
             inputs,
-            by=costs.name,
-            ideal=max(sum(costs.costs) / len(parts), *costs.costs) * costs.unit,
+            by=choice.costs.name,
+            limits=choice.limits(),
             crossing=[[Crossing.of(value) for value in values] for values in crossing],
             record=sequence.record,
             calls=[part.events for part in parts],
         )
 
-    def _facts(self, sequence: CallSequence, n_stages: int, by: By) -> list[StageFacts]:
-        costs = call_costs(by, sequence, self.model, self._rows)
-        cuts = choose_cuts(sequence, costs, Wishes(n_stages), self.model)
-        bounds = [0, *cuts, len(sequence.calls)]
-        calls = held_by_calls(sequence, self.model)
-        held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in pairwise(bounds)]
-        return facts_of_parts(sequence, costs, cuts, parts_of(sequence, cuts), held)
+    def _facts(self, choice: Choice) -> list[StageFacts]:
+        calls = held_by_calls(choice.sequence, self.model)
+        held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in choice.ranges]
+        return facts_of_parts(choice, parts_of(choice.sequence, choice.cuts), held)
 
 
 def check_initialized(model: nn.Module) -> None:

@@ -55,6 +55,8 @@ class CallSequence:
         cuts: all places between two of them.
         span: module call -> first and one after the last of its smallest calls; a smallest call spans itself.
         units: module calls that can be called as they are.
+        why_whole: smallest call that is a module with calls of its own -> why it cannot be replaced by them.
+        made: for each call the tensors that it makes, without views of others.
     """
 
     record: Record
@@ -62,6 +64,7 @@ class CallSequence:
     cuts: list[Cut]
     span: dict[Event, tuple[int, int]]
     units: set[Event]
+    why_whole: dict[Event, str]
     made: list[list[Value]] = field(default_factory=list)
 
     def activation_bytes(self, call: int) -> int:
@@ -79,7 +82,10 @@ def analyse(record: Record) -> CallSequence:
     if not calls:
         raise SplitError(f"the forward of the model calls nothing that could be cut: {record.root!r:.80}", possible=1)
     span = _spans(record.root, calls)
-    sequence = CallSequence(record, calls, [], span, openings.units)
+    why_whole = {
+        call: openings.why_whole(call) for call in calls if call.is_module and (call.children or call.obstacle)
+    }
+    sequence = CallSequence(record, calls, [], span, openings.units, why_whole)
     sequence.cuts, sequence.made = _cuts(sequence)
     return sequence
 
@@ -97,6 +103,7 @@ class Openings:
     def __init__(self, root: Event) -> None:
         self.units: set[Event] = set()
         self._closed: dict[Event, str] = {}
+        self._blocked_by: dict[Event, Event] = {}  # closed by a call within, which can neither be called nor opened
         self._root = root
         self._order = {event: number for number, event in enumerate(root.walk())}
         self._last: dict[Event, int] = {}
@@ -139,10 +146,11 @@ class Openings:
         if not problem:
             self.units.add(event)
         obstacle = event.obstacle or self._obstacle_inside(event)
+        blocker = next((child for child in event.children if child in self._closed and child not in self.units), None)
         if obstacle:
-            self._closed[event] = obstacle
-        if problem and obstacle:
-            self._closed[event] = f"{obstacle}, and {problem}" if obstacle != problem else obstacle
+            self._closed[event] = f"{obstacle}, and {problem}" if problem and problem != obstacle else obstacle
+        elif blocker is not None:
+            self._closed[event], self._blocked_by[event] = f"calls {blocker.fqn!r}, which cannot be cut", blocker
 
     def _obstacle_inside(self, event: Event) -> str:
         if not event.children:
@@ -150,10 +158,8 @@ class Openings:
         if not any(child.is_module for child in event.children) and any(child.dtype_bound for child in event.children):
             return "computes with the dtype of a tensor"  # and as a whole it does so when that is another one
         for child in event.children:
-            if child.is_module:
-                if child not in self.units and child in self._closed:
-                    return "~"  # the reason is the child's
-            elif problem := _unknown_in(child):
+            problem = "" if child.is_module else _unknown_in(child)
+            if problem:
                 return problem
         if event is self._root:
             unknown = next((leaf for leaf in leaves_of(event.result) if isinstance(leaf, Unknown)), None)
@@ -166,12 +172,15 @@ class Openings:
         return event.is_module and event not in self._closed
 
     def why_closed(self, event: Event) -> str:
-        """Which module cannot be opened, and why; empty if it can."""
+        """Return which module cannot be opened, and why; empty if it can."""
+        while event in self._blocked_by:
+            event = self._blocked_by[event]
         reason = self._closed.get(event, "")
-        if reason.startswith("~"):
-            child = next(each for each in event.children if each in self._closed and each not in self.units)
-            return self.why_closed(child)
         return f"{_where(event)} {reason}" if reason else ""
+
+    def why_whole(self, event: Event) -> str:
+        """Return why a module that cannot be opened is called as a whole; the module itself is "it"."""
+        return self.why_closed(event) if event in self._blocked_by else f"it {self._closed[event]}"
 
 
 def _unknown_in(event: Event) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import nn
 
@@ -15,7 +16,9 @@ from modelsummary.split.costs import CallCosts, held_by_calls
 from modelsummary.split.partition import Chain, fewest_parts, partitions
 from modelsummary.split.schedule import StageLoad, simulate
 
-__all__ = ["Wishes", "choose_cuts"]
+__all__ = ["AS_GOOD", "Choice", "Limit", "Wishes", "choose_cuts"]
+
+AS_GOOD = 1.05  # stages whose largest is larger by less count as balanced as well
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,71 @@ class Wishes:
         return [self.max_memory] * self.n_stages
 
 
+class Limit(NamedTuple):
+    """What keeps the largest stage larger than the mean.
+
+    Attributes:
+        name: of a call in that stage.
+        share: of the cost of all stages that the call has, 0 to 1.
+        reason: why it is not cut.
+    """
+
+    name: str
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a sequence of calls is cut, and how even that is.
+
+    Attributes:
+        cuts: positions in ``sequence.calls`` at which a stage begins, without the first.
+    """
+
+    sequence: CallSequence
+    costs: CallCosts
+    cuts: Sequence[int]
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The first and one after the last call of each stage."""
+        return list(pairwise([0, *self.cuts, len(self.costs.costs)]))
+
+    @property
+    def largest(self) -> float:
+        """Share of the cost that the largest stage has."""
+        return max(sum(self.costs.costs[begin:end]) for begin, end in self.ranges) / sum(self.costs.costs)
+
+    @property
+    def could_be(self) -> float:
+        """A lower bound of ``largest`` for every record: as if what is kept whole could be cut anywhere."""
+        calls = zip(self.sequence.calls, self.costs.costs, strict=True)
+        largest = max((cost for call, cost in calls if call not in self.sequence.why_whole), default=0)
+        return max(1 / len(self.ranges), largest / sum(self.costs.costs))
+
+    def limits(self) -> list[Limit]:
+        """Return what makes the largest stage larger than the mean by more than ``AS_GOOD``; empty if it is not."""
+        total, mean = sum(self.costs.costs), sum(self.costs.costs) / len(self.ranges)
+        begin, end = max(self.ranges, key=lambda each: sum(self.costs.costs[slice(*each)]))
+        excess = sum(self.costs.costs[begin:end]) - mean
+        if excess <= (AS_GOOD - 1) * mean:
+            return []
+        calls = zip(self.sequence.calls[begin:end], self.costs.costs[begin:end], strict=True)
+        why_whole = self.sequence.why_whole
+        limits = [
+            Limit(call.name, cost / total, why_whole.get(call, "it is a single layer or operator"))
+            for call, cost in calls
+            if cost > mean or (call in why_whole and cost >= excess)
+        ]
+        obstacles = Counter(cut.obstacle for cut in self.sequence.cuts[begin : end - 1] if cut.obstacle)
+        if not limits and obstacles:
+            reason, count = obstacles.most_common(1)[0]
+            first = self.sequence.calls[begin]
+            limits.append(Limit(first.name, self.largest, f"{count} places behind it cannot be cut, as {reason}"))
+        return limits
+
+
 def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model: nn.Module) -> list[int]:
     """The best cuts that fit the wishes.
 
@@ -100,10 +168,10 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
 
 
 def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
-    """Of partitions with equal bottlenecks that with the shorter simulated step; fewer bytes if they take the same.
+    """Return the partition with the shortest simulated step; among those within 1 %, the one with the fewest bytes.
 
-    A pipeline drains sooner if what is dear comes first, up to 12 % for a few stages. Within 1 % the bytes, which the
-    simulation leaves out, matter more.
+    All have equal bottlenecks. A pipeline drains sooner if the expensive stages come first, up to 12 % for a few
+    stages. Within 1 % the bytes, which the simulation leaves out, matter more.
     """
     times = []
     for cuts in found:
@@ -174,7 +242,7 @@ def _too_few(sequence: CallSequence, wishes: Wishes, possible: int) -> str:
     if reasons:
         reason, count = reasons.most_common(1)[0]
         message += f"; {sum(reasons.values())} places are ruled out, {count} because {reason}"
-    wholes = [call for call in sequence.calls if call.is_module and call.obstacle]
-    if wholes:
-        message += f"; layer {wholes[0].fqn!r} is called as a whole: it {wholes[0].obstacle}"
+    if sequence.why_whole:
+        call, why = next(iter(sequence.why_whole.items()))
+        message += f"; layer {call.fqn!r} is called as a whole: {why}"
     return f"{message}; ask for {possible} or fewer"

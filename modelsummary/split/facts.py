@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from modelsummary.dataflow import BatchSize, Value
 from modelsummary.errors import SplitError
-from modelsummary.split.analyse import CallSequence
-from modelsummary.split.costs import CallCosts
+from modelsummary.split.choose import Choice
 from modelsummary.split.parts import Part
 from modelsummary.split.schedule import StageLoad
 
@@ -98,19 +97,12 @@ def loads_of(facts: Sequence[StageFacts], seconds: Callable[[StageFacts], float]
     ]
 
 
-def facts_of_parts(
-    sequence: CallSequence,
-    costs: CallCosts,
-    cuts: Sequence[int],
-    parts: Sequence[Part],
-    held: Sequence[Sequence[Tensor]],
-) -> list[StageFacts]:
-    """Facts of each part, which holds the parameters and buffers in ``held``."""
-    bounds = [0, *cuts, len(sequence.calls)]
+def facts_of_parts(choice: Choice, parts: Sequence[Part], held: Sequence[Sequence[Tensor]]) -> list[StageFacts]:
+    """Return the facts of each part, which holds the parameters and buffers in ``held``."""
+    sequence, costs = choice.sequence, choice.costs
     total = sum(costs.costs)
     facts = []
-    for number, (part, tensors) in enumerate(zip(parts, held, strict=True)):
-        begin, end = bounds[number : number + 2]
+    for number, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):
         cost = sum(costs.costs[begin:end])
         unique = {id(each): each for each in tensors}.values()
         parameters = [each for each in unique if isinstance(each, nn.Parameter)]

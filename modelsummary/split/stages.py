@@ -13,6 +13,7 @@ from torch import nn
 
 from modelsummary.dataflow import Event, Record, leaves_of
 from modelsummary.errors import InputError, LayerNotFoundError, SplitError
+from modelsummary.split.choose import Limit
 from modelsummary.split.engine import Pipeline, pipeline_stages
 from modelsummary.split.facts import Crossing, StageFacts, loads_of
 from modelsummary.split.materialize import Checkpoint, Init
@@ -51,7 +52,8 @@ class Stages(Sequence[nn.Sequential]):
     Attributes:
         facts: what is known of each stage.
         by: what was balanced.
-        ideal: the smallest cost of the dearest stage that any cut could have: the mean, or the dearest call.
+        ideal: the mean cost of a stage: that of each if all were equal.
+        limits: what keeps the largest stage larger than that by 5 % or more; empty if nothing does.
         record: of the forward that was cut; None after pickling.
         calls: of each stage, from the record; empty after pickling.
         batch_size: of the recorded input; None if the stages take inputs of its sizes only.
@@ -69,7 +71,7 @@ class Stages(Sequence[nn.Sequential]):
         inputs: Inputs,
         *,
         by: str,
-        ideal: float,
+        limits: Sequence[Limit],
         crossing: Sequence[Sequence[Crossing]],
         record: Record,
         calls: Sequence[Sequence[Event]],
@@ -79,13 +81,15 @@ class Stages(Sequence[nn.Sequential]):
         self.inputs = inputs
         self.facts = list(facts)
         self.by = by
-        self.ideal = ideal
+        self.ideal = sum(each.cost for each in facts) / len(facts)
+        self.limits = list(limits)
         positional = list(inputs.arguments.values())[: inputs.n_positional]
         self.n_positional_inputs = sum(isinstance(leaf, Slot) for each in positional for leaf in leaves_of(each))
         self.crossing = [tuple(each) for each in crossing]
         self.batch_size = record.batch_size
         self.batch_dim = record.batch_dim
         self.record: Record | None = record
+        self._validity = _validity(record)
         self.calls = [list(each) for each in calls]
         self._class_name = type(model).__name__
         self._keys = list(model.state_dict(keep_vars=True))
@@ -291,7 +295,7 @@ class Stages(Sequence[nn.Sequential]):
 
     @property
     def balance(self) -> float:
-        """Cost of the dearest stage, as a multiple of ``ideal``."""
+        """Cost of the largest stage, as a multiple of ``ideal``."""
         return max(each.cost for each in self.facts) / self.ideal
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -313,13 +317,30 @@ class Stages(Sequence[nn.Sequential]):
         table = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
         line = "=" * max(map(len, table))
         summary = [f"{self._class_name} in {len(self)} stage(s) by {self.by}: {self._balance_line()}"]
+        for limit in self.limits:
+            summary.append(f"Limited by {limit.name}, {limit.share:.1%} of the cost: {limit.reason}")
+        if self._validity:
+            summary.append(f"Valid for {self._validity}")
         for shared in self.shared_parameters:
             summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
         return "\n".join([line, table[0], line, *table[1:], line, *summary, line])
 
     def _balance_line(self) -> str:
-        dearest = max(each.cost for each in self.facts)
-        prefix = auto_prefix(dearest)
-        return f"dearest stage {dearest / PREFIXES[prefix]:.4g}{prefix}, {self.balance:.3f} of the ideal"
+        largest = max(each.cost for each in self.facts)
+        prefix = auto_prefix(largest)
+        return f"largest stage {largest / PREFIXES[prefix]:.4g}{prefix}, {self.balance:.3f} of the ideal"
 
     __repr__ = __str__
+
+
+def _validity(record: Record) -> str:
+    """Return which batch sizes and mode the stages hold for; empty if they hold for all."""
+    mode = "train" if record.root.training else "eval"
+    holds = []
+    if record.batch_size is None:
+        holds.append("inputs of the recorded sizes only")
+    elif record.smallest_batch > 1 and record.batch_size != 1:
+        holds.append(f"batches of {record.smallest_batch} or more")
+    if record.no_other_mode:
+        holds.append(f"{mode} mode only")
+    return " and ".join(holds)
