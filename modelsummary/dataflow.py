@@ -24,6 +24,7 @@ __all__ = [
     "Event",
     "Marker",
     "ModeChoice",
+    "ObjectState",
     "OwnDevice",
     "Record",
     "TorchFunction",
@@ -31,9 +32,11 @@ __all__ = [
     "Value",
     "attributes_in",
     "leaves_of",
+    "make_object",
     "map_template",
     "same_structure",
     "structure_of",
+    "taken_apart",
     "torch_function",
     "values_in",
     "with_leaves",
@@ -112,30 +115,78 @@ class Unknown(NamedTuple):
 
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype})
 _MARKERS = (Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
+_WHOLE = (torch.Tensor, torch.nn.Module, type, Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
 
 
-def map_template(function: Callable[[Any], Any], template: Any) -> Any:
-    """``template`` with ``function`` applied to everything in it that is no container."""
+class ObjectState(NamedTuple):
+    """An object in a result, taken apart: its class, and a template of its attributes."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+def make_object(kind: type, attributes: dict[str, Any]) -> Any:
+    """Return an object of a class with these attributes, as ``copy.copy`` makes one."""
+    made: Any = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
+
+
+def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
+    """Return ``value`` with an ``ObjectState`` in the place of every plain object in it that holds tensors.
+
+    A cache of keys and values is one. Objects that ``make_object`` could not make again stay as they are.
+
+    Args:
+        around: ids of the objects that are being taken apart: one that holds itself stays as it is.
+    """
+
+    def apart(leaf: Any) -> Any:
+        if isinstance(leaf, _WHOLE) or callable(leaf) or type(leaf) in _ATOMS or id(leaf) in around:
+            return leaf
+        attributes = getattr(leaf, "__dict__", None)
+        makes: Any = type(leaf).__new__
+        if not attributes or makes is not object.__new__:
+            return leaf
+        inner = taken_apart(dict(attributes), around=around | {id(leaf)})
+        holds = any(isinstance(each, torch.Tensor) for each in leaves_of(inner))
+        return ObjectState(type(leaf), inner) if holds else leaf
+
+    return map_template(apart, value)
+
+
+def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects: bool = False) -> Any:
+    """Return ``template`` with ``function`` applied to everything in it that is no container.
+
+    Args:
+        makes_objects: make the objects of every ``ObjectState``.
+    """
     kind = type(template)
-    if kind is tuple or kind is torch.Size:
-        return tuple([map_template(function, inner) for inner in template])
-    if kind is list:
-        return [map_template(function, inner) for inner in template]
-    if kind is dict:
-        return {name: map_template(function, inner) for name, inner in template.items()}
     if kind in _ATOMS or isinstance(template, (torch.Tensor, *_MARKERS)):
         return function(template)
+
+    def inside(inner: Any) -> Any:
+        return map_template(function, inner, makes_objects=makes_objects)
+
+    if kind is tuple or kind is torch.Size:
+        return tuple([inside(inner) for inner in template])
+    if kind is list:
+        return [inside(inner) for inner in template]
+    if kind is dict:
+        return {name: inside(inner) for name, inner in template.items()}
     if kind is slice:
-        return slice(*(map_template(function, each) for each in (template.start, template.stop, template.step)))
+        return slice(*(inside(each) for each in (template.start, template.stop, template.step)))
+    if kind is ObjectState:
+        attributes = inside(template.attributes)
+        return make_object(template.kind, attributes) if makes_objects else ObjectState(template.kind, attributes)
     if isinstance(template, tuple) and hasattr(kind, "_fields"):  # PackedSequence asks what it is made of for devices
-        return tuple.__new__(kind, [map_template(function, inner) for inner in template])
+        return tuple.__new__(kind, [inside(inner) for inner in template])
     if kind in SUPPORTED_NODES:  # one level of what torch's tree walk knows
-        return tree_map(
-            lambda inner: map_template(function, inner), template, is_leaf=lambda inner: inner is not template
-        )
+        return tree_map(inside, template, is_leaf=lambda inner: inner is not template)
     if _is_dataclass(template):
-        changes = {each.name: map_template(function, getattr(template, each.name)) for each in _fields(template)}
-        return dataclasses.replace(template, **changes)
+        return dataclasses.replace(
+            template, **{each.name: inside(getattr(template, each.name)) for each in _fields(template)}
+        )
     return function(template)
 
 

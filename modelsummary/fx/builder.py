@@ -18,12 +18,14 @@ from modelsummary.dataflow import (
     BatchSize,
     Event,
     ModeChoice,
+    ObjectState,
     OwnDevice,
     Record,
     TorchFunction,
     Unknown,
     Value,
     leaves_of,
+    make_object,
     values_in,
 )
 from modelsummary.errors import TraceError
@@ -184,7 +186,9 @@ class GraphBuilder:
             return
         accessor: Callable[..., Any] = operator.getitem
         parts: Iterable[tuple[Any, Any]] = ()
-        if isinstance(template, (tuple, list)):
+        if isinstance(template, ObjectState):
+            accessor, parts = getattr, template.attributes.items()
+        elif isinstance(template, (tuple, list)):
             parts = enumerate(template)
         elif isinstance(template, dict):
             parts = template.items()
@@ -213,6 +217,10 @@ class GraphBuilder:
             return self._leaf(template, event)
         if isinstance(template, Unknown):
             raise TraceError(f"{event.name or 'the model'} passes on or returns {template.reason} which no graph can")
+        if isinstance(template, ObjectState):
+            return self._function(
+                make_object, self._constant(template.kind), self._argument(template.attributes, event)
+            )
         if dataclasses.is_dataclass(template) and not isinstance(template, type) and values_in(template):
             given = {each.name: getattr(template, each.name) for each in dataclasses.fields(template) if each.init}
             given = {name: self._argument(each, event) for name, each in given.items() if each is not None}

@@ -180,7 +180,7 @@ class _Builder:
             takes=tuple(value.index for value in part.takes),
             gives=_slots(record.root.result) if is_last else _one_or_all([Slot(each.index) for each in part.gives]),
             batch=(showing.index, *showing.batch) if showing is not None and showing.batch is not None else None,
-            dtypes=_dtypes(part.takes) if any(event.dtype_bound for event in part.events) else (),
+            dtypes=_dtypes(part.takes) if self._is_dtype_bound(is_last) else (),
             recorded_mode=self._model.training if record.no_other_mode else None,
         )
         stage = Stage(plan)
@@ -190,6 +190,13 @@ class _Builder:
         for event in part.events:
             self._place_scope(stage, event.fqn if event.function is not None else _scope_of(event))
         return stage
+
+    def _is_dtype_bound(self, is_last: bool) -> bool:
+        """A dtype is a constant of a call, or of an object in the model's result."""
+        result = leaves_of(self._record.root.result) if is_last else ()
+        return any(event.dtype_bound for event in self._part.events) or any(
+            isinstance(leaf, torch.dtype) for leaf in result
+        )
 
     def _steps(self) -> list[Step]:
         last_use: dict[Value, int] = {}

@@ -23,6 +23,7 @@ from modelsummary.dataflow import (
     TorchFunction,
     leaves_of,
     map_template,
+    taken_apart,
 )
 from modelsummary.errors import SplitError
 
@@ -284,7 +285,7 @@ class Stage(nn.Sequential):
         if len(step.binds) == 1 and isinstance(out, Tensor):
             values[step.binds[0][1]] = out
         else:
-            leaves = leaves_of(out)
+            leaves = leaves_of(taken_apart(out) if step.function is None else out)
             if len(leaves) != step.n_leaves:
                 raise SplitError(
                     f"{step.path or step.function!r} gave {len(leaves)} results, but {step.n_leaves} when it was "
@@ -318,7 +319,7 @@ class Stage(nn.Sequential):
                 return find(self, leaf.fqn)
             return constant(leaf, size, device, training)
 
-        return map_template(fill, template)
+        return map_template(fill, template, makes_objects=True)
 
     def __getitem__(self, index: Any) -> Any:
         """A child by its position; a slice gives a list, for only the whole stage follows the plan."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.dataflow import leaves_of, map_template, structure_of
+from modelsummary.dataflow import leaves_of, map_template, structure_of, taken_apart
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 
@@ -43,6 +43,7 @@ def verify(
         with _unchanged(model):
             own_args, own_kwargs = map_template(_copy, (args, kwargs))
             out, backward = forward(own_args, own_kwargs)
+            out = taken_apart(out)
             outputs = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
             backward(outputs)
             given = [leaf for leaf in leaves_of((own_args, own_kwargs)) if isinstance(leaf, Tensor)]

@@ -41,7 +41,7 @@ from modelsummary.capture.recording.torch_functions import (
 )
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Execution, Operators
-from modelsummary.dataflow import Event, TorchFunction, Unknown, leaves_of, map_template, torch_function
+from modelsummary.dataflow import Event, TorchFunction, Unknown, leaves_of, map_template, taken_apart, torch_function
 
 __all__ = ["Tracer"]
 
@@ -211,7 +211,7 @@ class Tracer(TorchFunctionMode):
                 event.obstacle = event.obstacle or "makes its result with something that is no torch function"
             return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
-        return map_template(known, out)
+        return map_template(known, taken_apart(out))
 
     def _note_state(self, event: Event, before: dict[str, Any], after: dict[str, Any]) -> None:
         if before == after:

@@ -1,0 +1,111 @@
+"""Models that return objects which hold tensors, such as a cache of keys and values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import modelsummary
+from modelsummary import SplitError, Statistics
+from modelsummary.dataflow import ObjectState, leaves_of, map_template, taken_apart
+from tests.idioms import rows
+from tests.models import Call
+
+
+class Layer:
+    def __init__(self):
+        self.keys = None
+        self.length = 0
+
+    def update(self, keys):
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], 1)
+        self.length = keys.shape[1]
+
+
+class Cache:
+    """Keys of each layer; objects within a list within an object."""
+
+    def __init__(self, n_layers):
+        self.layers = [Layer() for _ in range(n_layers)]
+        self.name = "cache"
+
+
+def caching(self, x):
+    cache = Cache(3)
+    for number, layer in enumerate(self.layers):
+        x = layer(x, cache, number)
+    return {"out": x, "cache": cache}
+
+
+def model():
+    def layer(self, x, cache, number):
+        x = torch.relu(self.linear(x))
+        cache.layers[number].update(x)
+        return x
+
+    return Call(caching, layers=nn.ModuleList(Call(layer, linear=nn.Linear(4, 4)) for _ in range(3)))
+
+
+def test_stages_return_the_object():
+    whole = model()
+    stages = Statistics(whole, rows(2, 4)).split(3)
+    x = rows(5, 4, seed=1)
+    expected, found = whole(x), stages(x)
+    assert type(found["cache"]) is Cache
+    assert [type(each) for each in found["cache"].layers] == [Layer] * 3
+    assert found["cache"].name == "cache"
+    for own, other in zip(expected["cache"].layers, found["cache"].layers, strict=True):
+        assert torch.equal(own.keys, other.keys)
+        assert own.length == other.length == 4
+    # the output, the keys of three layers, and the gradients of six parameters; there are no buffers
+    verified = stages.verify(x)
+    assert (verified.outputs, verified.gradients, verified.compared) == (0.0, 0.0, 4 + 6)
+    assert len(stages.crossing[2]) == 2  # the keys of the first two layers; the second are the input of the third
+
+
+def test_graphs_return_the_object():
+    whole = model()
+    graph = modelsummary.symbolic_trace(whole, meta_args={"x": rows(2, 4)})
+    x = rows(5, 4, seed=1)
+    expected, found = whole(x), graph(x)
+    assert type(found["cache"]) is Cache
+    for own, other in zip(expected["cache"].layers, found["cache"].layers, strict=True):
+        assert torch.equal(own.keys, other.keys)
+
+
+def test_an_object_that_is_passed_on_is_not_made_again():
+    """What a layer does to an object that it is given must be seen by all others: such layers are opened."""
+    stages = Statistics(model(), rows(2, 4)).split(2)
+    paths = [step.path for stage in stages for step in stage._plan.steps if step.path]
+    assert paths == ["layers.0.linear", "layers.1.linear", "layers.2.linear"]
+
+
+def test_a_dtype_in_the_object_is_a_constant():
+    def forward(self, x):
+        layer = Layer()
+        layer.update(self.b(self.a(x)))
+        layer.dtype = layer.keys.dtype
+        return layer
+
+    stages = Statistics(Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), rows(2, 4)).split(2)
+    stages[0].double()
+    stages[1].double()
+    with pytest.raises(SplitError, match=r"made for torch\.float32"):
+        stages(rows(2, 4).double())
+
+
+def test_taken_apart():
+    layer = Layer()
+    layer.update(torch.ones(2, 3))
+    holder, plain = Layer(), Layer()
+    holder.keys = holder  # holds itself, and a tensor: left as it is where it is met again
+    holder.more = [layer]
+    apart = taken_apart((layer, plain, holder, nn.Linear(1, 1)))
+    assert apart[0] == ObjectState(Layer, {"keys": layer.keys, "length": 3})
+    assert apart[1] is plain
+    assert apart[2].attributes["keys"] is holder
+    assert sum(isinstance(leaf, torch.Tensor) for leaf in leaves_of(apart)) == 2
+    again = map_template(lambda leaf: leaf, apart[0], makes_objects=True)
+    assert type(again) is Layer
+    assert vars(again) == vars(layer)
