@@ -336,6 +336,7 @@ class Event:
         reads_sizes: the module's own forward read the size of a tensor.
         dtype_bound: an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
+        is_decision: a function that told the forward values of tensors; ``result`` is what it told.
     """
 
     fqn: str
@@ -356,6 +357,7 @@ class Event:
     reads_sizes: bool = False
     dtype_bound: bool = False
     training: bool = False
+    is_decision: bool = False
 
     @property
     def is_module(self) -> bool:

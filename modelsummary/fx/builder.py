@@ -30,7 +30,7 @@ from modelsummary.dataflow import (
 )
 from modelsummary.errors import TraceError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen
-from modelsummary.fx.guards import check_input, check_mode
+from modelsummary.fx.guards import check_decision, check_input, check_mode
 from modelsummary.split.analyse import Openings
 
 __all__ = ["Apply", "GraphBuilder"]
@@ -113,7 +113,11 @@ class GraphBuilder:
             self._here = (event.fqn, event.call_index) if event.is_module else (event.fqn, _call_of(event))
             self._regions = event.regions if self._marks_checkpoints else ()
             self._switch_gradients(event)
-            self._bind(self._call(event), event.result)
+            node = self._call(event)
+            if event.is_decision:
+                self._function(check_decision, node, self._argument(event.result, event))
+            else:
+                self._bind(node, event.result)
         self._here, self._regions = ("", 0), ()
         self._switch_gradients(None)
         self.graph.output(self._argument(root.result, root))

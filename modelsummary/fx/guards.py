@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,17 @@ from torch.fx.node import has_side_effect
 
 from modelsummary.errors import TraceError
 
-__all__ = ["check_input", "check_mode"]
+__all__ = ["check_decision", "check_input", "check_mode"]
+
+
+@has_side_effect
+def check_decision(told: Any, traced: Any) -> None:
+    """Check a value by which the forward decides. Raises ``TraceError`` if it is not the traced one."""
+    if told != traced:
+        raise TraceError(
+            f"the forward decides by values: it read {traced!r:.80} when it was traced, and reads {told!r:.80}; "
+            "trace again with such an input"
+        )
 
 
 @has_side_effect

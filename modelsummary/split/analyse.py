@@ -161,6 +161,8 @@ class Openings:
             problem = "" if child.is_module else _unknown_in(child)
             if problem:
                 return problem
+            if child.is_decision and any(isinstance(leaf, Unknown) for leaf in leaves_of(child.result)):
+                return f"decides by values of tensors, otherwise at another batch size: it calls {child.name}()"
         if event is self._root:
             unknown = next((leaf for leaf in leaves_of(event.result) if isinstance(leaf, Unknown)), None)
             if unknown is not None:
@@ -258,7 +260,8 @@ class _Obstacles:
             for run, storages in enumerate(call.writes):
                 for storage in storages:
                     self._last_write[run, storage] = number
-            if any(isinstance(leaf, BatchSize) for leaf in leaves_of((call.args, call.kwargs))):
+            told = call.result if call.is_decision else None
+            if any(isinstance(leaf, BatchSize) for leaf in leaves_of((call.args, call.kwargs, told))):
                 self._last_batch = number
         self._together = [*_same_state(sequence), *_same_tensor(sequence)]
 

@@ -223,6 +223,7 @@ class _Builder:
                 checkpointed=event.checkpointed,
                 frees=tuple(frees[number]),
                 n_leaves=len(leaves_of(event.result)),
+                expects=(event.result,) if event.is_decision else (),
             )
             for number, event in enumerate(self._part.events)
         ]
@@ -282,7 +283,8 @@ def _scope_of(event: Event) -> str:
 
 
 def _depends_on_mode(event: Event) -> bool:
-    return any(isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs, event.checkpointed)))
+    told = event.result if event.is_decision else None
+    return any(isinstance(leaf, ModeChoice) for leaf in leaves_of((event.args, event.kwargs, event.checkpointed, told)))
 
 
 def _dtypes(values: Sequence[Value]) -> tuple[tuple[int, torch.dtype], ...]:

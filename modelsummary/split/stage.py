@@ -49,6 +49,7 @@ class Step(NamedTuple):
         checkpointed: call it under activation checkpointing; a bool, or ``ModeChoice``.
         frees: numbers of the values that nobody needs afterwards.
         n_leaves: how many values the result holds; more or fewer is another result than the recorded one.
+        expects: what the result must be, as the forward decided by it; empty if it may be anything.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Step(NamedTuple):
     checkpointed: Any
     frees: tuple[int, ...]
     n_leaves: int
+    expects: tuple[Any, ...] = ()
 
 
 Arguments = dict[str | int, Any]
@@ -282,6 +284,11 @@ class Stage(nn.Sequential):
         else:
             with torch.no_grad():
                 out = called(*args, **kwargs)
+        if step.expects and (expected := self._fill(step.expects[0], values, size, device, training)) != out:
+            raise SplitError(
+                f"the forward decides by values: {step.function!r} gave {expected!r:.80} when it was recorded, and "
+                f"gives {out!r:.80}; split again with such an input"
+            )
         if len(step.binds) == 1 and isinstance(out, Tensor):
             values[step.binds[0][1]] = out
         else:

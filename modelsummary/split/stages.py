@@ -89,7 +89,7 @@ class Stages(Sequence[nn.Sequential]):
         self.batch_size = record.batch_size
         self.batch_dim = record.batch_dim
         self.record: Record | None = record
-        self._validity = _validity(record)
+        self._validity = _validity(record, any(event.is_decision for part in calls for event in part))
         self.calls = [list(each) for each in calls]
         self._class_name = type(model).__name__
         self._keys = list(model.state_dict(keep_vars=True))
@@ -333,14 +333,16 @@ class Stages(Sequence[nn.Sequential]):
     __repr__ = __str__
 
 
-def _validity(record: Record) -> str:
-    """Return which batch sizes and mode the stages hold for; empty if they hold for all."""
+def _validity(record: Record, decides: bool) -> str:
+    """Return which inputs and mode the stages hold for; empty if they hold for all."""
     mode = "train" if record.root.training else "eval"
     holds = []
     if record.batch_size is None:
         holds.append("inputs of the recorded sizes only")
     elif record.smallest_batch > 1 and record.batch_size != 1:
         holds.append(f"batches of {record.smallest_batch} or more")
+    if decides:
+        holds.append("inputs by whose values the forward decides alike")
     if record.no_other_mode:
         holds.append(f"{mode} mode only")
     return " and ".join(holds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -55,10 +55,18 @@ def record(
 
     Yields:
         The record over all runs; then, for a model that does other things at another batch size or in the other mode,
-        records that hold for the mode, the batch size, or both of this run only.
+        records that hold for the mode, the batch size, or both of this run only. Then, for one that decides by values
+        of integers, the same with these decisions opened: they hold for inputs by which it decides alike.
     """
-    trace = _tracing(model, execution, rules)
-    first = _Run(trace(call), None, is_other_mode=False)
+    for opened in (rules, replace(rules, checks_decisions=True)):
+        trace = _tracing(model, execution, opened)
+        first = _Run(trace(call), None, is_other_mode=False)
+        yield from _records(first, call, trace, batch_dim, execution)
+        if not first.tracer.decides:
+            return
+
+
+def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str) -> Iterator[Record]:
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
     if batches:
@@ -196,7 +204,7 @@ class _Merge:
         if parent is None:
             self._define([(each.args, each.kwargs) for each in events])
         event = Event(first.fqn, first.function, None, None, parent, first.call_index)
-        event.training, event.regions = first.training, first.regions
+        event.training, event.regions, event.is_decision = first.training, first.regions, first.is_decision
         event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
         event.checkpointed = self._constant([each.checkpointed for each in events], first.training)
         if isinstance(event.checkpointed, Unknown):

@@ -56,6 +56,7 @@ class Tracer(TorchFunctionMode):
     Attributes:
         root: the call of the model.
         tensors: those that it met.
+        decides: the forward asked for values of tensors that are known on shapes.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Tracer(TorchFunctionMode):
         self._devices = DeviceAnswers(device) if isinstance(execution, ShapeOnly) else None
         self._operators = Operators(self, Noted(execution, self))
         self.root: Event | None = None
+        self.decides = False
         self._stack: list[Event] = []
         self._hooks: list[Any] = []  # of saved tensors, at the begin of each call on the stack
         self.running = Effects()
@@ -306,8 +308,13 @@ class Tracer(TorchFunctionMode):
         if not made and not own.writes:
             if isinstance(out, torch.dtype) and out.is_floating_point:
                 self._dtypes[parent].add(out)
-            self._note_reading(function.name if function.kind == "get" else name, inputs, parent)
             self.running.macs += own.macs
+            if self._is_decision(name, inputs, out):
+                self.decides = True
+                if self._rules.checks_decisions:
+                    parent.children.append(self._decision(function, templates, out))
+                    return out
+            self._note_reading(function.name if function.kind == "get" else name, inputs, parent)
             return out
         event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
         event.training, event.regions = parent.training, tuple(self._regions)
@@ -321,6 +328,19 @@ class Tracer(TorchFunctionMode):
         self.tensors.taint(own.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
         return out
+
+    def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
+        """On shapes, only values that follow from integers of the input and from buffers can be asked for."""
+        if self._devices is None or name in READS_FACTS or name == "__set__" or name in HOOKS_TENSORS:
+            return False
+        return any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
+
+    def _decision(self, function: TorchFunction, templates: tuple[Any, Any], out: Any) -> Event:
+        parent = self._stack[-1]
+        event = Event(parent.fqn, function, *templates, parent, result=out, grad=torch.is_grad_enabled())
+        event.training, event.regions, event.is_decision = parent.training, tuple(self._regions), True
+        event.writes = (frozenset(),)
+        return event
 
     def _note_reading(self, name: str, inputs: list[Any], parent: Event) -> None:
         """A function that returned no tensor: a size, a fact, or values."""
