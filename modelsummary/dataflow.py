@@ -57,10 +57,15 @@ class Attribute(NamedTuple):
 
 
 class BatchSize(NamedTuple):
-    """An integer that is ``factor * batch size + offset``."""
+    """An integer that is ``(factor * batch size + offset) // divisor``."""
 
     factor: int
     offset: int
+    divisor: int = 1
+
+    def at(self, batch_size: int) -> int:
+        """Return the integer for a batch size."""
+        return (self.factor * batch_size + self.offset) // self.divisor
 
 
 @dataclass(eq=False)
@@ -88,7 +93,7 @@ class Value(Marker):
     def batch(self) -> tuple[int, int] | None:
         """``(dim, factor)`` where ``shape[dim] == factor * batch size``; None if no dimension shows it."""
         for dim, size in enumerate(self.sizes):
-            if isinstance(size, BatchSize) and size.factor and not size.offset:
+            if isinstance(size, BatchSize) and size.factor and size[1:] == (0, 1):
                 return dim, size.factor
         return None
 

@@ -7,11 +7,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import DataDependentError
 from modelsummary.capture.inputs import call_arguments
-from modelsummary.capture.recording.record import record
+from modelsummary.capture.recording.record import _linear, record
 from modelsummary.dataflow import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
 from tests.idioms import Gpt2, MixtureOfExperts, ids, rows
 from tests.models import CachesTensors, Call
@@ -49,6 +51,22 @@ def test_sizes_of_the_batch_and_choices_of_the_mode():
     assert ModeChoice(True, False) in leaves_of((dropout.args, dropout.kwargs))
     assert flat.result.sizes == (1, BatchSize(4, 0))
     assert flat.result.batch == (1, 4)
+
+
+@given(
+    factor=st.integers(-5, 9).filter(bool),
+    offset=st.integers(-9, 9),
+    divisor=st.sampled_from([1, 2, 3, 4, 8]),
+    rounds_up=st.booleans(),
+    batch=st.integers(2, 8),
+)
+def test_functions_of_the_batch_are_told_from_the_sizes_tried(factor, offset, divisor, rounds_up, batch):
+    offset = offset if divisor == 1 else (divisor - 1) * rounds_up
+    truth = BatchSize(factor, offset, divisor)
+    tried = [batch, batch + 1, 2 * batch + 3, 1, batch + 257]  # as ``record`` does
+    sizes = [truth.at(each) for each in tried]
+    found = next(each for each in _linear(tried, sizes) if list(map(each.at, tried)) == sizes)
+    assert [found.at(each) for each in range(1, 600)] == [truth.at(each) for each in range(1, 600)]
 
 
 def test_dropout_of_a_model_in_eval_makes_another_tensor():

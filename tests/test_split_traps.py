@@ -187,12 +187,16 @@ EXACT = {
     "a dtype": lambda self, x: self.b(self.a(x).masked_fill(x > 0, torch.finfo(x.dtype).min).clamp(-1)),
     "in place on its input": lambda self, x: self.b(self.a(x.add_(1))),
     "detaches": lambda self, x: self.b(self.a(x)) + self.a(x).detach(),
+    "half of the batch": lambda self, x: self.b(self.a(x))[: x.shape[0] // 2],
+    "two halves of the batch": lambda self, x: self.b(
+        torch.cat(self.a(x).split([x.shape[0] // 2, -(-x.shape[0] // 2)]))
+    ),
+    "the last third of the batch": lambda self, x: self.b(self.a(x)[-(x.shape[0] // 3) :]),
     "strides": lambda self, x: self.b(torch.as_strided(self.a(x), (x.shape[0], 4), (4, 1))),
 }
 
 # exact for the recorded batch size; another is refused
 OF_ONE_SIZE = {
-    "half of the batch": lambda self, x: self.b(self.a(x)).reshape(x.shape[0] // 2, -1),
     "the batch as a float": lambda self, x: self.b(self.a(x)) / float(x.shape[0]),
     "a list as long as the batch": lambda self, x: self.b(self.a(x) * torch.tensor([1.0] * x.shape[0])[:, None]),
     "a loop over the batch": lambda self, x: sum(self.a(x)[i].sum() for i in range(x.shape[0])) + self.b(x),
@@ -273,6 +277,13 @@ def test_exact(name):
         stages = Statistics(model, rows(2, 4)).split(2)
     for batch in (2, 6):
         check(model, stages, batch)
+
+
+@pytest.mark.parametrize("name", ["half of the batch", "two halves of the batch", "the last third of the batch"])
+@pytest.mark.parametrize("batch", [1, 3, 7, 100])
+def test_fractions_of_the_batch(name, batch):
+    model = make(EXACT[name])
+    check(model, Statistics(model, rows(2, 4)).split(2), batch)
 
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)

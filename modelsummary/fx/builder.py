@@ -287,7 +287,9 @@ class GraphBuilder:
         node = self._once("batch", self._batch_size)
         if size.factor != 1:
             node = self._computed(operator.mul, node, size.factor)
-        return self._computed(operator.add, node, size.offset) if size.offset else node
+        if size.offset:
+            node = self._computed(operator.add, node, size.offset)
+        return self._computed(operator.floordiv, node, size.divisor) if size.divisor != 1 else node
 
     def _computed(self, function: Callable[..., Any], *args: Any) -> Node:
         """A node at the top, the same each time."""

@@ -342,7 +342,7 @@ def constant(leaf: Any, size: int | None, device: torch.device | None, training:
     """What a leaf of a template that is no value of the forward stands for."""
     if isinstance(leaf, BatchSize):
         assert size is not None
-        return leaf.factor * size + leaf.offset
+        return leaf.at(size)
     if isinstance(leaf, ModeChoice):
         return leaf.in_train if training else leaf.in_eval
     if isinstance(leaf, OwnDevice):

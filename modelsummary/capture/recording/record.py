@@ -312,14 +312,30 @@ class _Merge:
 
     def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
         if all(type(each) is int for each in constants) and len(constants) > 2:
-            (size, next_size), (batch, next_batch) = constants[:2], self._batches[:2]
-            assert batch is not None
-            assert next_batch is not None
-            factor = (next_size - size) // (next_batch - batch)
-            found = BatchSize(factor, size - factor * batch)
-            if all(factor * (b or 0) + found.offset == each for each, b in zip(constants, self._batches, strict=True)):
-                return found
+            batches = [batch or 0 for batch in self._batches]
+            for found in _linear(batches, constants):
+                if all(found.at(batch) == each for batch, each in zip(batches, constants, strict=True)):
+                    return found
         return Unknown(f"{constants[0]!r}, which becomes {constants[-1]!r} at another batch size,")
+
+
+# Of a fraction of the batch: a half, a third (of queries, keys and values), a quarter, an eighth.
+_DIVISORS = (2, 3, 4, 8)
+_FEWEST_FOR_FRACTIONS = 4  # sizes of the batch that a fraction is told from
+
+
+def _linear(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[BatchSize]:
+    """Functions of the batch size that could give these sizes: linear ones, then fractions rounded down or up."""
+    factor = (sizes[1] - sizes[0]) // (batches[1] - batches[0])
+    yield BatchSize(factor, sizes[0] - factor * batches[0])
+    if len(sizes) < _FEWEST_FOR_FRACTIONS:
+        return
+    widest = max(range(len(batches)), key=batches.__getitem__)
+    rise, run = sizes[widest] - sizes[0], batches[widest] - batches[0]
+    for divisor in _DIVISORS:
+        factor = round(rise * divisor / run)
+        for rounding in (0, divisor - 1):
+            yield BatchSize(factor, rounding, divisor)
 
 
 def _equal(one: Any, other: Any) -> bool:

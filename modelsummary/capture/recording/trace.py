@@ -309,12 +309,13 @@ class Tracer(TorchFunctionMode):
             if isinstance(out, torch.dtype) and out.is_floating_point:
                 self._dtypes[parent].add(out)
             self.running.macs += own.macs
+            name = function.name if function.kind == "get" else name
             if self._is_decision(name, inputs, out):
                 self.decides = True
                 if self._rules.checks_decisions:
                     parent.children.append(self._decision(function, templates, out))
                     return out
-            self._note_reading(function.name if function.kind == "get" else name, inputs, parent)
+            self._note_reading(name, inputs, parent)
             return out
         event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
         event.training, event.regions = parent.training, tuple(self._regions)
