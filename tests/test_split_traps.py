@@ -40,6 +40,16 @@ class Square(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * grad
 
 
+class Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, x):
+        return function(x) * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad
+
+
 def counts(self, x):
     self.counter.n += 1
     return self.b(self.a(x) * self.counter.n)
@@ -186,6 +196,8 @@ EXACT = {
     "a literal": lambda self, x: self.b(self.a(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])),
     "a dtype": lambda self, x: self.b(self.a(x).masked_fill(x > 0, torch.finfo(x.dtype).min).clamp(-1)),
     "in place on its input": lambda self, x: self.b(self.a(x.add_(1))),
+    "an autograd function": lambda self, x: self.b(Square.apply(self.a(x))),
+    "an autograd function of its result": lambda self, x: Square.apply(self.b(self.a(x))),
     "detaches": lambda self, x: self.b(self.a(x)) + self.a(x).detach(),
     "half of the batch": lambda self, x: self.b(self.a(x))[: x.shape[0] // 2],
     "two halves of the batch": lambda self, x: self.b(
@@ -211,7 +223,10 @@ REFUSED = {
     "the largest value": (lambda self, x: self.b(self.a(x)) * x.max().item(), "decides by values"),
     "a legacy constructor": (lambda self, x: self.b(self.a(x) * torch.Tensor([1, 2, 3, 4])), "no torch function"),
     "an unregistered layer": (lambda self, x: self.b(self.hidden[0](self.a(x))), "no torch function"),
-    "an autograd function": (lambda self, x: self.b(Square.apply(self.a(x))), "autograd function Square"),
+    "an autograd function that calls a function": (
+        lambda self, x: self.b(Applied.apply(self.c, self.a(x))),
+        "passes a function to the autograd function Applied",
+    ),
     "vmap": (lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x))), "no torch function"),
     "other weights": (
         lambda self, x: self.b(
@@ -444,3 +459,16 @@ def test_checkpointed_layers_stay_checkpointed():
         runs.clear()
         stages.train(mode)(rows(2, 4)).sum().backward()
         assert len(runs) == expected
+
+
+def test_what_an_autograd_function_makes_has_gradients():
+    """The engine sends a gradient back only for what is said to have one."""
+
+    def forward(self, x):
+        return self.c(self.b(Square.apply(self.a(x))))
+
+    model = make(forward)
+    stages = Statistics(model, rows(2, 4)).split(3, boundaries=["b", "c"])
+    assert [each.requires_grad for each in stages.crossing[1]] == [True]
+    verified = stages.verify(rows(5, 4))
+    assert (verified.outputs, verified.gradients) == (0.0, 0.0)

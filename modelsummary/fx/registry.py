@@ -191,7 +191,6 @@ def rules(model: nn.Module, used: set[Any]) -> TraceRules:
         substitutes=noting(_tracer_impls),
         shapes=noting(shape_impls),
         layer_shapes=noting(_leaf_impls),
-        calls_autograd_functions=True,
         opens_checkpoints=True,
     )
 

@@ -38,7 +38,6 @@ class TraceRules:
         substitutes: function -> what is called and traced in its place.
         shapes: function -> what makes its result when it runs on shapes; the call stays one of the function.
         layer_shapes: class of a module that is whole -> what makes its result, called with the module.
-        calls_autograd_functions: ``autograd.Function.apply`` is a call like others; else it keeps a module whole.
         checks_decisions: where a forward on shapes decides by values that are known there (of a mask of integers, say),
             note what it asked and the answer, to be checked when the calls are repeated; else it keeps a module whole.
         opens_checkpoints: what runs under activation checkpointing is traced like all else, and its region noted;
@@ -49,7 +48,6 @@ class TraceRules:
     substitutes: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     shapes: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     layer_shapes: Mapping[type, Callable[..., Any]] = field(default_factory=dict)
-    calls_autograd_functions: bool = False
     opens_checkpoints: bool = False
     checks_decisions: bool = False
 

@@ -103,12 +103,13 @@ class Tracer(TorchFunctionMode):
             substitute = self._rules.substitutes.get(original_apply)
             if substitute is not None and self._sees():
                 return substitute(*args, **kwargs)
-            if self._rules.calls_autograd_functions and self._sees():
-                function = TorchFunction("function", f"{cls.__qualname__}.apply", original_apply)
-                return self._function_call(function, original_apply, args, kwargs)
-            # What runs inside is not what its backward does.
-            self._note_question(f"applies the autograd function {cls.__name__}")
-            return original_apply(*args, **kwargs)
+            if not self._sees():
+                return original_apply(*args, **kwargs)
+            if any(callable(leaf) and not isinstance(leaf, Tensor) for leaf in leaves_of((args, kwargs))):
+                # What it calls is the code of somebody, with modules and tensors of its own (torch's checkpointing).
+                self._note_question(f"passes a function to the autograd function {cls.__name__}")
+            function = TorchFunction("function", f"{cls.__qualname__}.apply", original_apply)
+            return self._function_call(function, original_apply, args, kwargs)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._module_call(original, module, args, kwargs)
