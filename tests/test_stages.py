@@ -197,6 +197,7 @@ def test_the_table_and_the_records():
     assert stages.to_records()[0] == {
         "stage": 0, "first": "0", "last": "0", "calls": 1, "params": 40, "param_bytes": 160, "buffer_bytes": 0,
         "macs": 64, "cost": 64, "share": 64 / 224, "crossing_bytes": 64, "crossing_tensors": 1, "activation_bytes": 64,
+        "forward_seconds": None, "backward_seconds": None,
     }  # fmt: skip
     assert stages.balance == 160 / 112
 
@@ -265,3 +266,23 @@ def test_predict():
     assert stages.predict(8, "gpipe").bubble == pytest.approx(3 / 11)
     assert stages.predict(8, "1f1b", backward=1.0).makespan == pytest.approx(22)
     assert stages.predict(8).peak_activation_bytes == [4 * 32, 3 * 32, 2 * 32, 32]
+
+
+def test_predict_from_times():
+    stages = Statistics(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), rows(2, 4)).split(2)
+    # GPipe, one micro-batch: forwards and backwards one after the other
+    assert stages.predict(1, "gpipe", seconds=[(1, 4), (2, 3)]).makespan == pytest.approx(1 + 2 + 3 + 4)
+    # zero bubble: the first stage waits for the second one's gradient of the inputs alone, 1 + 2 + 0.5, then has 4
+    assert stages.predict(1, "zb", seconds=[(1, 3, 1), (2, 0.5, 2.5)]).makespan == pytest.approx(1 + 2 + 0.5 + 4)
+    for wrong in ([(1, 2)], [(1,), (1,)], [(1, -1), (1, 1)], 3, [(1, "2"), (1, 1)]):
+        with pytest.raises(InputError, match=r"seconds must hold .* for each of the 2 stages"):
+            stages.predict(1, seconds=wrong)
+
+
+def test_predict_from_measured_times():
+    stats = Statistics(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), rows(2, 4))
+    for row, forward, backward in zip((stats["0"], stats["1"]), (1e3, 2e3), (4e3, 3e3), strict=True):
+        row.latency_ms, row.backward_latency_ms = forward, backward
+    stages = stats.split(2)
+    assert [(each.forward_seconds, each.backward_seconds) for each in stages.facts] == [(1, 4), (2, 3)]
+    assert stages.predict(1, "gpipe").makespan == pytest.approx(10)

@@ -117,7 +117,7 @@ class Splitter:
         return Stages(
             self.model,
             stages,
-            facts_of_parts(choice, parts, held),
+            facts_of_parts(choice, parts, held, self._rows),
             inputs,
             by=choice.costs.name,
             limits=choice.limits(),
@@ -129,7 +129,7 @@ class Splitter:
     def _facts(self, choice: Choice) -> list[StageFacts]:
         calls = held_by_calls(choice.sequence, self.model)
         held = [[tensor for call in calls[begin:end] for tensor in call] for begin, end in choice.ranges]
-        return facts_of_parts(choice, parts_of(choice.sequence, choice.cuts), held)
+        return facts_of_parts(choice, parts_of(choice.sequence, choice.cuts), held, self._rows)
 
 
 def check_initialized(model: nn.Module) -> None:

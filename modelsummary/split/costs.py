@@ -13,7 +13,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence
 
-__all__ = ["COSTS", "CallCosts", "call_costs", "held_by_calls"]
+__all__ = ["COSTS", "CallCosts", "call_costs", "held_by_calls", "measured_seconds"]
 
 By = str | Mapping[str, float] | Callable[[LayerInfo], float]
 COSTS = ("macs", "flops", "params", "param_bytes", "activation_bytes", "latency")
@@ -130,6 +130,15 @@ def _seconds(rows: Sequence[LayerInfo]) -> dict[Key, float]:
             "or pass by={FQN: seconds}"
         )
     return found
+
+
+def measured_seconds(sequence: CallSequence, rows: Sequence[LayerInfo]) -> tuple[list[float], list[float]]:
+    """Return the measured seconds of each call, forward and backward; empty lists where they were not measured."""
+    forward = {(row.fqn, row.call_index): row.latency_ms / 1e3 for row in rows if row.latency_ms is not None}
+    backward = {
+        (row.fqn, row.call_index): row.backward_latency_ms / 1e3 for row in rows if row.backward_latency_ms is not None
+    }
+    return _of_rows(forward, sequence) if forward else [], _of_rows(backward, sequence) if backward else []
 
 
 def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:

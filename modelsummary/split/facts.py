@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from modelsummary.dataflow import BatchSize, Value
 from modelsummary.errors import SplitError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.split.choose import Choice
+from modelsummary.split.costs import measured_seconds
 from modelsummary.split.parts import Part
 from modelsummary.split.schedule import StageLoad
 
-__all__ = ["Crossing", "StageFacts", "facts_of_parts", "loads_of"]
+__all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class StageFacts:
         crossing_bytes: bytes of the tensors that cross from this stage into the next, for the recorded batch.
         crossing_tensors: how many.
         activation_bytes: bytes of the tensors that its calls make.
+        forward_seconds, backward_seconds: measured time of its calls; None where that was not measured.
     """
 
     first: str
@@ -46,6 +49,8 @@ class StageFacts:
     crossing_bytes: int
     crossing_tensors: int
     activation_bytes: int
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,22 +86,24 @@ class Crossing:
 
 
 def loads_of(facts: Sequence[StageFacts], seconds: Callable[[StageFacts], float], backward: float) -> list[StageLoad]:
-    """Loads of stages whose forward takes ``seconds(facts)``; the backward is half for inputs, half for weights."""
-    return [
-        StageLoad(
-            forward=(time := seconds(each)),
-            backward_input=time * backward / 2,
-            backward_weight=time * backward / 2,
-            crossing_bytes=each.crossing_bytes,
-            activation_bytes=each.activation_bytes,
-        )
-        for each in facts
-    ]
+    """Return the loads of stages whose forward takes ``seconds(facts)``.
+
+    The backward takes ``backward`` times as long, half of it for the inputs and half for the weights.
+    """
+    return [load_of(each, (time := seconds(each)), time * backward / 2, time * backward / 2) for each in facts]
 
 
-def facts_of_parts(choice: Choice, parts: Sequence[Part], held: Sequence[Sequence[Tensor]]) -> list[StageFacts]:
+def load_of(facts: StageFacts, forward: float, backward_input: float, backward_weight: float) -> StageLoad:
+    """Return the load of a stage whose parts take these times."""
+    return StageLoad(forward, backward_input, backward_weight, facts.crossing_bytes, facts.activation_bytes)
+
+
+def facts_of_parts(
+    choice: Choice, parts: Sequence[Part], held: Sequence[Sequence[Tensor]], rows: Sequence[LayerInfo]
+) -> list[StageFacts]:
     """Return the facts of each part, which holds the parameters and buffers in ``held``."""
     sequence, costs = choice.sequence, choice.costs
+    forward, backward = measured_seconds(sequence, rows)
     total = sum(costs.costs)
     facts = []
     for number, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):
@@ -118,6 +125,8 @@ def facts_of_parts(choice: Choice, parts: Sequence[Part], held: Sequence[Sequenc
                 crossing_bytes=sum(value.nbytes for value in crossing),
                 crossing_tensors=len(crossing),
                 activation_bytes=sum(map(sequence.activation_bytes, range(begin, end))),
+                forward_seconds=sum(forward[begin:end]) if forward else None,
+                backward_seconds=sum(backward[begin:end]) if backward else None,
             )
         )
     return facts

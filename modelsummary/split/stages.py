@@ -15,7 +15,7 @@ from modelsummary.dataflow import Event, Record, leaves_of
 from modelsummary.errors import InputError, LayerNotFoundError, SplitError
 from modelsummary.split.choose import Limit
 from modelsummary.split.engine import Pipeline, pipeline_stages
-from modelsummary.split.facts import Crossing, StageFacts, loads_of
+from modelsummary.split.facts import Crossing, StageFacts, load_of, loads_of
 from modelsummary.split.materialize import Checkpoint, Init
 from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
@@ -143,26 +143,58 @@ class Stages(Sequence[nn.Sequential]):
         return verify(self.model, self, self.inputs, args, kwargs)
 
     def predict(
-        self, n_microbatches: int, schedule: str = "1f1b", *, bandwidth: float | None = None, backward: float = 2.0
+        self,
+        n_microbatches: int,
+        schedule: str = "1f1b",
+        *,
+        bandwidth: float | None = None,
+        backward: float = 2.0,
+        seconds: Sequence[Sequence[float]] | None = None,
     ) -> Simulation:
-        """Simulate a training step of these stages, each on a device of its own (interleaved: two a device).
+        """Simulate a training step of these stages, each on a device of its own (interleaved: two per device).
 
-        A micro-batch is the recorded batch. Times are in the unit of the cost that was balanced: seconds if that is
-        what ``by`` told.
+        A micro-batch is the recorded batch. Times are ``seconds`` if given; else what
+        ``measure_latency(backward=True)`` measured before the split; else the cost that was balanced, in its unit.
 
         Args:
             n_microbatches: micro-batches in the step.
             schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
-            bandwidth: bytes in the unit of time between two stages; None: transfers take no time.
-            backward: time of a backward, as a multiple of its forward.
+            bandwidth: bytes per unit of time between two stages; None: transfers take no time.
+            backward: time of a backward, as a multiple of its forward, where only the cost is known.
+            seconds: of each stage, for one micro-batch: forward, gradient of the inputs, gradient of the weights; or
+                forward and backward, of which each gradient then takes a half.
 
         Raises:
             InputError: an argument is unusable.
         """
         if not isinstance(backward, (int, float)) or not 0 <= backward < float("inf"):
             raise InputError(f"backward={backward!r}; expected a multiple of the forward's time, such as 2.0")
-        loads = loads_of(self.facts, lambda each: each.cost, backward)
+        if seconds is None and all(None not in (each.forward_seconds, each.backward_seconds) for each in self.facts):
+            seconds = [(each.forward_seconds or 0.0, each.backward_seconds or 0.0) for each in self.facts]
+        if seconds is None:
+            loads = loads_of(self.facts, lambda each: each.cost, backward)
+        else:
+            loads = [
+                load_of(*each) for each in zip(self.facts, *zip(*self._checked(seconds), strict=True), strict=True)
+            ]
         return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth)
+
+    def _checked(self, seconds: Sequence[Sequence[float]]) -> list[tuple[float, float, float]]:
+        """Return the three times of each stage."""
+        usable = isinstance(seconds, Sequence) and len(seconds) == len(self)
+        if not usable or not all(
+            isinstance(each, Sequence)
+            and len(each) in (2, 3)
+            and all(isinstance(time, (int, float)) and 0 <= time < float("inf") for time in each)
+            for each in seconds
+        ):
+            raise InputError(
+                f"seconds must hold (forward, input gradient, weight gradient) or (forward, backward) for each of the "
+                f"{len(self)} stages, got {seconds!r:.80}"
+            )
+        return [
+            (each[0], each[1], each[2]) if len(each) == 3 else (each[0], each[1] / 2, each[1] / 2) for each in seconds
+        ]
 
     # ---------------------------------------------------------------------------------------- engine
 
