@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
-from torch.utils._pytree import SUPPORTED_NODES, tree_map, tree_structure
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map, tree_structure
 
 __all__ = [
     "Attribute",
@@ -31,9 +31,12 @@ __all__ = [
     "Unknown",
     "Value",
     "attributes_in",
+    "holds_objects",
     "leaves_of",
     "make_object",
     "map_template",
+    "objects_in",
+    "same_constant",
     "same_structure",
     "structure_of",
     "taken_apart",
@@ -160,6 +163,17 @@ def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
     return map_template(apart, value)
 
 
+def objects_in(value: Any) -> list[Any]:
+    """Return the objects in ``value`` that ``taken_apart`` takes apart, without those inside of them."""
+    return [leaf for leaf in leaves_of(value) if type(taken_apart(leaf)) is ObjectState]
+
+
+def holds_objects(template: Any) -> bool:
+    """Return True if there is an ``ObjectState`` in a template."""
+    leaves = tree_leaves(template, is_leaf=lambda inner: type(inner) is ObjectState)
+    return any(type(leaf) is ObjectState for leaf in leaves)
+
+
 def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects: bool = False) -> Any:
     """Return ``template`` with ``function`` applied to everything in it that is no container.
 
@@ -236,6 +250,16 @@ def same_structure(one: Any, other: Any) -> bool:
     if kind is other_kind is dict:
         return list(one) == list(other) and all(map(same_structure, one.values(), other.values()))
     return bool(structure_of(one) == structure_of(other))
+
+
+def same_constant(one: Any, other: Any) -> bool:
+    """Return True if two constants of a call are equal: 1, 1.0 and True differ."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # an object that cannot be compared is equal to itself alone
+        return False
 
 
 def values_in(template: Any) -> list[Value]:

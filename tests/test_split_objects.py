@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import modelsummary
@@ -109,3 +110,60 @@ def test_taken_apart():
     again = map_template(lambda leaf: leaf, apart[0], makes_objects=True)
     assert type(again) is Layer
     assert vars(again) == vars(layer)
+
+
+def continuing(self, x, cache):
+    for number, layer in enumerate(self.layers):
+        x = torch.relu(layer(x))
+        cache.layers[number].update(x)
+    return x, cache
+
+
+def filled(batch, seed=0):
+    cache = Cache(2)
+    for layer in cache.layers:
+        layer.update(rows(batch, 4, seed=seed))
+    return cache
+
+
+def test_an_object_that_is_given_is_read_and_returned():
+    model = Call(continuing, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)))
+    given = filled(2)
+    stages = Statistics(model, (rows(2, 4), given)).split(2)
+    assert [tuple(layer.keys.shape) for layer in given.layers] == [(2, 4)] * 2  # as it was
+    verified = stages.verify(rows(5, 4), filled(5))
+    assert (verified.outputs, verified.gradients) == (0.0, 0.0)
+    own = filled(5)
+    x, cache = stages(rows(5, 4), own)
+    expected_x, expected = model(rows(5, 4), filled(5))
+    assert torch.equal(x, expected_x)
+    for one, other in zip(cache.layers, expected.layers, strict=True):
+        assert tuple(one.keys.shape) == (5, 8)
+        assert torch.equal(one.keys, other.keys)
+    assert tuple(own.layers[0].keys.shape) == (5, 4)
+
+
+def test_a_graph_of_an_object_that_is_given():
+    model = Call(continuing, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)))
+    graph = modelsummary.symbolic_trace(model, meta_args={"x": rows(2, 4), "cache": filled(2)})
+    x, cache = graph(rows(5, 4), filled(5))
+    expected_x, expected = model(rows(5, 4), filled(5))
+    assert torch.equal(x, expected_x)
+    assert all(torch.equal(one.keys, other.keys) for one, other in zip(cache.layers, expected.layers, strict=True))
+
+
+def test_an_object_that_is_changed_and_not_returned():
+    model = Call(lambda self, x, cache: continuing(self, x, cache)[0], layers=nn.ModuleList([nn.Linear(4, 4)] * 2))
+    with pytest.raises(SplitError, match="changes a Cache that it does not return"):
+        Statistics(model, (rows(2, 4), filled(2))).split(2)
+
+
+def test_the_engine_deals_out_no_objects(tmp_path):
+    model = Call(continuing, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)))
+    stages = Statistics(model, (rows(2, 4), filled(2))).split(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(SplitError, match="an object that holds tensors, which cannot be dealt"):
+            stages.schedule("gpipe", 1)
+    finally:
+        dist.destroy_process_group()

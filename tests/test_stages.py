@@ -14,7 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.split.stage import Scope, Stage
+from modelsummary.split.verify import _difference
 from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
+from tests.models import Call
+from tests.untouched import untouched
 
 recent = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
@@ -286,3 +289,28 @@ def test_predict_from_measured_times():
     stages = stats.split(2)
     assert [(each.forward_seconds, each.backward_seconds) for each in stages.facts] == [(1, 4), (2, 3)]
     assert stages.predict(1, "gpipe").makespan == pytest.approx(10)
+
+
+def test_verify_leaves_attributes_as_they_were():
+    def caching(self, x):
+        key = x.shape[1]
+        if key not in self.cache:  # with a graph: a second backward through it would fail
+            self.cache[key] = self.scale * 2
+        return x * self.cache[key]
+
+    layer = Call(caching)
+    layer.cache, layer.scale = {}, nn.Parameter(torch.ones(4))
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4))
+    stages = Statistics(model, rows(2, 4)).split(3)
+    with untouched(model):
+        assert stages.verify(rows(3, 4)).gradients == 0.0
+    assert layer.cache == {}
+
+
+def test_verify_takes_rounding_of_large_gradients_for_rounding():
+    one = torch.tensor([1000.0, 1.0])
+    assert _difference("gradients", {"weight": one}, {"weight": one + torch.tensor([0.0, 5e-3])}) == pytest.approx(5e-3)
+    with pytest.raises(SplitError, match="gradients 'weight' differ"):
+        _difference("gradients", {"weight": one}, {"weight": one + torch.tensor([0.0, 5e-2])})
+    with pytest.raises(SplitError, match="differ"):
+        _difference("outputs", {"0": torch.tensor([1000])}, {"0": torch.tensor([1001])})

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.structure import is_array, map_leaves, tensors_of
+from modelsummary.dataflow import map_template, taken_apart
 from modelsummary.errors import InputError
 
 __all__ = ["CallArguments", "InputSize", "available_device", "call_arguments", "call_like"]
@@ -109,7 +110,10 @@ class CallArguments:
 
         def convert(leaf: Any) -> Any:
             shape = _shape_of(leaf)
-            if shape is None or len(shape) <= dim or shape[dim] != size:
+            if shape is None:  # a constant, or an object that holds tensors
+                apart = taken_apart(leaf)
+                return leaf if apart is leaf else map_template(convert, apart, makes_objects=True)
+            if len(shape) <= dim or shape[dim] != size:
                 return leaf
             if isinstance(leaf, InputSize):
                 return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))

@@ -20,7 +20,7 @@ from modelsummary.capture.recording.fingerprint import fingerprint
 from modelsummary.capture.recording.record import record
 from modelsummary.capture.recording.rules import checkpoints_opened
 from modelsummary.capture.run import capture, no_collection
-from modelsummary.dataflow import Record, leaves_of
+from modelsummary.dataflow import Record, leaves_of, taken_apart
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.bias import split_bias_additions
@@ -131,7 +131,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _holds_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in leaves_of(value))
+    return any(isinstance(leaf, Tensor) for leaf in leaves_of(taken_apart(value)))
 
 
 @exclusive

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modelsummary.dataflow import BatchSize, leaves_of, map_template, with_leaves
+from modelsummary.dataflow import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.facts import Crossing
 from modelsummary.split.materialize import Checkpoint, Init, materialize
@@ -176,6 +176,8 @@ class Pipeline:
             raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")
         if _version() < _OLDEST:
             raise SplitError(f"the engine needs torch {'.'.join(map(str, _OLDEST))} or newer, not {torch.__version__}")
+        if holds_objects(stages.inputs.arguments):
+            raise SplitError("an argument is an object that holds tensors, which cannot be dealt to micro-batches")
         class_name, is_single, in_v = ENGINE_SCHEDULES[name]
         _check_crossing(stages, name)
         n_ranks = dist.get_world_size(group)

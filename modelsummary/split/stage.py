@@ -144,7 +144,7 @@ class Inputs(NamedTuple):
 
 
 def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]) -> None:
-    expected, given = leaves_of(template), leaves_of(value)
+    expected, given = leaves_of(template), leaves_of(taken_apart(value))
     if len(expected) != len(given):
         raise SplitError(
             f"argument {name!r} holds {len(given)} values, but was recorded with {len(expected)}; split again"

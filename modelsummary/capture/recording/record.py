@@ -31,6 +31,7 @@ from modelsummary.dataflow import (
     Unknown,
     Value,
     leaves_of,
+    same_constant,
     same_structure,
     with_leaves,
 )
@@ -303,8 +304,12 @@ class _Merge:
 
     def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
         own = leaves[: len(self._batches)]
-        constant = own[0] if all(_equal(each, own[0]) for each in own) else self._by_batch(own)
-        if self._mode_twin is None or _equal(leaves[-1], leaves[self._mode_twin]) or isinstance(constant, Unknown):
+        constant = own[0] if all(same_constant(each, own[0]) for each in own) else self._by_batch(own)
+        if (
+            self._mode_twin is None
+            or same_constant(leaves[-1], leaves[self._mode_twin])
+            or isinstance(constant, Unknown)
+        ):
             return constant
         if isinstance(constant, BatchSize):
             return Unknown(f"{own[0]!r}, which depends on the batch size and the mode,")
@@ -336,13 +341,3 @@ def _linear(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[BatchSize]
         factor = round(rise * divisor / run)
         for rounding in (0, divisor - 1):
             yield BatchSize(factor, rounding, divisor)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Equal as constants of a call: 1, 1.0 and True differ."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # an object that cannot be compared is equal to itself alone
-        return False

@@ -8,7 +8,7 @@ as an obstacle of that module.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
@@ -41,7 +41,17 @@ from modelsummary.capture.recording.torch_functions import (
 )
 from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Execution, Operators
-from modelsummary.dataflow import Event, TorchFunction, Unknown, leaves_of, map_template, taken_apart, torch_function
+from modelsummary.dataflow import (
+    Event,
+    TorchFunction,
+    Unknown,
+    leaves_of,
+    map_template,
+    objects_in,
+    same_constant,
+    taken_apart,
+    torch_function,
+)
 
 __all__ = ["Tracer"]
 
@@ -166,7 +176,10 @@ class Tracer(TorchFunctionMode):
             self.root = event
             for tensor in tensors_of((args, kwargs)):
                 self.tensors.new(tensor, tainted=True)
-        event.args, event.kwargs = self.tensors.template(args), self.tensors.template(kwargs)
+        # Another layer may have to see what this one does to an object: only the model's own are taken apart.
+        event.args, event.kwargs = self.tensors.template(taken_apart((args, kwargs)) if begins else (args, kwargs))
+        given = objects_in((args, kwargs)) if begins else ()
+        objects = [(each, self.tensors.template(taken_apart(each))) for each in given]
         before = state_of(module)
         if before != self._states[id(module)]:  # calling the module again would not be the same
             changed = _first_difference(self._states[id(module)], before)
@@ -198,6 +211,7 @@ class Tracer(TorchFunctionMode):
         event.macs = own.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
         event.result = self._result_of_module(event, module, out)
+        self._note_objects(event, objects, out)
         self._is_open = not begins
         return out
 
@@ -226,6 +240,15 @@ class Tracer(TorchFunctionMode):
             for around in self._stack:  # a number that another module may have read, and made a constant of
                 around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {name!r}"
         event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
+
+    def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:
+        """What the forward does to an object that it is given is known from the result, if the object is in it."""
+        returned = {id(each) for each in objects_in(out)} if objects else set()
+        for each, before in objects:
+            leaves = leaves_of(before), leaves_of(self.tensors.template(taken_apart(each)))
+            is_changed = len(leaves[0]) != len(leaves[1]) or not all(map(same_constant, *leaves))
+            if is_changed and id(each) not in returned:
+                event.obstacle = event.obstacle or f"changes a {type(each).__name__} that it does not return"
 
     def _note_dtypes(self, event: Event, parent: Event) -> None:
         """A dtype that the caller read from a tensor, or was given, is a constant of the call, or a limit of it is."""

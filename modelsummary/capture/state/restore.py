@@ -70,6 +70,8 @@ def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
 
     def put_back() -> None:
         for tensor, requires_grad, grad in saved:
+            if not tensor.is_leaf:  # the forward wrote what has a graph into it
+                tensor.detach_()
             if tensor.requires_grad is not requires_grad:
                 tensor.requires_grad_(requires_grad)
             if tensor.grad is not grad:
