@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -167,3 +169,35 @@ def test_the_engine_deals_out_no_objects(tmp_path):
             stages.schedule("gpipe", 1)
     finally:
         dist.destroy_process_group()
+
+
+def overwriting(self, x, cache):
+    for number, layer in enumerate(self.layers):
+        x = torch.relu(layer(x))
+        cache.layers[number].keys.copy_(x.detach())
+        x = x + cache.layers[number].keys
+    return x, cache
+
+
+def test_tensors_of_an_object_may_be_overwritten_behind_a_cut():
+    model = Call(overwriting, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(4)))
+    given = Cache(4)
+    for layer in given.layers:
+        layer.update(torch.zeros(2, 4))
+    stages = Statistics(model, (rows(2, 4), given)).split(4)
+    assert [each.macs for each in stages.facts] == [2 * 16] * 4
+    verified = stages.verify(rows(2, 4), given)
+    assert (verified.outputs, verified.gradients) == (0.0, 0.0)
+
+
+def test_a_model_without_a_backward_is_verified_by_its_values():
+    def forward(self, x, cache):
+        y = self.b(self.a(x) * cache.layers[0].keys)
+        cache.layers[0].keys.add_(1)  # what the product keeps for its backward
+        return y, cache
+
+    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    stages = Statistics(model, (rows(2, 4), filled(2))).split(2)
+    verified = stages.verify(rows(2, 4), filled(2))
+    assert verified.outputs == 0.0
+    assert math.isnan(verified.gradients)

@@ -255,8 +255,12 @@ class _Obstacles:
     def __init__(self, sequence: CallSequence) -> None:
         self._calls = sequence.calls
         self._last_write: dict[tuple[int, int], int] = {}
+        self._first_use: dict[tuple[int, int], int] = {}
         self._last_batch = -1
         for number, call in enumerate(self._calls):
+            for value in values_in((call.args, call.kwargs, call.result)):
+                for key in enumerate(value.storages):
+                    self._first_use.setdefault(key, number)
             for run, storages in enumerate(call.writes):
                 for storage in storages:
                     self._last_write[run, storage] = number
@@ -271,8 +275,11 @@ class _Obstacles:
         if not values:
             return "no tensor crosses"
         for value in values:
-            writes = [self._last_write.get(key, -1) for key in enumerate(value.storages)]
-            if max(writes) >= position:
+            keys = list(enumerate(value.storages))
+            writes = [self._last_write.get(key, -1) for key in keys]
+            # An input that nobody looks at before the cut may be written behind it: a cache of keys and values.
+            passes_by = not value.requires_grad and all(self._first_use.get(key, position) >= position for key in keys)
+            if max(writes) >= position and not passes_by:
                 return f"{self._calls[max(writes)].name!r} writes in place into a tensor that crosses"
             if value.is_dynamic:
                 return "the size of a tensor that crosses depends on values"

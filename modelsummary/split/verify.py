@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ class Verification:
     """Largest differences between a model and its stages; 0.0 is bit-equal.
 
     Attributes:
-        outputs, gradients, buffers: the largest absolute difference.
+        outputs, gradients, buffers: the largest absolute difference. ``gradients`` is nan if the model itself has no
+            backward: torch raises in it.
         compared: how many tensors were compared.
     """
 
@@ -41,13 +43,16 @@ def verify(
     """See ``Stages.verify``."""
     inputs.bind(args, kwargs)
 
-    def run(forward: Callable[..., tuple[Any, Callable[[list[Tensor]], None]]]) -> dict[str, dict[str, Tensor]]:
+    def run(
+        forward: Callable[..., tuple[Any, Callable[[list[Tensor]], None]]], *, differentiates: bool
+    ) -> dict[str, dict[str, Tensor]]:
         with _unchanged(model):
             own_args, own_kwargs = map_template(_copy, taken_apart((args, kwargs)), makes_objects=True)
             out, backward = forward(own_args, own_kwargs)
             out = taken_apart(out)
             outputs = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
-            backward(outputs)
+            if differentiates:
+                backward(outputs)
             given = [leaf for leaf in leaves_of((own_args, own_kwargs)) if isinstance(leaf, Tensor)]
             tensors = [*model.named_parameters(), *((f"input {number}", each) for number, each in enumerate(given))]
             return {
@@ -63,10 +68,16 @@ def verify(
     def parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[list[Tensor]], None]]:
         return run_detached(stages, inputs, args, kwargs)
 
-    expected, found = run(whole), run(parts)
+    differentiates = True
+    try:
+        expected = run(whole, differentiates=True)
+    except RuntimeError:  # of its backward; if it is the forward's, it comes again
+        expected, differentiates = run(whole, differentiates=False), False
+    found = run(parts, differentiates=differentiates)
     differences = {kind: _difference(kind, expected[kind], found[kind]) for kind in expected}
     compared = sum(map(len, expected.values())) - 1
-    return Verification(differences["outputs"], differences["gradients"], differences["buffers"], compared)
+    gradients = differences["gradients"] if differentiates else nan
+    return Verification(differences["outputs"], gradients, differences["buffers"], compared)
 
 
 def run_detached(
