@@ -270,14 +270,36 @@ def _deform_conv2d(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs:
     return out.numel() * prod(weight.shape[1:])
 
 
-# Registered by name: torchvision, which owns the operator, is not imported.
-_by_name: dict[str, Formula] = {"torchvision.deform_conv2d": _deform_conv2d}
+def _packed_linear(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+    """A linear layer that writes its result where ``out`` says, or returns it with something beside it."""
+    result = out[0] if isinstance(out, (tuple, list)) else out
+    return int(result.numel()) * x.shape[-1]
+
+
+def _out_dtype(operator: OpOverload, dtype: torch.dtype, *args: Any, out: Tensor) -> int:
+    """Another operator, computed in a wider dtype."""
+    formula = find_formula(operator)
+    if formula is None:
+        raise NotImplementedError
+    return formula(*args, out=out)
+
+
+# Registered by name: what owns these operators is not imported.
+_by_name: dict[str, Formula] = {
+    "out_dtype": _out_dtype,
+    "torchvision.deform_conv2d": _deform_conv2d,
+    **dict.fromkeys(
+        (f"bitsandbytes.{name}" for name in "gemm_4bit gemv_4bit int8_linear_matmul int8_scaled_mm".split()),
+        _packed_linear,
+    ),
+    "bitsandbytes.int8_mixed_scaled_mm": _packed_linear,
+}
 
 
 def find_formula(func: Any) -> Formula | None:
     """The formula of an operator: ours for the overload, ours for the operator, then torch's."""
     if not isinstance(func, OpOverload):
-        return _registry.get(func) or _torch_formula(func)
+        return _registry.get(func) or _by_name.get(str(func)) or _torch_formula(func)
     namespace, _, base = func._schema.name.partition("::")
     candidates: list[Any] = [func, func._overloadpacket]
     if base.endswith("_"):  # addmm_ costs what addmm costs

@@ -13,7 +13,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only modules of a lower layer, or of its own family.
 LAYERS = {
     "errors": -1,
-    **dict.fromkeys(["units", "enums"], 0),
+    **dict.fromkeys(["units", "enums", "stored"], 0),
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate", "program", "tiling"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "split", "roofline", "summary_rows"], 2),
