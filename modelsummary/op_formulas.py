@@ -134,6 +134,11 @@ def _grouped_mm(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) ->
     return out.numel() * a.shape[-1] // groups
 
 
+def _grouped_mm_backward(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    """transformers' fallback for rows in groups: a gradient for each of the two."""
+    return 2 * a.numel() * b.shape[-1]
+
+
 @register_op_cost(
     [
         *_existing(aten, "linear", "mkldnn_linear", "_weight_int8pack_mm", "_weight_int4pack_mm"),
@@ -293,6 +298,8 @@ _by_name: dict[str, Formula] = {
         _packed_linear,
     ),
     "bitsandbytes.int8_mixed_scaled_mm": _packed_linear,
+    "transformers.grouped_mm_fallback": _grouped_mm,
+    "transformers.grouped_mm_fallback_backward": _grouped_mm_backward,
 }
 
 
