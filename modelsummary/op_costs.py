@@ -26,13 +26,17 @@ __all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
 
 
 class OpCost(NamedTuple):
-    """Cost of one call of an operator; ``uncounted`` names it where no MAC formula is known."""
+    """Cost of one call of an operator; ``uncounted`` names it where no MAC formula is known.
+
+    ``skipped_macs``: of ``macs``, those that a block mask spares; None where the values of the mask are not known.
+    """
 
     macs: int
     elementwise_ops: int
     bytes_read: int
     bytes_written: int
     uncounted: str | None
+    skipped_macs: int | None = 0
 
 
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype})

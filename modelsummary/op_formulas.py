@@ -289,9 +289,15 @@ def _out_dtype(operator: OpOverload, dtype: torch.dtype, *args: Any, out: Tensor
     return formula(*args, out=out)
 
 
+def _flex_attention_backward(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    return _attention_backward(query, query, key, value)
+
+
 # Registered by name: what owns these operators is not imported.
 _by_name: dict[str, Formula] = {
     "out_dtype": _out_dtype,
+    "flex_attention": _attention,
+    "flex_attention_backward": _flex_attention_backward,
     "torchvision.deform_conv2d": _deform_conv2d,
     **dict.fromkeys(
         (f"bitsandbytes.{name}" for name in "gemm_4bit gemv_4bit int8_linear_matmul int8_scaled_mm".split()),

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from modelsummary.capture.structure import argument_sizes, result_sizes
-from modelsummary.layer_info import Sizes
+from modelsummary.layer_info import Sizes, total
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_rule
 
 __all__ = ["Call", "Costs", "Execution", "Operators", "Watch"]
@@ -46,6 +46,7 @@ class Costs(NamedTuple):
     bytes_read: int
     bytes_written: int
     uncounted: dict[str, int]
+    skipped_macs: int | None
 
 
 class Call:
@@ -63,6 +64,7 @@ class Call:
         "output_bytes",
         "output_size",
         "parent",
+        "skipped_macs",
         "training",
         "uncounted",
     )
@@ -75,6 +77,7 @@ class Call:
         self.output_size: Sizes = None
         self.input_bytes = self.output_bytes = 0
         self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
         self.uncounted: dict[str, int] = {}
         self.finished = False
 
@@ -89,10 +92,18 @@ class Call:
 
     def costs(self) -> Costs:
         """The counters as they are now."""
-        return Costs(self.macs, self.elementwise_ops, self.bytes_read, self.bytes_written, self.uncounted.copy())
+        return Costs(
+            self.macs,
+            self.elementwise_ops,
+            self.bytes_read,
+            self.bytes_written,
+            self.uncounted.copy(),
+            self.skipped_macs,
+        )
 
     def costs_since(self, before: Costs) -> Costs:
         """What was counted after ``before``."""
+        skipped, skipped_before = self.skipped_macs, before.skipped_macs
         uncounted = {name: count - before.uncounted.get(name, 0) for name, count in self.uncounted.items()}
         return Costs(
             self.macs - before.macs,
@@ -100,6 +111,7 @@ class Call:
             self.bytes_read - before.bytes_read,
             self.bytes_written - before.bytes_written,
             {name: count for name, count in uncounted.items() if count},
+            None if skipped is None or skipped_before is None else skipped - skipped_before,
         )
 
     def add_costs(self, costs: Costs) -> None:
@@ -108,6 +120,7 @@ class Call:
         self.elementwise_ops += costs.elementwise_ops
         self.bytes_read += costs.bytes_read
         self.bytes_written += costs.bytes_written
+        self.skipped_macs = total(self.skipped_macs, costs.skipped_macs)
         for name, count in costs.uncounted.items():
             self.uncounted[name] = self.uncounted.get(name, 0) + count
 
@@ -302,6 +315,8 @@ class Operators(TorchDispatchMode):
             call.elementwise_ops += cost.elementwise_ops
             call.bytes_read += cost.bytes_read
             call.bytes_written += cost.bytes_written
+            if cost.skipped_macs != 0:
+                call.skipped_macs = total(call.skipped_macs, cost.skipped_macs)
             if cost.uncounted is not None:
                 call.uncounted[cost.uncounted] = call.uncounted.get(cost.uncounted, 0) + 1
         return out

@@ -15,6 +15,7 @@ Two things make it more than ``model.to("meta")``:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 from modelsummary.capture.structure import map_tensors
@@ -113,10 +115,12 @@ class ShapeOnly:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator. Raises ``DataDependentError``, and whatever its meta kernel raises."""
-        if self.log is None:
-            return self._run(func, rule, args, kwargs, [func])
         key = [func]
         out, cost = self._run(func, rule, args, kwargs, key)
+        if rule.name in BLOCK_MASKED:
+            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, self._value_of))
+        if self.log is None:
+            return out, cost
         if rule.writes or next(tensors_in(out), None) is not None:  # else it hands a value to Python, no more
             self.log.append(tuple(key))
         return out, cost
@@ -228,7 +232,7 @@ class ShapeOnly:
                 key.extend(value)
                 replaced.append(dict(zip(value, self._to_meta(value.values(), key, tensors), strict=True)))
             else:
-                key.append(value)
+                key.append(_identity(value))
                 replaced.append(_META if kind is torch.device else value)
         return replaced
 
@@ -270,6 +274,12 @@ class ShapeOnly:
             raise self._needing_values(rule)
         return map_tensors(self._know, func(*values[0], **values[1]))
 
+    def _value_of(self, tensor: Tensor) -> Tensor | None:
+        """Return a copy of the values of a tensor; None if they are not known."""
+        twin = self.twin(tensor)
+        self.values_read += 1
+        return self._known.value(twin) if self._known.cover((twin,)) else None
+
     def _know(self, value: Tensor) -> Tensor:
         twin = self._new_twin(value)
         self._known.set(twin, value)
@@ -300,6 +310,15 @@ def _check_dtypes(rule: OpRule, args: Any) -> None:
         dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
     if len(set(dtypes)) > 1:
         raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
+
+
+def _identity(value: Any) -> Any:
+    """Return what tells a constant from others: functions that a forward makes anew each time are equal."""
+    if not isinstance(value, FunctionType):
+        return value
+    cells = (cell.cell_contents for cell in value.__closure__ or ())
+    kept = (spec_of(each) if isinstance(each, Tensor) else _identity(each) for each in cells)
+    return value.__code__, value.__defaults__, *kept
 
 
 def selects_by_mask(rule: OpRule, args: Any) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary.capture.execution.flex_attention import FLEX_RULES
+
 __all__ = ["SHAPE_RULES"]
 
 aten = torch.ops.aten
@@ -193,7 +195,8 @@ def _grouped_mm(
     if a.shape[-1] != b.shape[-2]:
         return None
     rows, columns = a.shape[-2], b.shape[-1]
-    shape = (rows, columns) if a.dim() != b.dim() else (offs.shape[0] if offs is not None else a.shape[0], rows, columns)
+    products = () if a.dim() != b.dim() else a.shape[:1] if offs is None else offs.shape
+    shape = (*products, rows, columns)
     # Builds for CUDA align each row of the result to 16 bytes, on every device.
     step = _ROW_BYTES // a.element_size()
     padded = -(-columns // step) * step if torch.version.cuda else columns
@@ -203,8 +206,9 @@ def _grouped_mm(
 def _has_aligned_rows(x: Tensor) -> bool:
     """Rows or columns lie in one piece each, and begin at multiples of 16 bytes."""
     (rows, columns), (row, column) = x.shape[-2:], x.stride()[-2:]
-    distance = column if row == 1 and column >= max(1, rows) else row if column == 1 and row >= max(1, columns) else None
-    return distance is not None and distance * x.element_size() % _ROW_BYTES == 0
+    if row == 1 and column >= max(1, rows):
+        return column * x.element_size() % _ROW_BYTES == 0
+    return column == 1 and row >= max(1, columns) and row * x.element_size() % _ROW_BYTES == 0
 
 
 def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor | None:
@@ -301,7 +305,7 @@ def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]
     return found
 
 
-SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
+SHAPE_RULES: dict[Any, Callable[..., Any]] = {
     **_rules(_same, "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus"),
     **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp_min pow.Tensor_Scalar"),
     **_rules(_clamp, "clamp"),
@@ -325,4 +329,5 @@ SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
     **_rules(_cat, "cat"),
     **_rules(_batch_norm, "native_batch_norm"),
     **_rules(_layer_norm, "native_layer_norm"),
+    **FLEX_RULES,
 }
