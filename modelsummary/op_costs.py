@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+import modelsummary.solve_formulas  # noqa: F401 - registers them
 from modelsummary.op_formulas import Formula, find_formula, is_own, outer_product_macs
 from modelsummary.stored import inner_tensors, nbytes_of
 

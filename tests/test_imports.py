@@ -27,7 +27,7 @@ LAYERS = {
 
 
 FAMILIES = {
-    **dict.fromkeys(["op_formulas", "attention_blocks"], "op_costs"),
+    **dict.fromkeys(["op_formulas", "solve_formulas", "attention_blocks"], "op_costs"),
     **dict.fromkeys(["file_statistics", "torchinfo", "run_cache"], "statistics"),
     "formatting": "summary_rows",
 }

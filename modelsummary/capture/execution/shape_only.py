@@ -251,6 +251,8 @@ class ShapeOnly:
             twin = like(spec_of(tensor))
         else:
             try:
+                if tensor.is_sparse:
+                    raise RuntimeError("on meta, its views forget how many elements it stores")
                 twin = torch.empty_like(tensor, device=_META)
             except (RuntimeError, AssertionError):  # of a few layouts there are none on meta
                 self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
