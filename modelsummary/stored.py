@@ -5,6 +5,7 @@ A tensor subclass shows the dtype it is computed in. Its bytes are those of the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["inner_tensors", "nbytes_of", "numel_of", "shape_of"]
+__all__ = ["inner_tensors", "is_distributed", "nbytes_of", "numel_of", "shape_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -41,6 +42,16 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     if type(tensor) in _PLAIN:
         return [tensor]
     return list({id(each): each for each in _inner(tensor)}.values())
+
+
+def is_distributed(kind: type) -> bool:
+    """Return True if a type is that of tensors that are spread over processes.
+
+    >>> is_distributed(torch.Tensor)
+    False
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")  # absent: there are none
+    return distributed is not None and issubclass(kind, getattr(distributed, "DTensor", ()))
 
 
 def shape_of(tensor: Tensor) -> torch.Size:

@@ -63,8 +63,29 @@ def test_fsdp(group):
 def test_tensor_parallel(group):
     parallel = pytest.importorskip("torch.distributed.tensor.parallel")
     plan = {"0": parallel.ColwiseParallel(), "3": parallel.RowwiseParallel()}
-    model = parallel.parallelize_module(net(), group, plan)
-    assert "placements" in check(model, execution="real").fallback_reason
+    check(parallel.parallelize_module(net(), group, plan))
+
+
+@shapes_of_collectives
+@pytest.mark.parametrize("execution", ["shape", "real"])
+def test_figures_of_a_rank(execution):
+    """One of two: it holds and multiplies the half of each layer, of a model whose parameters are counted whole."""
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        model = parallel.parallelize_module(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), mesh, plan)
+        x = torch.rand(2, 8)
+        with untouched(model):
+            stats = Statistics(model, x, execution=execution)
+    finally:
+        dist.destroy_process_group()
+    assert (stats.execution, stats.uncounted_ops) == (execution, {})
+    assert stats.total_params == 8 * 16 + 16 + 16 * 4 + 4
+    assert stats.total_param_bytes == 4 * (8 * 16 // 2 + 16 // 2 + 16 * 4 // 2 + 4)  # the last bias is whole on each
+    assert stats.total_mult_adds == 2 * (8 * 16 + 16 * 4) // 2
 
 
 @shapes_of_collectives

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from modelsummary.capture.structure import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes, total
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_rule
+from modelsummary.stored import is_distributed
 
 __all__ = ["Call", "Costs", "Execution", "Operators", "Watch"]
 
@@ -271,6 +272,11 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
+def _fake_mode() -> Any:
+    """Return the mode of fake tensors that is on, or None."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
 class Counting(Protocol):
     """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
 
@@ -290,18 +296,22 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._execution = execution
+        self._fake_mode = _fake_mode()
         self._rules: dict[Any, OpRule] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(map(is_distributed, types)):  # it turns into operators on what this process holds, and collectives
+            return NotImplemented
         rule = self._rules.get(func)
         if rule is None:
             rule = self._rules[func] = op_rule(func)
         if rule.name in _QUESTIONS:
             return NotImplemented
         kwargs = kwargs or {}
-        if args and is_lazy(args[0]):  # a lazy module looks at its own parameter
+        # A lazy module looks at its own parameter; a distributed tensor runs fake ones for the shape of a result.
+        if (args and is_lazy(args[0])) or _fake_mode() is not self._fake_mode:
             return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:

@@ -14,6 +14,7 @@ Two things make it more than ``model.to("meta")``:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.op_formulas import is_outer_product, outer_product_macs
+from modelsummary.stored import is_distributed
 
 __all__ = ["ShapeOnly", "Spec", "like", "selects_by_mask", "spec_of"]
 
@@ -98,13 +100,16 @@ class ShapeOnly:
 
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
         """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        modules = list(modules)
+        keeps_distributed = any(map(_is_fully_sharded, modules))
         for module in modules:
             places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
             for tensors in places:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
-                    if type(tensor) in _REPLACED and not tensor.is_meta and not is_lazy(tensor):
+                    replaced = type(tensor) in _REPLACED or (is_distributed(type(tensor)) and not keeps_distributed)
+                    if replaced and not tensor.is_meta and not is_lazy(tensor):
                         known_twin = self._twins.get(id(tensor))
                         tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
             if isinstance(module, nn.RNNBase):
@@ -247,7 +252,9 @@ class ShapeOnly:
         return twin
 
     def _new_twin(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        if is_distributed(type(tensor)):
+            twin = self._distributed_twin(tensor)
+        elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
             twin = like(spec_of(tensor))
         else:
             try:
@@ -266,6 +273,14 @@ class ShapeOnly:
             twin.__dict__.update({**tensor.__dict__, **twin.__dict__})  # a wrapper has tensors of its own there
         self._twins[id(tensor)] = (tensor, twin)
         return twin
+
+    def _distributed_twin(self, tensor: Any) -> Tensor:
+        """Return a distributed tensor with the twin of what this process holds."""
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        inner = {name: self.twin(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
+        twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+        return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
 
     # ---------------------------------------------------------------------------------- known values
 
@@ -312,6 +327,12 @@ def _check_dtypes(rule: OpRule, args: Any) -> None:
         dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
     if len(set(dtypes)) > 1:
         raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
+
+
+def _is_fully_sharded(module: nn.Module) -> bool:
+    """Return True for a module of FSDP2, which exchanges the parameters by itself and refuses them on meta."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: there is none
+    return fsdp is not None and isinstance(module, getattr(fsdp, "FSDPModule", ()))
 
 
 def _identity(value: Any) -> Any:
