@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-__all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", "ledger"]
+__all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", "ledger", "total"]
 
 UNKNOWN = "?"
 
@@ -63,6 +63,8 @@ class LayerInfo:
         num_buffers, buffer_bytes: elements and bytes of its buffers, likewise, and of packed quantised
             weights, which are no parameters.
         macs: multiply-adds of matrix products, convolutions and attention products.
+        skipped_macs: of ``macs``, those of attention blocks that the ``BlockMask`` of a ``flex_attention`` leaves out:
+            its compiled kernel does not compute them. None where the values of a mask are not known.
         elementwise_ops: one per output element of pointwise operators and interpolation, one per input
             element of reductions, normalisations, softmax and pooling.
         bytes_read, bytes_written: of all operators, each reading its inputs and writing its outputs once.
@@ -123,6 +125,8 @@ class LayerInfo:
     self_elementwise_ops: int = 0
     self_bytes_read: int = 0
     self_bytes_written: int = 0
+    skipped_macs: int | None = 0
+    self_skipped_macs: int | None = 0
     uncounted_ops: dict[str, int] = field(default_factory=dict)
 
     latency_ms: float | None = None
@@ -209,6 +213,15 @@ class LayerInfo:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def total(first: int | None, second: int | None) -> int | None:
+    """Return the sum of two figures; None if one of them is not known.
+
+    >>> total(2, None) is None
+    True
+    """
+    return None if first is None or second is None else first + second
 
 
 def leaf_output_bytes(root: LayerInfo) -> int:

@@ -19,19 +19,25 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+import modelsummary.solve_formulas  # noqa: F401 - registers them
 from modelsummary.op_formulas import Formula, find_formula, is_own, outer_product_macs
+from modelsummary.stored import inner_tensors, nbytes_of
 
 __all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
 
 
 class OpCost(NamedTuple):
-    """Cost of one call of an operator; ``uncounted`` names it where no MAC formula is known."""
+    """Cost of one call of an operator; ``uncounted`` names it where no MAC formula is known.
+
+    ``skipped_macs``: of ``macs``, those that a block mask spares; None where the values of the mask are not known.
+    """
 
     macs: int
     elementwise_ops: int
     bytes_read: int
     bytes_written: int
     uncounted: str | None
+    skipped_macs: int | None = 0
 
 
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype})
@@ -49,8 +55,12 @@ _HELPER_WORDS = frozenset(
     " cache search norm".split()
 )
 _COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional".split())
-# Collectives, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
-_FREE_NAMESPACES = _COLLECTIVES | frozenset("prim profiler rngprims torchvision".split())
+# Collectives, FSDP's copies, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
+_FREE_NAMESPACES = _COLLECTIVES | frozenset("fsdp prim profiler rngprims torchvision".split())
+# Namespaces of torch whose operators are named as in aten: one that multiplies says so.
+_NAMED_NAMESPACES = frozenset("aten quantized quantized_decomposed".split())
+# Parts of the names of operators that only convert what they get, in any namespace.
+_CONVERSIONS = frozenset("quant dequant quantize dequantize qparams".split())
 
 _MOVES_DATA = frozenset("clone _to_copy copy lift_fresh_copy equal".split())
 _PER_INPUT = re.compile(
@@ -127,7 +137,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
     return OpRule(
         name=f"{namespace}.{base}",
         formula=formula,
-        matrix_like=_looks_like_product(base) if namespace == "aten" else namespace not in _FREE_NAMESPACES,
+        matrix_like=_may_multiply(namespace, base),
         returns_alias=any(result.alias_info is not None for result in func._schema.returns),
         writes=writes if namespace != "c10d" else (0,),  # what its schemas do not say
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
@@ -146,9 +156,13 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
     )
 
 
-def _looks_like_product(base: str) -> bool:
+def _may_multiply(namespace: str, base: str) -> bool:
+    """An operator of a library that is not known may do anything, unless its name says that it converts."""
     words = set(base.split("_"))
-    return not words.isdisjoint(_PRODUCT_WORDS) and words.isdisjoint(_HELPER_WORDS)
+    looks_like_product = not words.isdisjoint(_PRODUCT_WORDS) and words.isdisjoint(_HELPER_WORDS)
+    if namespace in _NAMED_NAMESPACES:
+        return looks_like_product
+    return namespace not in _FREE_NAMESPACES and (looks_like_product or words.isdisjoint(_CONVERSIONS))
 
 
 def _per_element(func: OpOverload, base: str) -> str:
@@ -192,15 +206,14 @@ def _elementwise_ops(rule: OpRule, args: Sequence[Any], out: Any) -> int:
 
 def _bytes_of(value: Any) -> int:
     """Bytes in memory behind the tensors in ``value``, each tensor object once."""
-    return sum(map(_touched_bytes, {id(tensor): tensor for tensor in tensors_in(value)}.values()))
+    tensors = {id(inner): inner for tensor in tensors_in(value) for inner in inner_tensors(tensor)}
+    return sum(map(_touched_bytes, tensors.values()))
 
 
 def _touched_bytes(tensor: Tensor) -> int:
     """Bytes in memory behind a tensor: an expanded dimension repeats one element."""
-    if tensor.is_nested:
-        return tensor.values().nbytes if tensor.layout is torch.jagged else tensor.nbytes
-    if tensor.layout is not torch.strided:  # sparse: the stored elements, without their indices
-        return tensor._nnz() * tensor.element_size() if tensor.is_sparse or tensor.is_sparse_csr else 0
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return nbytes_of(tensor)
     strides = tensor.stride()
     if 0 not in strides:
         return tensor.numel() * tensor.element_size()

@@ -1,7 +1,10 @@
 """Multiply-adds of each operator: a registry of formulas over torch's own ``flop_registry``.
 
-All counts are dense: masks, causal attention, sparsity and padding do not lower them. Bias, norm and
-activation are no multiply-adds of a product.
+All counts are dense: masks, causal attention, zeros and padding do not lower them; a matrix of a sparse layout has the
+elements that it stores. Bias, norm and activation are no multiply-adds of a product.
+
+Factorisations (LU, Cholesky, QR, SVD, eigenvalues, matrix exponentials) and Fourier transforms have no formula on
+purpose: they are no products, and how much they do depends on the algorithm, or on values. They stay in the ledger.
 """
 
 from __future__ import annotations
@@ -16,7 +19,17 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from modelsummary.errors import RegistrationError
 
-__all__ = ["Formula", "find_formula", "is_outer_product", "is_own", "outer_product_macs", "register_op_cost"]
+__all__ = [
+    "SPARSE",
+    "Formula",
+    "existing",
+    "find_formula",
+    "is_outer_product",
+    "is_own",
+    "outer_product_macs",
+    "register_op_cost",
+    "stored",
+]
 
 Formula = Callable[..., int]
 _F = TypeVar("_F", bound=Formula)
@@ -69,24 +82,67 @@ def register_op_cost(op: Any) -> Callable[[_F], _F]:
 aten = torch.ops.aten
 
 
-def _existing(namespace: Any, *names: str) -> list[Any]:
+def existing(namespace: Any, *names: str) -> list[Any]:
     """The operators of these names that this version of torch has."""
     return [getattr(namespace, name) for name in names if hasattr(namespace, name)]
 
 
-@register_op_cost([aten.mm, aten._int_mm])
+SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+def stored(matrix: Tensor) -> int:
+    """Return how many elements a matrix stores."""
+    if matrix.layout not in SPARSE:
+        return matrix.numel()
+    count = (matrix._values() if matrix.is_sparse else matrix.values()).numel()
+    if matrix.is_meta and not count:  # made on meta, where nothing tells which elements there are
+        raise NotImplementedError
+    return count
+
+
+@register_op_cost([aten.mm, aten._int_mm, *existing(aten, "_scaled_mm", "_scaled_mm_v2", "hspmm")])
 def _mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    return a.shape[0] * a.shape[1] * b.shape[1]
+    """Return what the elements of one matrix make with the rows or columns of the other: (n, k) by (k, m)."""
+    if b.layout not in SPARSE:
+        return stored(a) * b.shape[1]
+    if a.layout in SPARSE:  # which elements meet is in the indices
+        raise NotImplementedError
+    return a.shape[0] * stored(b)
 
 
-@register_op_cost([aten.addmm, *_existing(aten, "_addmm_activation")])
+@register_op_cost([aten.addmm, *existing(aten, "_addmm_activation", "_sparse_addmm", "sspaddmm")])
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
     return _mm(a, b)
 
 
+@register_op_cost(existing(aten, "sparse_sampled_addmm"))
+def _sampled_addmm(pattern: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Return the cost of the elements that the pattern has, each a row of ``a`` by a column of ``b``."""
+    return stored(pattern) * a.shape[-1]
+
+
+@register_op_cost(existing(aten, "_sparse_mm_reduce_impl"))
+def _sparse_mm_reduce(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return stored(a) * b.shape[1]
+
+
+@register_op_cost([aten.matmul, *existing(torch.ops.quantized, "matmul")])
+def _matmul(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """Met whole only for nested tensors, quantised ones, and in inference mode."""
+    return _nested_product(a, b) if a.is_nested or b.is_nested else out.numel() * a.shape[-1]
+
+
+def _nested_product(a: Tensor, b: Tensor) -> int:
+    """Return the sum over products of strided nested tensors, each of sizes of its own."""
+    if not (a.is_nested and b.is_nested) or a.layout is not torch.strided or b.layout is not torch.strided:
+        raise NotImplementedError
+    sizes = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)
+    return sum(prod(left) * right[-1] for left, right in sizes)
+
+
 @register_op_cost(aten.bmm)
 def _bmm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    return a.numel() * b.shape[2]
+    return _nested_product(a, b) if a.is_nested else stored(a) * b.shape[2]
 
 
 @register_op_cost([aten.baddbmm, aten.addbmm])
@@ -96,12 +152,12 @@ def _baddbmm(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> i
 
 @register_op_cost([aten.mv, aten.dot, aten.vdot])
 def _mv(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    return a.numel()
+    return stored(a)
 
 
 @register_op_cost(aten.addmv)
 def _addmv(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    return a.numel()
+    return stored(a)
 
 
 @register_op_cost(aten.addr)
@@ -122,29 +178,29 @@ def is_outer_product(a: Any, b: Any) -> bool:
     return a.shape[1] == 1 and a._is_view() and a._base is not None and a._base.dim() == 1
 
 
-@register_op_cost([aten._cdist_forward, *_existing(aten, "_euclidean_dist")])
-def _cdist(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    return out.numel() * a.shape[-1]
-
-
-@register_op_cost(_existing(aten, "_grouped_mm", "_scaled_grouped_mm"))
+@register_op_cost(existing(aten, "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"))
 def _grouped_mm(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
     """Two 2-d operands group the inner dimension, so each group sees only its part of it."""
     groups = out.shape[0] if a.dim() == b.dim() == 2 else 1
     return out.numel() * a.shape[-1] // groups
 
 
+def _grouped_mm_backward(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
+    """transformers' fallback for rows in groups: a gradient for each of the two."""
+    return 2 * a.numel() * b.shape[-1]
+
+
 @register_op_cost(
     [
-        *_existing(aten, "linear", "mkldnn_linear", "_weight_int8pack_mm", "_weight_int4pack_mm"),
-        *_existing(aten, "_weight_int4pack_mm_for_cpu", "_dyn_quant_matmul_4bit"),
-        *_existing(torch.ops.quantized, "linear", "linear_relu", "linear_dynamic", "linear_relu_dynamic"),
-        *_existing(torch.ops.quantized, "linear_dynamic_fp16", "linear_relu_dynamic_fp16"),
+        *existing(aten, "linear", "mkldnn_linear", "_weight_int8pack_mm", "_weight_int4pack_mm"),
+        *existing(aten, "_weight_int4pack_mm_for_cpu", "_dyn_quant_matmul_4bit"),
+        *existing(torch.ops.quantized, "linear", "linear_relu", "linear_dynamic", "linear_relu_dynamic"),
+        *existing(torch.ops.quantized, "linear_dynamic_fp16", "linear_relu_dynamic_fp16"),
     ]
 )
 def _linear(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Packed weights hide their shape; input and output tell it."""
-    return out.numel() * x.shape[-1]
+    """Packed weights hide their shape; input and output tell it. A nested tensor knows single sizes alone."""
+    return out.numel() * x.size(-1)
 
 
 @register_op_cost(aten._trilinear)
@@ -172,11 +228,11 @@ def _trilinear(
 
 @register_op_cost(
     [
-        *_existing(aten, "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution"),
-        *_existing(aten, "cudnn_convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu"),
-        *_existing(aten, "miopen_convolution", "miopen_convolution_relu", "miopen_depthwise_convolution"),
-        *_existing(aten, "_conv_depthwise2d", "conv_depthwise3d", "_slow_conv2d_forward", "slow_conv3d_forward"),
-        *_existing(aten, "thnn_conv2d", "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
+        *existing(aten, "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution"),
+        *existing(aten, "cudnn_convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu"),
+        *existing(aten, "miopen_convolution", "miopen_convolution_relu", "miopen_depthwise_convolution"),
+        *existing(aten, "_conv_depthwise2d", "conv_depthwise3d", "_slow_conv2d_forward", "slow_conv3d_forward"),
+        *existing(aten, "thnn_conv2d", "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
     ]
 )
 def _convolution(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
@@ -194,14 +250,14 @@ def _is_transposed(args: Sequence[Any]) -> bool:
 
 
 @register_op_cost(
-    _existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d")
+    existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d")
 )
 def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     return x.numel() * prod(weight.shape[1:])
 
 
 @register_op_cost(
-    _existing(
+    existing(
         torch.ops.quantized,
         *("conv1d", "conv1d_relu", "conv1d_dynamic", "conv2d", "conv2d_relu", "conv2d_dynamic"),
         *("conv3d", "conv3d_relu", "conv3d_dynamic", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
@@ -214,6 +270,12 @@ def _quantized_convolution(x: Tensor, packed: Any, *args: Any, out: Tensor, **kw
     return positions.numel() * prod(weight.shape[1:])
 
 
+@register_op_cost(aten.conv_tbc)
+def _conv_tbc(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """The weight is (kernel, input channels, output channels)."""
+    return out.numel() * weight.shape[0] * weight.shape[1]
+
+
 @register_op_cost(aten.convolution_backward)
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     """The gradients of input and weight pair the same elements as the forward does, whatever the groups."""
@@ -224,9 +286,9 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, *
 
 @register_op_cost(
     [
-        *_existing(aten, "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
-        *_existing(aten, "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
-        *_existing(aten, "_scaled_dot_product_fused_attention_overrideable"),
+        *existing(aten, "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *existing(aten, "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+        *existing(aten, "_scaled_dot_product_fused_attention_overrideable"),
     ]
 )
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -236,11 +298,11 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
 
 @register_op_cost(
     [
-        *_existing(aten, "_scaled_dot_product_flash_attention_backward"),
-        *_existing(aten, "_scaled_dot_product_flash_attention_for_cpu_backward"),
-        *_existing(aten, "_scaled_dot_product_efficient_attention_backward"),
-        *_existing(aten, "_scaled_dot_product_cudnn_attention_backward"),
-        *_existing(aten, "_scaled_dot_product_fused_attention_overrideable_backward"),
+        *existing(aten, "_scaled_dot_product_flash_attention_backward"),
+        *existing(aten, "_scaled_dot_product_flash_attention_for_cpu_backward"),
+        *existing(aten, "_scaled_dot_product_efficient_attention_backward"),
+        *existing(aten, "_scaled_dot_product_cudnn_attention_backward"),
+        *existing(aten, "_scaled_dot_product_fused_attention_overrideable_backward"),
     ]
 )
 def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -248,19 +310,19 @@ def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
     return prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-@register_op_cost(_existing(aten, "mkldnn_rnn_layer"))
+@register_op_cost(existing(aten, "mkldnn_rnn_layer"))
 def _mkldnn_rnn_layer(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
     """One layer in one direction; x is (time, batch, features), the weights hold all gates."""
     return x.shape[0] * x.shape[1] * (w_ih.numel() + w_hh.numel())
 
 
-@register_op_cost(_existing(aten, "mkldnn_rnn_layer_backward"))
+@register_op_cost(existing(aten, "mkldnn_rnn_layer_backward"))
 def _mkldnn_rnn_layer_backward(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
     """Two products for each of the forward: the kernel computes all gradients, whichever are wanted."""
     return 2 * _mkldnn_rnn_layer(x, w_ih, w_hh)
 
 
-@register_op_cost(_existing(aten, "_cudnn_rnn", "miopen_rnn"))
+@register_op_cost(existing(aten, "_cudnn_rnn", "miopen_rnn"))
 def _cudnn_rnn(x: Tensor, weight: Sequence[Tensor], *args: Any, **kwargs: Any) -> int:
     """All layers and directions at once; every weight matrix meets every time step, biases are 1-d."""
     return prod(x.shape[:-1]) * sum(w.numel() for w in weight if w.dim() == 2)
@@ -270,18 +332,48 @@ def _deform_conv2d(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs:
     return out.numel() * prod(weight.shape[1:])
 
 
-# Registered by name: torchvision, which owns the operator, is not imported.
-_by_name: dict[str, Formula] = {"torchvision.deform_conv2d": _deform_conv2d}
+def _packed_linear(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
+    """A linear layer that writes its result where ``out`` says, or returns it with something beside it."""
+    result = out[0] if isinstance(out, (tuple, list)) else out
+    return int(result.numel()) * x.shape[-1]
+
+
+def _out_dtype(operator: OpOverload, dtype: torch.dtype, *args: Any, out: Tensor) -> int:
+    """Another operator, computed in a wider dtype."""
+    formula = find_formula(operator)
+    if formula is None:
+        raise NotImplementedError
+    return formula(*args, out=out)
+
+
+def _flex_attention_backward(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    return _attention_backward(query, query, key, value)
+
+
+# Registered by name: what owns these operators is not imported.
+_by_name: dict[str, Formula] = {
+    "out_dtype": _out_dtype,
+    "flex_attention": _attention,
+    "flex_attention_backward": _flex_attention_backward,
+    "torchvision.deform_conv2d": _deform_conv2d,
+    **dict.fromkeys(
+        (f"bitsandbytes.{name}" for name in "gemm_4bit gemv_4bit int8_linear_matmul int8_scaled_mm".split()),
+        _packed_linear,
+    ),
+    "bitsandbytes.int8_mixed_scaled_mm": _packed_linear,
+    "transformers.grouped_mm_fallback": _grouped_mm,
+    "transformers.grouped_mm_fallback_backward": _grouped_mm_backward,
+}
 
 
 def find_formula(func: Any) -> Formula | None:
     """The formula of an operator: ours for the overload, ours for the operator, then torch's."""
     if not isinstance(func, OpOverload):
-        return _registry.get(func) or _torch_formula(func)
+        return _registry.get(func) or _by_name.get(str(func)) or _torch_formula(func)
     namespace, _, base = func._schema.name.partition("::")
     candidates: list[Any] = [func, func._overloadpacket]
     if base.endswith("_"):  # addmm_ costs what addmm costs
-        candidates += _existing(getattr(torch.ops, namespace), base.removesuffix("_"))
+        candidates += existing(getattr(torch.ops, namespace), base.removesuffix("_"))
     ours = (_registry.get(candidate) for candidate in candidates)
     torchs = (_torch_formula(candidate) for candidate in candidates)
     by_name = _by_name.get(f"{namespace}.{base}")

@@ -118,10 +118,26 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
     kind = getattr(transformers, architecture, None) if architecture else None
 
     def make() -> Source:
-        model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
+        with _default_dtype(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)):
+            model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
         return Source(model, takes_indices=model.main_input_name == "input_ids")
 
     return make
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype | str | None) -> Iterator[None]:
+    """New tensors have this dtype; None: the one they have anyway."""
+    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(named)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:

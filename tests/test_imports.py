@@ -13,7 +13,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only modules of a lower layer, or of its own family.
 LAYERS = {
     "errors": -1,
-    **dict.fromkeys(["units", "enums"], 0),
+    **dict.fromkeys(["units", "enums", "stored"], 0),
     **dict.fromkeys(["layer_info", "op_costs", "dataflow", "device_spec", "memory_estimate", "program", "tiling"], 1),
     "recompute": 1.5,
     **dict.fromkeys(["capture", "views", "roofline", "summary_rows"], 2),
@@ -28,7 +28,7 @@ LAYERS = {
 
 
 FAMILIES = {
-    "op_formulas": "op_costs",
+    **dict.fromkeys(["op_formulas", "solve_formulas", "attention_blocks"], "op_costs"),
     **dict.fromkeys(["file_statistics", "torchinfo", "run_cache"], "statistics"),
     "formatting": "summary_rows",
 }

@@ -125,8 +125,86 @@ FUNCTIONS = {
     "cdist p=1": (lambda a, b: torch.cdist(a, b, p=1.0), [(2, 10, 8), (2, 12, 8)], 2 * 10 * 12 * 8),
     "cdist by products": (torch.cdist, [(2, 30, 8), (2, 40, 8)], 2 * 30 * 40 * 8),
     "F.linear": (F.linear, [(2, 3), (4, 3)], 24),
+    # each output element: 3 taps of 4 channels
+    "conv_tbc": (torch.conv_tbc, [(5, 2, 4), (3, 4, 6), (6,)], 3 * 2 * 6 * 3 * 4),
     "conv_transpose groups": (lambda x, w: F.conv_transpose1d(x, w, groups=2), [(1, 4, 5), (4, 3, 2)], 4 * 5 * 3 * 2),
 }
+
+
+SOLVES = {
+    # the (4, 4) matrix by three right-hand sides, in each of two
+    "triangular": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), 2 * 4 * 4 * 3),
+    "triangular, from the right": (
+        lambda a, b: torch.linalg.solve_triangular(a, b.mT, upper=True, left=False),
+        2 * 4 * 4 * 3,
+    ),
+    "triangular_solve": (lambda a, b: torch.triangular_solve(b, a)[0], 2 * 4 * 4 * 3),
+    "cholesky_solve": (torch.cholesky_solve, 2 * 2 * 4 * 4 * 3),
+    "lu_solve": (lambda a, b: torch.linalg.lu_solve(a, torch.ones(2, 4, dtype=torch.int32), b), 2 * 2 * 4 * 4 * 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+@pytest.mark.parametrize("execution", ["shape", "real"])
+@pytest.mark.parametrize("case", SOLVES)
+def test_solves_with_factors(case, execution):
+    """Substitution is a product with a triangular matrix, dense; with two factors there are two."""
+    function, expected = SOLVES[case]
+    a, b = torch.rand(2, 4, 4), torch.rand(2, 4, 3)
+    inputs = (b, a) if case == "cholesky_solve" else (a, b)
+    assert macs(Call(function), *inputs, execution=execution) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR) tensor support")
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        # 5 stored elements by the 3 columns of b, or by a vector; 3 blocks of 2 x 2 hold 12; twice for a batch of two
+        (lambda a, b: torch.sparse.mm(a.to_sparse(), b), 5 * 3),
+        (lambda a, b: torch.sparse.addmm(b, a.to_sparse(), b), 5 * 3),
+        (lambda a, b: torch.hspmm(a.to_sparse(), b), 5 * 3),
+        (lambda a, b: torch.smm(a.to_sparse(), b), 5 * 3),
+        (lambda a, b: a.to_sparse_csr() @ b, 5 * 3),
+        (lambda a, b: a.to_sparse_csr() @ b[:, 0], 5),
+        (lambda a, b: a.to_sparse() @ b[:, 0], 5),
+        (lambda a, b: b.mT @ a.to_sparse_csr(), 5 * 3),
+        (lambda a, b: a.to_sparse_bsr((2, 2)) @ b, 3 * 4 * 3),
+        (lambda a, b: torch.bmm(torch.stack([a, a]).to_sparse(), torch.stack([b, b])), 2 * 5 * 3),
+    ],
+)
+def test_matrices_of_sparse_layouts_have_the_elements_they_store(function, expected):
+    a = torch.zeros(4, 4)
+    a[0, 0] = a[1, 1] = a[2, 2] = a[3, 3] = a[0, 3] = 1
+    assert macs(Call(function), a, torch.rand(4, 3)) == expected
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="needs MKL")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_sampled_products():
+    """Each of the 4 elements of the pattern is a row by a column of 5."""
+    function = Call(lambda pattern, a, b: torch.sparse.sampled_addmm(pattern.to_sparse_csr(), a, b).to_dense())
+    assert macs(function, torch.eye(4), torch.rand(4, 5), torch.rand(5, 4)) == 4 * 5
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_products_of_nested_tensors():
+    """Of 3 x 4 by 4 x 2, and of 5 x 4 by 4 x 6."""
+    shapes = ((3, 4), (5, 4)), ((4, 2), (4, 6))
+    left, right = (torch.nested.nested_tensor([torch.rand(shape) for shape in each]) for each in shapes)
+    assert macs(Call(torch.matmul), left, right) == 3 * 4 * 2 + 5 * 4 * 6
+
+
+@pytest.mark.parametrize("execution", ["shape", "real"])
+def test_distances_and_their_gradients(execution):
+    """3 x 2 pairs of 4 numbers; then the gradient of each set. 3 pairs among three rows."""
+
+    def gradients(a, b):
+        with torch.enable_grad():
+            a, b = (each.detach().requires_grad_() for each in (a, b))
+            return torch.autograd.grad(torch.cdist(a, b, p=1.0).sum(), (a, b))
+
+    assert macs(Call(gradients), torch.rand(3, 4), torch.rand(2, 4), execution=execution) == 3 * (3 * 2 * 4)
+    assert macs(Call(torch.pdist), torch.rand(3, 4), execution=execution) == 3 * 4
 
 
 @pytest.mark.parametrize("execution", ["shape", "real"])
@@ -362,7 +440,7 @@ def test_a_formula_is_a_function():
         torch.linalg.svd,
         torch.linalg.cholesky,
         lambda a: torch.linalg.solve(a, a),
-        lambda a: torch.sparse.mm(a.to_sparse(), a),
+        lambda a: torch.sparse.mm(a.to_sparse(), a.to_sparse()),
     ],
 )
 def test_matrix_like_operators_without_a_formula_are_never_a_silent_zero(function):

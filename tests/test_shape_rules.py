@@ -230,3 +230,82 @@ def test_along_dimensions(shape, dtype, order, dim, other, keepdim):
 def test_embedding():
     assert check(aten.embedding.default, plain((7, 3)), plain((2, 4), torch.int64))
     assert check(aten.embedding.default, plain((7, 3)), plain((), torch.int64), 2)
+
+
+grouped_mm = pytest.mark.skipif(not hasattr(aten, "_grouped_mm"), reason="torch has no grouped_mm before 2.8")
+
+
+@grouped_mm
+@given(
+    st.integers(1, 4),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["2d3d", "3d2d", "2d2d", "3d3d"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_grouped_products(groups, rows, inner, columns, a_transposed, b_transposed, kind):
+    """The kernel on meta takes bfloat16 alone."""
+    inner *= 8
+
+    def factor(first, second, is_2d, transposed):
+        sizes = (first, second) if is_2d else (groups, first, second)
+        made = plain(sizes[:-2] + sizes[:-3:-1] if transposed else sizes, torch.bfloat16)
+        return made.mT if transposed else made
+
+    a, b = factor(rows, inner, kind[0] == "2", a_transposed), factor(inner, columns, kind[2] == "2", b_transposed)
+    offs = None if kind == "3d3d" else plain((groups,), torch.int32)
+    try:
+        aten._grouped_mm.default(a, b, offs)
+    except RuntimeError:  # rows that are not aligned
+        assert SHAPE_RULES[aten._grouped_mm.default](a, b, offs) is None
+        return
+    assert check(aten._grouped_mm.default, a, b, offs)
+
+
+def grouped_on_cpu(dtype, kind, rows, columns):
+    step = 16 // dtype.itemsize
+    a = torch.rand(*((rows,) if kind[0] == "2" else (2, rows)), 2 * step).to(dtype)
+    b = torch.rand(*((columns,) if kind[2] == "2" else (2, columns)), 2 * step).to(dtype).mT
+    if kind == "3d3d":
+        return a, b, None
+    whole = {"2d3d": rows, "3d2d": columns, "2d2d": 2 * step}[kind]
+    return a, b, torch.tensor([whole // 2, whole], dtype=torch.int32)
+
+
+@grouped_mm
+@pytest.mark.parametrize("kind", ["2d3d", "3d2d", "2d2d", "3d3d"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [3, 8])
+def test_grouped_products_of_a_cpu(kind, dtype, columns):
+    a, b, offs = grouped_on_cpu(dtype, kind, 6, columns)
+    try:
+        real = aten._grouped_mm.default(a, b, offs)
+    except (RuntimeError, NotImplementedError):  # no kernel before torch 2.9
+        pytest.skip("this torch has no kernel for it")
+    ours = SHAPE_RULES[aten._grouped_mm.default](*(None if each is None else each.to("meta") for each in (a, b, offs)))
+    assert (ours.shape, ours.stride(), ours.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+@grouped_mm
+def test_grouped_products_that_no_kernel_takes():
+    rule, offs = SHAPE_RULES[aten._grouped_mm.default], plain((3,), torch.int32)
+    a, b = plain((6, 8)), plain((3, 8, 4))
+    assert rule(a, b, offs).shape == (6, 4)
+    for wrong in [
+        (a, b),
+        (a, b, plain((2,), torch.int32)),
+        (a, b, plain((3,), torch.int64)),
+        (a, b.bfloat16(), offs),
+        (a.double(), b.double(), offs),
+        (plain((6, 4)), b, offs),
+        (plain((6, 9))[:, :8], b, offs),
+        (a, b, offs, plain((4,))),
+        (a, b, offs, None, torch.bfloat16),
+        (plain((3, 6, 8)), b, offs),
+        (plain((2, 6, 8)), b),
+        (plain((8,)), b, offs),
+    ]:
+        assert rule(*wrong) is None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.capture.structure import nbytes_of
+from modelsummary.stored import nbytes_of, numel_of, shape_of
 
 __all__ = [
     "ModuleFacts",
@@ -165,7 +165,7 @@ def _collect(facts: dict[int, ModuleFacts]) -> None:
 def _owned(name: str, tensor: Tensor) -> Owned:
     if is_lazy(tensor):
         return Owned(name, id(tensor), None, 0, 0, tensor.requires_grad)
-    return Owned(name, id(tensor), list(tensor.shape), tensor.numel(), nbytes_of(tensor), tensor.requires_grad)
+    return Owned(name, id(tensor), list(shape_of(tensor)), numel_of(tensor), nbytes_of(tensor), tensor.requires_grad)
 
 
 def _packed_weights(module: nn.Module) -> list[Owned]:

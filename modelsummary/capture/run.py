@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.facts import ModuleFacts, module_facts, modules_of, tensors_of_modules
@@ -291,13 +292,14 @@ def nothing_hidden() -> Iterator[None]:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
-            yield
-            return
-        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-            # True, and wanted: a compiled submodule has a row of its own.
-            warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
-            yield
+        with plain_flex_attention():
+            if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
+                yield
+                return
+            with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+                # True, and wanted: a compiled submodule has a row of its own.
+                warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+                yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 

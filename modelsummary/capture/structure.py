@@ -13,13 +13,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from modelsummary.layer_info import UNKNOWN, Sizes
+from modelsummary.stored import nbytes_of
 
 __all__ = [
     "argument_sizes",
     "is_array",
     "map_leaves",
     "map_tensors",
-    "nbytes_of",
     "replace_in_objects",
     "result_sizes",
     "sizes_of",
@@ -116,17 +116,6 @@ def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
 def bytes_of(tensors: dict[int, Any]) -> int:
     """Bytes of the tensors and arrays by their own dtype."""
     return sum(nbytes_of(tensor) for tensor in tensors.values())
-
-
-def nbytes_of(tensor: Any) -> int:
-    """Bytes of a tensor or array by its dtype; of a sparse one its stored elements, without their indices."""
-    if not isinstance(tensor, Tensor):
-        return int(tensor.nbytes)
-    if tensor.is_nested:
-        return tensor.values().nbytes if tensor.layout is torch.jagged else tensor.nbytes
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    return tensor._nnz() * tensor.element_size() if tensor.is_sparse or tensor.is_sparse_csr else 0
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

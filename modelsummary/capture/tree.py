@@ -9,7 +9,7 @@ import torch
 
 from modelsummary.capture.facts import ModuleFacts, Owned, groups_of, kernel_size_of, totals
 from modelsummary.capture.watch import Call
-from modelsummary.layer_info import UNKNOWN, LayerInfo
+from modelsummary.layer_info import UNKNOWN, LayerInfo, total
 
 __all__ = ["call_tree", "finish_tree", "static_tree"]
 
@@ -93,6 +93,7 @@ class _Tree:
         row.self_elementwise_ops += call.elementwise_ops
         row.self_bytes_read += call.bytes_read
         row.self_bytes_written += call.bytes_written
+        row.self_skipped_macs = total(row.self_skipped_macs, call.skipped_macs)
         for operator, count in call.uncounted.items():
             row.uncounted_ops[operator] = row.uncounted_ops.get(operator, 0) + count
 
@@ -169,10 +170,12 @@ def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
         seen_modules.add(row.layer_id)
         row.macs, row.elementwise_ops = row.self_macs, row.self_elementwise_ops
         row.bytes_read, row.bytes_written = row.self_bytes_read, row.self_bytes_written
+        row.skipped_macs = row.self_skipped_macs
     for row in reversed(rows):
         if (parent := row.parent_info) is not None:
             parent.macs += row.macs
             parent.elementwise_ops += row.elementwise_ops
             parent.bytes_read += row.bytes_read
             parent.bytes_written += row.bytes_written
+            parent.skipped_macs = total(parent.skipped_macs, row.skipped_macs)
     return root

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from modelsummary.capture.structure import argument_sizes, result_sizes
-from modelsummary.layer_info import Sizes
+from modelsummary.layer_info import Sizes, total
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_rule
+from modelsummary.stored import is_distributed
 
 __all__ = ["Call", "Costs", "Execution", "Operators", "Watch"]
 
@@ -46,6 +47,7 @@ class Costs(NamedTuple):
     bytes_read: int
     bytes_written: int
     uncounted: dict[str, int]
+    skipped_macs: int | None
 
 
 class Call:
@@ -63,6 +65,7 @@ class Call:
         "output_bytes",
         "output_size",
         "parent",
+        "skipped_macs",
         "training",
         "uncounted",
     )
@@ -75,6 +78,7 @@ class Call:
         self.output_size: Sizes = None
         self.input_bytes = self.output_bytes = 0
         self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
         self.uncounted: dict[str, int] = {}
         self.finished = False
 
@@ -89,10 +93,18 @@ class Call:
 
     def costs(self) -> Costs:
         """The counters as they are now."""
-        return Costs(self.macs, self.elementwise_ops, self.bytes_read, self.bytes_written, self.uncounted.copy())
+        return Costs(
+            self.macs,
+            self.elementwise_ops,
+            self.bytes_read,
+            self.bytes_written,
+            self.uncounted.copy(),
+            self.skipped_macs,
+        )
 
     def costs_since(self, before: Costs) -> Costs:
         """What was counted after ``before``."""
+        skipped, skipped_before = self.skipped_macs, before.skipped_macs
         uncounted = {name: count - before.uncounted.get(name, 0) for name, count in self.uncounted.items()}
         return Costs(
             self.macs - before.macs,
@@ -100,6 +112,7 @@ class Call:
             self.bytes_read - before.bytes_read,
             self.bytes_written - before.bytes_written,
             {name: count for name, count in uncounted.items() if count},
+            None if skipped is None or skipped_before is None else skipped - skipped_before,
         )
 
     def add_costs(self, costs: Costs) -> None:
@@ -108,6 +121,7 @@ class Call:
         self.elementwise_ops += costs.elementwise_ops
         self.bytes_read += costs.bytes_read
         self.bytes_written += costs.bytes_written
+        self.skipped_macs = total(self.skipped_macs, costs.skipped_macs)
         for name, count in costs.uncounted.items():
             self.uncounted[name] = self.uncounted.get(name, 0) + count
 
@@ -258,6 +272,11 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
+def _fake_mode() -> Any:
+    """Return the mode of fake tensors that is on, or None."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
 class Counting(Protocol):
     """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
 
@@ -277,18 +296,22 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._execution = execution
+        self._fake_mode = _fake_mode()
         self._rules: dict[Any, OpRule] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(map(is_distributed, types)):  # it turns into operators on what this process holds, and collectives
+            return NotImplemented
         rule = self._rules.get(func)
         if rule is None:
             rule = self._rules[func] = op_rule(func)
         if rule.name in _QUESTIONS:
             return NotImplemented
         kwargs = kwargs or {}
-        if args and is_lazy(args[0]):  # a lazy module looks at its own parameter
+        # A lazy module looks at its own parameter; a distributed tensor runs fake ones for the shape of a result.
+        if (args and is_lazy(args[0])) or _fake_mode() is not self._fake_mode:
             return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:
@@ -302,6 +325,8 @@ class Operators(TorchDispatchMode):
             call.elementwise_ops += cost.elementwise_ops
             call.bytes_read += cost.bytes_read
             call.bytes_written += cost.bytes_written
+            if cost.skipped_macs != 0:
+                call.skipped_macs = total(call.skipped_macs, cost.skipped_macs)
             if cost.uncounted is not None:
                 call.uncounted[cost.uncounted] = call.uncounted.get(cost.uncounted, 0) + 1
         return out

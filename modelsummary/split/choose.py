@@ -15,6 +15,7 @@ from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.costs import CallCosts, held_by_calls
 from modelsummary.split.partition import Chain, fewest_parts, partitions
 from modelsummary.split.schedule import StageLoad, simulate
+from modelsummary.stored import nbytes_of
 
 __all__ = ["AS_GOOD", "Choice", "Limit", "Wishes", "choose_cuts"]
 
@@ -227,7 +228,7 @@ def _chain(
     holds: list[list[int]] = []
     sizes: dict[Hashable, int] = {}
     for number, tensors in enumerate(held_by_calls(sequence, model)):
-        sizes.update((id(tensor), tensor.nbytes) for tensor in tensors)
+        sizes.update((id(tensor), nbytes_of(tensor)) for tensor in tensors)
         sizes[-1 - number] = sequence.activation_bytes(number)
         holds.append([-1 - number, *(id(tensor) for tensor in tensors)])
     return Chain(costs.costs, crossing, frozenset(required), holds, sizes)

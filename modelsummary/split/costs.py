@@ -12,6 +12,7 @@ from modelsummary.dataflow import Event, attributes_in
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence
+from modelsummary.stored import nbytes_of, numel_of
 
 __all__ = ["COSTS", "CallCosts", "call_costs", "held_by_calls", "measured_seconds"]
 
@@ -74,7 +75,7 @@ def _named(by: str, sequence: CallSequence, model: nn.Module) -> list[int]:
         for held in held_by_calls(sequence, model):
             new = {id(each): each for each in held if isinstance(each, nn.Parameter) and id(each) not in counted}
             counted.update(new)
-            costs.append(sum(each.numel() if by == "params" else each.nbytes for each in new.values()))
+            costs.append(sum(numel_of(each) if by == "params" else nbytes_of(each) for each in new.values()))
         return costs
     if by == "activation_bytes":
         return [sequence.activation_bytes(number) for number in range(len(sequence.calls))]

@@ -15,6 +15,7 @@ from modelsummary.split.choose import Choice
 from modelsummary.split.costs import measured_seconds
 from modelsummary.split.parts import Part
 from modelsummary.split.schedule import StageLoad
+from modelsummary.stored import nbytes_of, numel_of
 
 __all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
 
@@ -116,9 +117,9 @@ def facts_of_parts(
                 first=part.events[0].name,
                 last=part.events[-1].name,
                 calls=len(part.events),
-                params=sum(each.numel() for each in parameters),
-                param_bytes=sum(each.nbytes for each in parameters),
-                buffer_bytes=sum(each.nbytes for each in unique if not isinstance(each, nn.Parameter)),
+                params=sum(map(numel_of, parameters)),
+                param_bytes=sum(map(nbytes_of, parameters)),
+                buffer_bytes=sum(nbytes_of(each) for each in unique if not isinstance(each, nn.Parameter)),
                 macs=sum(call.macs for call in sequence.calls[begin:end]),
                 cost=cost if costs.unit == 1.0 else cost * costs.unit,
                 share=cost / total,

@@ -100,6 +100,8 @@ COLUMNS: dict[str, Column] = {
     "size_bytes": _fact("Total Size", "bytes", "size_bytes"),
     "macs": _fact("Total MACs", "count", "macs"),
     "self_macs": _fact("Own MACs", "count", "self_macs"),
+    "skipped_macs": _fact("Skipped MACs", "count", "skipped_macs"),
+    "self_skipped_macs": _fact("Own Skipped MACs", "count", "self_skipped_macs"),
     "flops": _fact("Total FLOPs", "count", "flops"),
     "self_flops": _fact("Own FLOPs", "count", "self_flops"),
     "elementwise_ops": _fact("Element-wise Ops", "count", "elementwise_ops"),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.op_costs import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
@@ -55,7 +56,10 @@ class RealExecution:
         for place in rule.writes:
             self._save(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
         out = func(*args, **kwargs)
-        return out, op_cost(rule, args, kwargs, out)
+        cost = op_cost(rule, args, kwargs, out)
+        if rule.name in BLOCK_MASKED:
+            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, lambda tensor: tensor))
+        return out, cost
 
     def _save(self, written: Any) -> None:
         for tensor in _in_memory(tensors_in(written)):

@@ -88,6 +88,8 @@ def _layers(
 class _Workspaces(TorchDispatchMode):
     """Gives the kernel's twin the workspace that the kernel would have."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -14,7 +14,9 @@ Two things make it more than ``model.to("meta")``:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +25,14 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.op_formulas import is_outer_product, outer_product_macs
+from modelsummary.stored import is_distributed
 
 __all__ = ["ShapeOnly", "Spec", "like", "selects_by_mask", "spec_of"]
 
@@ -96,13 +100,16 @@ class ShapeOnly:
 
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
         """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        modules = list(modules)
+        keeps_distributed = any(map(_is_fully_sharded, modules))
         for module in modules:
             places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
             for tensors in places:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
-                    if type(tensor) in _REPLACED and not tensor.is_meta and not is_lazy(tensor):
+                    replaced = type(tensor) in _REPLACED or (is_distributed(type(tensor)) and not keeps_distributed)
+                    if replaced and not tensor.is_meta and not is_lazy(tensor):
                         known_twin = self._twins.get(id(tensor))
                         tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
             if isinstance(module, nn.RNNBase):
@@ -113,10 +120,12 @@ class ShapeOnly:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator. Raises ``DataDependentError``, and whatever its meta kernel raises."""
-        if self.log is None:
-            return self._run(func, rule, args, kwargs, [func])
         key = [func]
         out, cost = self._run(func, rule, args, kwargs, key)
+        if rule.name in BLOCK_MASKED:
+            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, self._value_of))
+        if self.log is None:
+            return out, cost
         if rule.writes or next(tensors_in(out), None) is not None:  # else it hands a value to Python, no more
             self.log.append(tuple(key))
         return out, cost
@@ -228,7 +237,7 @@ class ShapeOnly:
                 key.extend(value)
                 replaced.append(dict(zip(value, self._to_meta(value.values(), key, tensors), strict=True)))
             else:
-                key.append(value)
+                key.append(_identity(value))
                 replaced.append(_META if kind is torch.device else value)
         return replaced
 
@@ -243,10 +252,14 @@ class ShapeOnly:
         return twin
 
     def _new_twin(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        if is_distributed(type(tensor)):
+            twin = self._distributed_twin(tensor)
+        elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
             twin = like(spec_of(tensor))
         else:
             try:
+                if tensor.is_sparse:
+                    raise RuntimeError("on meta, its views forget how many elements it stores")
                 twin = torch.empty_like(tensor, device=_META)
             except (RuntimeError, AssertionError):  # of a few layouts there are none on meta
                 self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
@@ -261,6 +274,14 @@ class ShapeOnly:
         self._twins[id(tensor)] = (tensor, twin)
         return twin
 
+    def _distributed_twin(self, tensor: Any) -> Tensor:
+        """Return a distributed tensor with the twin of what this process holds."""
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        inner = {name: self.twin(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
+        twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+        return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
     # ---------------------------------------------------------------------------------- known values
 
     def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
@@ -269,6 +290,12 @@ class ShapeOnly:
         if values is None:
             raise self._needing_values(rule)
         return map_tensors(self._know, func(*values[0], **values[1]))
+
+    def _value_of(self, tensor: Tensor) -> Tensor | None:
+        """Return a copy of the values of a tensor; None if they are not known."""
+        twin = self.twin(tensor)
+        self.values_read += 1
+        return self._known.value(twin) if self._known.cover((twin,)) else None
 
     def _know(self, value: Tensor) -> Tensor:
         twin = self._new_twin(value)
@@ -300,6 +327,21 @@ def _check_dtypes(rule: OpRule, args: Any) -> None:
         dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
     if len(set(dtypes)) > 1:
         raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
+
+
+def _is_fully_sharded(module: nn.Module) -> bool:
+    """Return True for a module of FSDP2, which exchanges the parameters by itself and refuses them on meta."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: there is none
+    return fsdp is not None and isinstance(module, getattr(fsdp, "FSDPModule", ()))
+
+
+def _identity(value: Any) -> Any:
+    """Return what tells a constant from others: functions that a forward makes anew each time are equal."""
+    if not isinstance(value, FunctionType):
+        return value
+    cells = (cell.cell_contents for cell in value.__closure__ or ())
+    kept = (spec_of(each) if isinstance(each, Tensor) else _identity(each) for each in cells)
+    return value.__code__, value.__defaults__, *kept
 
 
 def selects_by_mask(rule: OpRule, args: Any) -> bool:

@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary.capture.execution.flex_attention import FLEX_RULES
+
 __all__ = ["SHAPE_RULES"]
 
 aten = torch.ops.aten
 _META = torch.device("meta")
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_GROUPED = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_ROW_BYTES = 16
 _STATISTICS_DTYPES = frozenset({torch.float32, torch.float64})  # half precision has statistics of another dtype
 Shape = Sequence[int]
 
@@ -166,6 +170,47 @@ def _convolution(
     return _new((x.shape[0], weight.shape[0], *outer), x.dtype) if min(outer) > 0 else None
 
 
+def _grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor | None:
+    """Products of groups, also in float32 and float16, which the kernel on meta refuses and those of devices take.
+
+    ``offs`` are the ends of the groups: in the rows of ``a`` (2-d by 3-d), in the columns of ``b`` (3-d by 2-d) or in
+    what is summed (2-d by 2-d).
+    """
+    if a.dtype is not b.dtype or a.dtype not in _GROUPED or bias is not None or out_dtype not in (None, a.dtype):
+        return None
+    if not (a.dim() in (2, 3) and b.dim() in (2, 3) and _has_aligned_rows(a) and _has_aligned_rows(b)):
+        return None
+    groups = a.shape[:1] if a.dim() == 3 else b.shape[:1] if b.dim() == 3 else None
+    if a.dim() == b.dim() == 3:
+        if offs is not None or b.shape[:1] != groups:
+            return None
+    elif offs is None or offs.dim() != 1 or offs.dtype is not torch.int32 or groups not in (None, offs.shape):
+        return None
+    if a.shape[-1] != b.shape[-2]:
+        return None
+    rows, columns = a.shape[-2], b.shape[-1]
+    products = () if a.dim() != b.dim() else a.shape[:1] if offs is None else offs.shape
+    shape = (*products, rows, columns)
+    # Builds for CUDA align each row of the result to 16 bytes, on every device.
+    step = _ROW_BYTES // a.element_size()
+    padded = -(-columns // step) * step if torch.version.cuda else columns
+    return torch.empty_strided(shape, (rows * padded, padded, 1)[-len(shape) :], dtype=a.dtype, device=_META)
+
+
+def _has_aligned_rows(x: Tensor) -> bool:
+    """Rows or columns lie in one piece each, and begin at multiples of 16 bytes."""
+    (rows, columns), (row, column) = x.shape[-2:], x.stride()[-2:]
+    if row == 1 and column >= max(1, rows):
+        return column * x.element_size() % _ROW_BYTES == 0
+    return column == 1 and row >= max(1, columns) and row * x.element_size() % _ROW_BYTES == 0
+
+
 def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor | None:
     if weight.dim() != 2 or not _are_plain_floats(weight) or not _is_plain(indices):
         return None
@@ -260,7 +305,7 @@ def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]
     return found
 
 
-SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
+SHAPE_RULES: dict[Any, Callable[..., Any]] = {
     **_rules(_same, "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus"),
     **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp_min pow.Tensor_Scalar"),
     **_rules(_clamp, "clamp"),
@@ -275,6 +320,7 @@ SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
     **_rules(_masked_fill, "masked_fill.Scalar"),
     **_rules(_mm, "mm bmm"),
     **_rules(_addmm, "addmm"),
+    **_rules(_grouped_mm, "_grouped_mm"),
     **_rules(_convolution, "convolution"),
     **_rules(_embedding, "embedding"),
     **_rules(_reduction, "mean.dim sum.dim_IntList"),
@@ -283,4 +329,5 @@ SHAPE_RULES: dict[Any, Callable[..., Tensor | tuple[Tensor, ...] | None]] = {
     **_rules(_cat, "cat"),
     **_rules(_batch_norm, "native_batch_norm"),
     **_rules(_layer_norm, "native_layer_norm"),
+    **FLEX_RULES,
 }

@@ -52,6 +52,8 @@ class Allocations(TorchDispatchMode):
         every: all storages.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._block, self._where = block_bytes, where

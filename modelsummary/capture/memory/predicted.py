@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.fake import FakeTensors
+from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.facts import modules_of, named_modules, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
@@ -148,7 +149,7 @@ def _fake(
         replace_in_objects(fakes.twin, (args, kwargs))
         fakes.replace_tensors_of(held.modules)
         apply_checkpoint(model, plan.checkpoint)
-        with torch.set_grad_enabled(plan.train):
+        with torch.set_grad_enabled(plan.train), plain_flex_attention():
             yield fakes, args, kwargs
 
 

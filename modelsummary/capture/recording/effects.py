@@ -24,6 +24,7 @@ class Effects:
 
     def __init__(self) -> None:
         self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
         self.uncounted: dict[str, int] = {}
         self.writes: set[int] = set()
         self.is_random = self.is_dynamic = False

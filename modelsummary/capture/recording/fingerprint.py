@@ -84,4 +84,5 @@ class Uncounted:
     def __init__(self) -> None:
         self.running: Any = self
         self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
         self.uncounted: dict[str, int] = {}

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from modelsummary.capture.facts import named_modules
 from modelsummary.capture.recording.effects import storage_of
-from modelsummary.capture.structure import nbytes_of, sizes_of
+from modelsummary.capture.structure import sizes_of
 from modelsummary.dataflow import Attribute, Marker, OwnDevice, Unknown, map_template
+from modelsummary.stored import nbytes_of
 
 __all__ = ["Foreign", "TensorsOfRun", "Token", "is_tainted"]
 

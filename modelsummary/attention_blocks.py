@@ -1,0 +1,58 @@
+"""Multiply-adds that a block mask spares ``flex_attention``: whole blocks of the scores are never computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = ["BLOCK_MASKED", "skipped_macs"]
+
+# Where the block mask is among the arguments; how many products have the head size of the query, and of the value.
+BLOCK_MASKED = {"flex_attention": (4, 1, 1), "flex_attention_backward": (9, 3, 2)}
+_NO_BLOCKS = 2**30  # the block size where there is no mask: one block has it all
+
+
+def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tensor | None]) -> int | None:
+    """Return how many of the dense multiply-adds belong to blocks that the mask leaves out.
+
+    Args:
+        name: of the operator, one of ``BLOCK_MASKED``.
+        args: its arguments: query (B, H, L, E), key (B, G, S, E), value (B, G, S, V), ..., the block mask as a tuple.
+        values: gives the values of a tensor of the mask, or None where they are not known; then so is the result.
+    """
+    position, as_query, as_value = BLOCK_MASKED[name]
+    query, key, value = (tensor.shape for tensor in args[:3])
+    mask = args[position]
+    *parts, rows_of_block, columns_of_block, _ = mask
+    if rows_of_block >= _NO_BLOCKS:
+        return 0
+    first = next(number for number, part in enumerate(parts) if isinstance(part, Tensor))
+    computed = 0
+    # Blocks that the mask cuts through, then those that are computed in full: how many a row of blocks has, and which.
+    for counts, columns in (parts[first : first + 2], parts[first + 2 : first + 4]):
+        if counts is None:
+            continue
+        counted, chosen = values(counts), values(columns)
+        if counted is None or chosen is None or counted.is_meta or chosen.is_meta:
+            return None
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # none of the model's operators
+            elements = _elements(counted, chosen, query[-2], key[-2], rows_of_block, columns_of_block)
+        computed += elements * (query[0] * query[1] // (counts.shape[0] * counts.shape[1]))
+    dense: int = query[0] * query[1] * query[-2] * key[-2]
+    per_score: int = as_query * query[-1] + as_value * value[-1]
+    return (dense - computed) * per_score
+
+
+def _elements(
+    counts: Tensor, columns: Tensor, length: int, keys: int, rows_of_block: int, columns_of_block: int
+) -> int:
+    """Return how many scores these blocks have; the last block of a row or column may reach beyond the sequence."""
+    chosen = torch.arange(columns.shape[-1], device=columns.device) < counts[..., None]
+    widths = (keys - columns.long() * columns_of_block).clamp(0, columns_of_block) * chosen
+    begins = torch.arange(counts.shape[-1], device=counts.device) * rows_of_block
+    heights = (length - begins).clamp(0, rows_of_block)
+    return int((widths.sum(-1) * heights).sum())
