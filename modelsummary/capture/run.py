@@ -260,7 +260,7 @@ def running(
         device: on shapes, where tensors are, which need not be there; None: where the model is.
         dtype: on shapes, of floating point parameters, buffers and inputs; None: their own.
     """
-    own = device_of((*tensors_of_modules(modules), *call.tensors()))
+    own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     with pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
