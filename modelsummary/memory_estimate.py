@@ -53,7 +53,7 @@ class MemoryEstimate:
         peak: the most that lives at a time.
         timeline: what lives while each operator runs.
         recomputed_macs: multiply-adds that activation checkpointing, where asked for, does again in the backward.
-        execution: ``"fake"``: no data; ``"real"``: the step ran, and ``notes`` say why.
+        execution: ``"shape"``: without data; ``"real"``: the step ran, and ``notes`` say why.
         notes: what was assumed.
     """
 
@@ -70,7 +70,7 @@ class MemoryEstimate:
     peak: int
     timeline: list[TimelinePoint] = field(repr=False)
     recomputed_macs: int = 0
-    execution: str = "fake"
+    execution: str = "shape"
     notes: list[str] = field(default_factory=list)
 
     @property

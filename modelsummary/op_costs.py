@@ -88,6 +88,7 @@ class OpRule:
         returns_alias: the result shares storage with an argument.
         writes: positions (names, where keyword-only) of the arguments that are written in place.
         keeps_shape: in place on its first argument, whose shape stays.
+        moves_shape: in place on the shape or the storage of its first argument.
         is_random: draws random numbers.
         is_collective: other processes take part; the result does not follow from the arguments.
         needs_values: shape or value of the result depends on the values of tensors.
@@ -103,6 +104,7 @@ class OpRule:
     returns_alias: bool = False
     writes: tuple[int | str, ...] = ()
     keeps_shape: bool = False
+    moves_shape: bool = False
     is_random: bool = False
     is_collective: bool = False
     needs_values: bool = False
@@ -140,6 +142,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         matrix_like=_may_multiply(namespace, base),
         returns_alias=any(result.alias_info is not None for result in func._schema.returns),
         writes=writes if namespace != "c10d" else (0,),  # what its schemas do not say
+        moves_shape=moves_shape,
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         is_collective=namespace in _COLLECTIVES,

@@ -42,7 +42,7 @@ def test_by_hand():
         (point.phase for point in memory.timeline), key=["forward", "backward", "step"].index
     )
     assert memory.peak_at.total == memory.peak
-    assert memory.execution == "fake"
+    assert memory.execution == "shape"
 
 
 def test_inference():
@@ -219,7 +219,7 @@ def test_lstm(settings):
     layer = nn.LSTM(32, 48, **settings)
     model = Call(lambda self, x: self.lstm(self.first(x))[0], first=nn.Linear(16, 32), lstm=layer)
     measured = Statistics(model, torch.randn(6, 20, 16)).measure_memory(optimizer="sgd")
-    assert measured.predicted.execution == "fake"
+    assert measured.predicted.execution == "shape"
     assert measured.predicted.held_after_forward == measured.held_after_forward
     inference = Statistics(model, torch.randn(6, 20, 16)).measure_memory("inference")
     assert inference.predicted.held_after_forward == inference.held_after_forward

@@ -56,11 +56,11 @@ class CallArguments:
     nothing_found: str | None = None
 
     def on_meta(self, twin: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with ``twin(tensor)`` for tensors and arrays, and meta tensors for sizes."""
+        """The arguments with ``twin(tensor)`` for tensors and arrays; sizes become tensors on meta first."""
 
         def convert(leaf: Any) -> Any:
             if isinstance(leaf, InputSize):
-                return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+                return twin(torch.empty(leaf.shape, dtype=leaf.dtype, device="meta"))
             return twin(tensor) if (tensor := _tensor_of(leaf)) is not None else leaf
 
         return self._with(convert)

@@ -38,6 +38,7 @@ __all__ = [
     "list_layers",
     "no_collection",
     "nothing_hidden",
+    "obstacle_of",
     "running",
 ]
 
@@ -132,16 +133,21 @@ def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None
 
 def _obstacle(run: _Run) -> str | None:
     """Why a shape-only run is not to be trusted: it failed, or the model caught what would have failed it."""
-    shapes = run.execution
-    assert isinstance(shapes, ShapeOnly)
+    assert isinstance(run.execution, ShapeOnly)
+    reason = obstacle_of(run.execution, run.error)
+    if reason is None and run.watch.under_autocast and run.execution.device.type == "meta":
+        return _AUTOCAST
+    return reason
+
+
+def obstacle_of(shapes: ShapeOnly, error: Exception | None) -> str | None:
+    """What stood in the way of a shape-only run that ended with ``error``, if with any; None if nothing did."""
     if shapes.needs_values:
         return f"{shapes.obstacle} needs the values of a tensor"
-    if run.error is not None:
-        reason = f"{type(run.error).__name__}: {_first_sentence(run.error)}"
+    if error is not None:
+        reason = f"{type(error).__name__}: {_first_sentence(error)}"
         return f"{shapes.obstacle} cannot run on shapes ({reason})" if shapes.obstacle else reason
-    if shapes.obstacle is not None:
-        return f"{shapes.obstacle} cannot run on shapes"
-    return _AUTOCAST if run.watch.under_autocast else None
+    return f"{shapes.obstacle} cannot run on shapes" if shapes.obstacle is not None else None
 
 
 def _first_sentence(error: Exception) -> str:
@@ -155,7 +161,7 @@ def _with_obstacle(run: _Run) -> Recording:
     if shapes.needs_values and shapes.obstacle is not None and run.error is None:
         run.error = DataDependentError(shapes.obstacle)
     recording = _recording(run, "shape")
-    if run.watch.under_autocast:
+    if run.watch.under_autocast and shapes.device.type == "meta":
         recording.root.note = f"{_AUTOCAST}: dtypes and bytes are those without it"
     return recording
 
@@ -244,27 +250,32 @@ def running(
     raw_arrays: bool = False,
     grad: bool,
     as_is: bool = False,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[ShapeOnly | RealExecution, tuple[Any, ...], dict[str, Any]]]:
     """Context in which a model may run: yields the execution and the arguments, and leaves everything as it was.
 
     Args:
         grad: with gradients enabled.
         as_is: leave on what hides operators: fused fast paths and compiled functions.
+        device: on shapes, where tensors are, which need not be there; None: where the model is.
+        dtype: on shapes, of floating point parameters, buffers and inputs; None: their own.
     """
+    own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     with pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
-        execution = ShapeOnly() if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
+        execution = ShapeOnly(device or own, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
         try:
             if isinstance(execution, ShapeOnly):
                 args, kwargs = call.on_meta(execution.input)
                 replace_in_objects(execution.input, (args, kwargs))
                 execution.replace_tensors_of(held.modules)
             else:
-                device = device_of(tensors_of_modules(modules))
-                args, kwargs = call.on_device(execution.input, device, raw_arrays=raw_arrays)
+                args, kwargs = call.on_device(execution.input, own, raw_arrays=raw_arrays)
             hidden = nullcontext() if as_is else nothing_hidden()
-            with torch.set_grad_enabled(grad), hidden, _room(), _validation(not on_shapes):
+            asked = execution.running() if isinstance(execution, ShapeOnly) else nullcontext()
+            with torch.set_grad_enabled(grad), hidden, _room(), _validation(not on_shapes), asked:
                 yield execution, args, kwargs
         finally:
             if isinstance(execution, RealExecution):

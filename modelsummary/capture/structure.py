@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.layer_info import UNKNOWN, Sizes
 from modelsummary.stored import nbytes_of
 
@@ -30,6 +31,7 @@ __all__ = [
 # and into anything at all: a container may hold itself.
 _OBJECT_DEPTH = 3
 _DEPTH = 50
+_PLAIN = (ShapeTensor, Tensor)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
@@ -107,7 +109,7 @@ def result_sizes(value: Any) -> tuple[Sizes, int]:
 
 
 def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
-    if type(value) is Tensor and value.layout is torch.strided and not value.is_nested:
+    if type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested:
         return list(value.shape), value.nbytes
     seen: dict[int, Any] = {}
     return sizes_of(value, seen), bytes_of(seen)

@@ -5,33 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._pytree import tree_map
 
-from modelsummary.capture.devices import OnOwnDevice, device_of
+from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.execution.fake import FakeTensors
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.memory.predicted import NEEDS_VALUES
 from modelsummary.capture.recording.fingerprint import Uncounted
-from modelsummary.capture.run import nothing_hidden, running
-from modelsummary.capture.state.restore import unchanged
-from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
-from modelsummary.capture.timing.timer import suspended
+from modelsummary.capture.run import running
+from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.capture.watch import Counting, Operators
 from modelsummary.errors import DataDependentError, InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
-from modelsummary.fx.meta_mode import takes_gradients
-from modelsummary.op_costs import OpCost, OpRule, op_cost
 
 __all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "note_shapes", "said", "without_data"]
 
@@ -160,11 +152,9 @@ def note_shapes(
     for node in module.graph.nodes:
         node.meta["info"] = MetaInfo(*origins.get(node, ("", 0)))
     modules = modules_of(module)
-    device = device_of(tensors_of_modules(modules))
     on_shapes = execution == "shape"
     with (
         running(modules, call, on_shapes=on_shapes, grad=True) as (executes, args, kwargs),
-        OnOwnDevice(device) if on_shapes else nullcontext(),
         Operators(Uncounted(), executes),
     ):
         NodeRunner(module).run(*in_order(module, args, kwargs))
@@ -190,8 +180,8 @@ def without_data(
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Context in which a module runs with gradients on tensors without data; yields the arguments.
 
-    On meta, or on fake tensors that say they are on ``device``, so that operators choose its kernels. The module is
-    afterwards as it was.
+    The tensors are on ``device``, which need not be there, so that its kernels are chosen. The module is afterwards as
+    it was.
 
     Args:
         device: None: that of the module.
@@ -203,33 +193,19 @@ def without_data(
     modules = modules_of(module)
     own = [*tensors_of_modules(modules), *call.tensors()]
     place = device or device_of(iter(own))
-    if place.type == "meta" or really:
-        with (
-            torch.inference_mode(False),
-            running(modules, call, on_shapes=not really, grad=True) as (execution, args, kwargs),
-            Operators(counting, execution),
-        ):
-            yield args, kwargs
-        return
+    grad = really or place.type in ("cpu", "meta") or _is_here(place)  # autograd asks a device for its stream
     with (
         torch.inference_mode(False),
-        suspended(),
-        unchanged(modules, (call.args, call.kwargs), lazy_device=torch.device("meta")) as held,
+        running(modules, call, on_shapes=not really, grad=grad, device=place) as (execution, args, kwargs),
+        nullcontext() if really else fused_lstm(),
+        Operators(counting, execution),
     ):
-        fakes = FakeTensors(place)
-        args, kwargs = call.on_meta(fakes.twin)
-        args, kwargs = map_tensors(fakes.twin_of_meta, args), map_tensors(fakes.twin_of_meta, kwargs)
-        replace_in_objects(fakes.twin, (args, kwargs))
-        fakes.replace_tensors_of(held.modules)
-        with (
-            torch.set_grad_enabled(takes_gradients(place)),
-            nothing_hidden(),
-            patch.object(fake_tensor.log, "disabled", True),  # who catches an error tells of it
-            fakes.mode,
-            fused_lstm(),
-            Operators(counting, _Counted()),
-        ):
-            yield args, kwargs
+        yield args, kwargs
+
+
+def _is_here(device: torch.device) -> bool:
+    backend = getattr(torch, device.type, None)
+    return backend is not None and bool(backend.is_available())
 
 
 def said(error: Exception) -> str:
@@ -240,17 +216,4 @@ def said(error: Exception) -> str:
 
 def needs_values(error: BaseException | None) -> bool:
     """What failed is an operator whose result depends on the values of tensors."""
-    return isinstance(error, (*NEEDS_VALUES, DataDependentError))
-
-
-class _Counted:
-    """Runs operators as they are."""
-
-    def input(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
-        return tensor
-
-    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator."""
-        out = func(*args, **kwargs)
-        return out, op_cost(rule, args, kwargs, out)
+    return isinstance(error, DataDependentError)

@@ -1,1 +1,1 @@
-"""How operators run: on shapes, on fake tensors, or really."""
+"""How operators run: on shapes, or really."""

@@ -1,18 +1,20 @@
-"""Values of small meta tensors: those that follow from values which the model or its inputs have.
+"""Values of small tensors on shapes: those that follow from values which the model or its inputs have.
 
 Masks and positions are such, and a forward may look at them. What operators make of known values is computed when
-something asks for it, as mostly nothing does.
+something asks for it, as mostly nothing does. Nothing here keeps a tensor of the run alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.structure import map_tensors
+from modelsummary.capture.structure import map_leaves
 from modelsummary.op_costs import OpRule, tensors_in
 
 __all__ = ["KnownValues"]
@@ -23,137 +25,192 @@ _MAX_ELEMENTS = 2**16
 _MAX_ELEMENTS_OF_PARAMETER = 16
 
 
-class _Deferred(NamedTuple):
-    """An operator whose results are known as soon as somebody computes them."""
+class _Value:
+    """Values of one tensor.
 
-    func: Any
-    args: Any
-    kwargs: dict[str, Any]
-    outputs: list[Tensor]
+    Attributes:
+        tensor: the values, or None while they are deferred, or if they could not be computed.
+        borrowed: they are the model's own, to be copied before they are used.
+        made_by: the operator that makes them, if it was deferred; it lives as long as somebody may ask.
+    """
+
+    __slots__ = ("__weakref__", "borrowed", "made_by", "tensor")
+
+    def __init__(self, tensor: Tensor | None, made_by: _Deferred | None = None, *, borrowed: bool = False) -> None:
+        self.tensor, self.made_by, self.borrowed = tensor, made_by, borrowed
+
+
+class _Deferred:
+    """An operator on ``_Value``s whose results are known as soon as somebody asks for one."""
+
+    __slots__ = ("__weakref__", "args", "func", "kwargs", "results")
+
+    def __init__(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.results: list[weakref.ref[_Value]] = []
+
+
+class _Known(NamedTuple):
+    """A tensor of the run, its storage, and its values."""
+
+    tensor: weakref.ref[Tensor]
+    storage: int
+    value: _Value
 
 
 class KnownValues:
-    """Follows the values behind meta tensors; a tensor is known until it is overwritten with what is not."""
+    """Follows the values behind tensors of a run; a tensor is known until it is overwritten with what is not."""
 
     def __init__(self) -> None:
-        self._values: dict[int, tuple[Tensor, Tensor | None]] = {}  # id -> meta tensor, values; None while deferred
-        self._storages: dict[int, Any] = {}  # id -> storage of the meta tensor; .data = ... exchanges it
-        self._owners: dict[int, tuple[Any, Tensor]] = {}  # storages of the model -> kept alive, first meta tensor
-        self._in_use: set[int] = set()  # the storages of all that are or were known
-        self._borrowed: set[int] = set()  # ids of meta tensors whose values belong to the model
-        self._overwritten: dict[int, Any] = {}  # meta storages (kept alive) that lost what was known of them
-        self._deferred: list[_Deferred] = []
+        self._known: dict[int, _Known] = {}  # by the id of the tensor
+        self._by_storage: defaultdict[int, set[int]] = defaultdict(set)  # ids of known tensors with this storage
+        self._owners: dict[int, tuple[Any, weakref.ref[Tensor]]] = {}  # the model's storages, kept alive -> first twin
+        self._deferred: list[weakref.ref[_Deferred]] = []
 
-    def borrow(self, meta: Tensor, tensor: Tensor, copy: bool = False) -> None:
-        """``meta`` stands for a tensor of the model, if that is small enough to be followed.
+    def borrow(self, twin: Tensor, tensor: Tensor, copy: bool = False) -> None:
+        """``twin`` stands for a tensor of the model, if that is small enough to be followed.
 
         Tensors that share memory are not: a write to one would have to reach the others.
         """
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
+        most = _MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS
         with torch._C.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
             storage = tensor.untyped_storage()
-        first = self._owners.setdefault(storage._cdata, (storage, meta))[1]
-        if first is not meta:
-            self._forget(first)
+        if storage._cdata in self._owners:
+            first = self._owners[storage._cdata][1]()
+            if first is not None:
+                self._forget(id(first))
             return
-        most = _MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS
+        if copy:
+            if tensor.numel() <= most:
+                self._set(twin, _Value(tensor.detach().clone()))
+            return
+        self._owners[storage._cdata] = (storage, weakref.ref(twin))
         if tensor.numel() <= most and storage.nbytes() == tensor.nbytes:
-            self.set(meta, tensor.detach().clone() if copy else tensor)
-            if not copy:
-                self._borrowed.add(id(meta))
+            self._set(twin, _Value(tensor, borrowed=True))
 
-    def _forget(self, meta: Tensor) -> None:
-        self._compute()
-        self._values.pop(id(meta), None)
-        self._borrowed.discard(id(meta))
+    def set(self, tensor: Tensor, value: Tensor) -> None:
+        """The values of ``tensor`` are these. A tensor that is known stays as it is."""
+        self._set(tensor, _Value(value))
 
-    def set(self, meta: Tensor, value: Tensor | None) -> None:
-        """The values of ``meta`` are these; None: they are deferred. A tensor that is known stays as it is."""
-        if id(meta) not in self._values:
-            self._values[id(meta)] = (meta, value)
-            self._storages[id(meta)] = meta.untyped_storage()
-            self._in_use.add(meta.untyped_storage()._cdata)
+    def _set(self, tensor: Tensor, value: _Value) -> None:
+        key = id(tensor)
+        if key not in self._known:
+            storage = tensor.untyped_storage()._cdata
+            self._known[key] = _Known(weakref.ref(tensor, lambda _: self._forget(key)), storage, value)
+            self._by_storage[storage].add(key)
+
+    def _forget(self, key: int) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            others = self._by_storage[known.storage]
+            others.discard(key)
+            if not others:
+                del self._by_storage[known.storage]
 
     def cover(self, tensors: Iterable[Tensor]) -> bool:
         """All of these are known."""
         for tensor in tensors:
-            if id(tensor) not in self._values:
-                return False
-            storage = tensor.untyped_storage()._cdata
-            if storage in self._overwritten or storage != self._storages[id(tensor)]._cdata:
+            known = self._known.get(id(tensor))
+            if known is None or known.storage != tensor.untyped_storage()._cdata:  # .data = ... exchanges it
                 return False
         return True
 
     def filled_in(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """The arguments with values for tensors; None if they could not be computed."""
-        self._compute()
-        if any(id(tensor) not in self._values for tensor in tensors_in((args, kwargs))):
-            return None
-        return self._with_values(args, kwargs)
+        self._compute_deferred()
+        return _filled_in(*self._on_values(args, kwargs))
 
-    def value(self, meta: Tensor) -> Tensor | None:
-        """A copy of the values of ``meta``; None if they are not known."""
-        self._compute()
-        found = self._values.get(id(meta))
-        return None if found is None or found[1] is None else found[1].clone()
+    def _on_values(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        on_values: tuple[Any, dict[str, Any]] = map_leaves(self._leaf, (args, kwargs))
+        return on_values
+
+    def _leaf(self, leaf: Any) -> Any:
+        return self._known[id(leaf)].value if isinstance(leaf, Tensor) else leaf
+
+    def value(self, tensor: Tensor) -> Tensor | None:
+        """A copy of the values of ``tensor``; None if they are not known."""
+        self._compute_deferred()
+        known = self._known.get(id(tensor))
+        value = None if known is None else _own(known.value)
+        return None if value is None else value.clone()
+
+    def _compute_deferred(self) -> None:
+        """Run what was deferred and may still be asked for, in the order of the operators."""
+        deferred, self._deferred = self._deferred, []
+        for reference in deferred:
+            each = reference()
+            if each is not None:
+                _compute(each)
 
     def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], out: Any) -> bool:
-        """An operator with known arguments ran on meta; returns whether its results are known, too."""
+        """An operator with known arguments ran on shapes; returns whether its results are known, too."""
         outputs = list(tensors_in(out))
         if sum(tensor.numel() for tensor in outputs) > _MAX_ELEMENTS:
             return False
         if not rule.writes:
-            for meta in outputs:
-                self.set(meta, None)
-            self._deferred.append(_Deferred(func, args, kwargs, outputs))
+            deferred = _Deferred(func, *self._on_values(args, kwargs))
+            values = [_Value(None, deferred) for _ in outputs]
+            deferred.results = list(map(weakref.ref, values))
+            for tensor, value in zip(outputs, values, strict=True):
+                self._set(tensor, value)
+            self._deferred.append(weakref.ref(deferred))
             return True
-        values = self.filled_in(args, kwargs)
-        return values is not None and self._run(func, values, outputs)
+        on_values = self.filled_in(args, kwargs)
+        computed = _run(func, *on_values) if on_values is not None else []
+        for tensor, values_of_it in zip(outputs, computed, strict=False):
+            self.set(tensor, values_of_it)
+        return bool(computed)
 
     def before_write(self, tensor: Tensor) -> None:
         """An operator is going to write to ``tensor``: what was deferred may need what stands there now."""
-        if self._deferred and tensor.untyped_storage()._cdata in self._in_use:
-            self._compute()
+        if self._deferred and tensor.untyped_storage()._cdata in self._by_storage:
+            self._compute_deferred()
 
     def overwritten(self, tensor: Tensor) -> None:
         """What is in the storage of ``tensor`` is not known any more."""
-        if self._values:
-            storage = tensor.untyped_storage()
-            self._overwritten[storage._cdata] = storage
+        for key in tuple(self._by_storage.get(tensor.untyped_storage()._cdata, ())):
+            self._forget(key)
 
-    def _compute(self) -> None:
-        """Do what was deferred, in the order of the operators; what fails is not known."""
-        deferred, self._deferred = self._deferred, []
-        for func, args, kwargs, outputs in deferred:
-            known = all(id(tensor) in self._values for tensor in tensors_in((args, kwargs)))
-            if not (known and self._run(func, self._with_values(args, kwargs), outputs)):
-                for meta in outputs:
-                    del self._values[id(meta)]
 
-    def _with_values(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        args, kwargs = map_tensors(self._own_value, (args, kwargs))
-        if kwargs.get("device") is not None:
-            kwargs["device"] = _CPU
-        return args, kwargs
+def _own(value: _Value) -> Tensor | None:
+    """The values, copied before anything could write into the model's own."""
+    if value.borrowed and value.tensor is not None:
+        value.borrowed = False
+        value.tensor = value.tensor.detach().to(_CPU, copy=True)
+    return value.tensor
 
-    def _own_value(self, meta: Tensor) -> Tensor:
-        """The values of a known tensor, copied before anything could write into the model's own."""
-        value = self._values[id(meta)][1]
-        assert value is not None
-        if id(meta) in self._borrowed:
-            self._borrowed.discard(id(meta))
-            value = value.detach().to(_CPU, copy=True)
-            self._values[id(meta)] = (meta, value)
-        return value
 
-    def _run(self, func: Any, values: tuple[Any, dict[str, Any]], outputs: Sequence[Tensor]) -> bool:
-        try:
-            computed = list(tensors_in(func(*values[0], **values[1])))
-        except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
-            return False
-        for meta, value in zip(outputs, computed, strict=False):
-            if self._values.get(id(meta), (meta, None))[1] is None:
-                self._values.pop(id(meta), None)
-                self.set(meta, value)
-        return bool(computed)
+def _compute(deferred: _Deferred) -> None:
+    """Run what was deferred; where that fails, its results are not known."""
+    on_values = _filled_in(deferred.args, deferred.kwargs)
+    computed = _run(deferred.func, *on_values) if on_values is not None else []
+    for result, tensor in zip(deferred.results, computed, strict=False):
+        value = result()
+        if value is not None:
+            value.tensor = tensor
+
+
+def _filled_in(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    missing = False
+
+    def fill(leaf: Any) -> Any:
+        nonlocal missing
+        if not isinstance(leaf, _Value):
+            return leaf
+        tensor = _own(leaf)
+        missing = missing or tensor is None
+        return tensor
+
+    args, kwargs = map_leaves(fill, (args, kwargs))
+    if kwargs.get("device") is not None:
+        kwargs["device"] = _CPU
+    return None if missing else (args, kwargs)
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    try:
+        return list(tensors_in(func(*args, **kwargs)))
+    except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
+        return []

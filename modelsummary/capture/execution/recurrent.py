@@ -1,7 +1,8 @@
-"""``nn.LSTM`` on fake tensors as the CPU runs it: one fused oneDNN kernel a layer and direction.
+"""``nn.LSTM`` on shapes as the CPU runs it: one fused oneDNN kernel per layer and direction.
 
-Fake tensors are no CPU tensors to torch's dispatcher, so it would run the steps of the sequence one by one, which keeps
-other tensors for the backward. See ``aten/src/ATen/native/RNN.cpp`` and ``aten/src/ATen/native/mkldnn/RNN.cpp``.
+Tensors with a Python dispatch are no CPU tensors to torch's choice of that kernel, which would run the steps of the
+sequence one by one and keep other tensors for the backward. See ``RNN.cpp`` and ``mkldnn/RNN.cpp``
+in ``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 
 __all__ = ["fused_lstm"]
 
@@ -26,18 +29,15 @@ _MOST_ELEMENTS = 2**22  # the kernel is not asked about longer sequences: it has
 
 @contextmanager
 def fused_lstm() -> Iterator[None]:
-    """Context, within a fake mode, in which an LSTM on fake CPU tensors keeps what its CPU kernel keeps."""
-    with _Workspaces(), _FusedLstm():  # type: ignore[no-untyped-call]
+    """Context, within a shape-only run, in which an LSTM on CPU tensors keeps what its CPU kernel keeps."""
+    original = torch._VF.lstm
+
+    def lstm(*args: Any) -> Any:
+        fused = len(args) == 9 and type(args[0]) is ShapeTensor and _is_fused(*args[:3])
+        return _layers(*args) if fused else original(*args)
+
+    with _Workspaces(), patch.object(torch._VF, "lstm", lstm):  # type: ignore[no-untyped-call]
         yield
-
-
-class _FusedLstm(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch._VF.lstm and len(args) == 9 and _is_fused(*args[:3]):
-            return _layers(*args)
-        return func(*args, **(kwargs or {}))
 
 
 def _is_fused(x: Tensor, states: Sequence[Tensor], weights: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Shape-only execution: every operator runs on meta tensors, so nothing is computed or allocated.
+"""Shape-only execution: every operator runs on tensors without data, so nothing is computed or allocated.
 
-Parameters, buffers and inputs give way to meta twins before the run. A tensor that is met later and is not on meta
-(one in a list, a numpy array) is replaced by a twin as operators meet it.
+Parameters, buffers and inputs are replaced by twins before the run: ``ShapeTensor``s, which are on the model's own
+device. A tensor that is met later (one in a list, a numpy array) is replaced by a twin as operators meet it.
 
-Two things make it more than ``model.to("meta")``:
+Two things make it more than tensors without data:
 
 - **Memory of results.** Networks repeat themselves. An operator called again with the same shapes, strides, dtypes
   and arguments gets an output like the first one, without asking the (slow) meta kernel.
@@ -15,47 +15,50 @@ Two things make it more than ``model.to("meta")``:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
-from modelsummary.capture.execution.shape_rules import SHAPE_RULES
+from modelsummary.capture.execution.shape_rules import CPU_RESULTS, SHAPE_RULES
+from modelsummary.capture.execution.shape_tensor import OnMeta, ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.op_formulas import is_outer_product, outer_product_macs
 from modelsummary.stored import is_distributed
 
-__all__ = ["ShapeOnly", "Spec", "like", "selects_by_mask", "spec_of"]
+__all__ = ["ShapeOnly", "selects_by_mask"]
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _STRIDED = torch.strided
 _TO_COPY = torch.ops.aten._to_copy.default
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view of which the schema says nothing
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 
-class Spec(NamedTuple):
-    """What a plain tensor is without its values."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
 class ShapeOnly:
-    """Runs operators on meta tensors; ``run`` returns the result and the cost of one operator.
+    """Runs operators on shape tensors; ``run`` returns the result and the cost of one operator.
+
+    Args:
+        device: of the model; factories make tensors there unless they are told another one.
+        dtype: of the twins of floating point tensors; None: that of each tensor.
 
     Attributes:
+        current: the execution of the run that is going on, or None.
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
         needs_values: what the obstacle lacks is the values of a tensor.
         log: if it is a list, every operator is noted here with the shapes and constants it was called with.
@@ -63,30 +66,59 @@ class ShapeOnly:
         values_read: how often an operator needed the values of tensors.
     """
 
-    def __init__(self) -> None:
+    current: ClassVar[ShapeOnly | None] = None
+
+    def __init__(self, device: torch.device = _META, dtype: torch.dtype | None = None) -> None:
+        self.device, self._dtype = device, dtype
+        self._several_devices = device.type not in ("cpu", "meta")  # what a forward makes may be on the CPU
         self.obstacle: str | None = None
         self.needs_values = False
         self.log: list[Any] | None = None
         self.written: list[Tensor] | None = None
         self.values_read = 0
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
-        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # id(tensor) -> tensor (kept alive), twin
+        self._twins: dict[int, tuple[Any, Tensor]] = {}  # id(tensor) -> tensor, or a reference to a stray one; twin
+        self._storages: dict[tuple[int, torch.dtype], Tensor] = {}  # of tensors that have twins -> the whole of it
         self._known = KnownValues()
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context in which shape tensors ask this execution for their values."""
+        outer, ShapeOnly.current = ShapeOnly.current, self
+        try:
+            yield
+        finally:
+            ShapeOnly.current = outer
+
     def input(self, tensor: Tensor) -> Tensor:
-        """The meta twin of an input tensor. Values of floating point inputs count as unknown."""
-        if tensor.is_meta or id(tensor) in self._twins:
+        """Return the twin of an input tensor. Values of floating point inputs count as unknown."""
+        if type(tensor) is ShapeTensor or id(tensor) in self._twins:
             return self.twin(tensor)
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             return self._new_twin(tensor)
         return self._adopt(tensor)
 
     def twin(self, tensor: Tensor) -> Tensor:
-        """The meta twin of a tensor that an operator meets."""
-        if tensor.is_meta:
+        """Return the twin of a tensor that an operator meets. A tensor that the forward made on meta stays there."""
+        if type(tensor) is ShapeTensor:
             return tensor
         known_twin = self._twins.get(id(tensor))
-        return known_twin[1] if known_twin is not None else self._adopt(tensor, is_stray=True)
+        if known_twin is not None:
+            return known_twin[1]
+        return tensor if tensor.is_meta else self._adopt(tensor, is_stray=True)
+
+    def like(self, spec: Spec) -> Tensor:
+        """Return a new tensor of this spec."""
+        return new_tensor(spec, self.device)
+
+    def values(self, twin: Tensor, asker: str) -> Tensor:
+        """Return a copy of the values of a twin. Raises ``DataDependentError`` if they are not known."""
+        self.values_read += 1
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            value = self._known.value(twin) if self._known.cover((twin,)) else None
+        if value is None:
+            raise self._needing_values(asker)
+        return value
 
     def knows(self, twin: Tensor) -> bool:
         """The values of ``twin`` are known."""
@@ -109,7 +141,7 @@ class ShapeOnly:
                     continue
                 for name, tensor in tensors.items():
                     replaced = type(tensor) in _REPLACED or (is_distributed(type(tensor)) and not keeps_distributed)
-                    if replaced and not tensor.is_meta and not is_lazy(tensor):
+                    if replaced and not is_lazy(tensor):
                         known_twin = self._twins.get(id(tensor))
                         tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
             if isinstance(module, nn.RNNBase):
@@ -135,18 +167,17 @@ class ShapeOnly:
     ) -> tuple[Any, OpCost]:
         """Run one operator; what identifies the call goes to ``key``."""
         written = _written(rule, args, kwargs)
-        if not all(tensor.is_meta for tensor in written):  # only the twin would change; Python would read the other
-            raise self._needing_values(rule)
+        # Only the twin of another tensor would change; Python would read the other.
+        if not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
+            raise self._needing_values(rule.name)
         copies_to_cpu = func is _TO_COPY and kwargs.get("device") == _CPU
         tensors: list[Tensor] = []
-        args = tuple(self._to_meta(args, key, tensors))
+        args = tuple(self._to_twins(args, key, tensors))
         if kwargs:
             key.extend(kwargs)
-            kwargs = dict(zip(kwargs, self._to_meta(kwargs.values(), key, tensors), strict=True))
+            kwargs = dict(zip(kwargs, self._to_twins(kwargs.values(), key, tensors), strict=True))
         if rule.formula is outer_product_macs:
             key.append(is_outer_product(*args[:2]))
-        if rule.makes_tensor and kwargs.get("device") is None and not tensors:
-            kwargs = {**kwargs, "device": _META}
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
@@ -156,7 +187,7 @@ class ShapeOnly:
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
         self._before_writes(written)
         try:
-            out, cost = self._run_on_meta(func, rule, args, kwargs, tuple(key))
+            out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, tuple(key))
         except Exception:
             if not known:
                 self.obstacle = self.obstacle or rule.name
@@ -166,7 +197,7 @@ class ShapeOnly:
         if not (known and isinstance(func, OpOverload) and self._known.follow(func, rule, args, kwargs, out)):
             for tensor in written:
                 self._known.overwritten(tensor)
-        if copies_to_cpu and known:  # a copy with values, as .tolist() and .numpy() ask for
+        if copies_to_cpu and known and self.device.type != "cpu":  # a copy with values, as .cpu().numpy() asks for
             self.values_read += 1
             value = self._known.value(out)
             return (out if value is None else value), cost
@@ -178,47 +209,81 @@ class ShapeOnly:
         if self.written is not None:
             self.written += written
 
-    def _needing_values(self, rule: OpRule) -> DataDependentError:
+    def _needing_values(self, name: str) -> DataDependentError:
         if self.obstacle is None:
-            self.obstacle, self.needs_values = rule.name, True
-        return DataDependentError(rule.name)
+            self.obstacle, self.needs_values = name, True
+        return DataDependentError(name)
 
-    def _run_on_meta(
-        self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], key: tuple[Any, ...]
+    def _run_on_shapes(
+        self,
+        func: Any,
+        rule: OpRule,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+        key: tuple[Any, ...],
     ) -> tuple[Any, OpCost]:
+        device = self._place(kwargs, tensors)
         try:
             remembered = self._results.get(key)
         except TypeError:  # an unhashable argument
-            return self._run_kernel(func, rule, args, kwargs)
-        if remembered is not None:
-            specs, cost = remembered
-            if rule.keeps_shape:
-                return args[0], cost
-            if specs is None:
-                return func(*args, **kwargs), cost
-            if isinstance(specs, Spec):
-                return like(specs), cost
-            return tuple(map(like, specs)), cost
-        out, cost = self._run_kernel(func, rule, args, kwargs)
-        self._results[key] = (None if rule.returns_alias else _specs(out), cost)
-        return out, cost
+            remembered, key = None, ()
+        if remembered is None:
+            out = self._run_kernel(func, rule, args, kwargs, tensors, device)
+            cost = op_cost(rule, args, kwargs, out)
+            if key:
+                self._results[key] = (None if _shares_storage(func, rule) else _specs(out), cost)
+            return out, cost
+        specs, cost = remembered
+        if rule.keeps_shape:
+            return args[0], cost
+        if specs is None or device is None:
+            return self._run_kernel(func, rule, args, kwargs, tensors, device), cost
+        if isinstance(specs, Spec):
+            return new_tensor(specs, device), cost
+        return tuple(new_tensor(spec, device) for spec in specs), cost
+
+    def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> torch.device | None:
+        """Return the device of an operator's results; None for tensors that the forward itself makes on meta."""
+        device: torch.device | None = kwargs.get("device")
+        if device is None:
+            if not self._several_devices:
+                return self.device
+            return next((each.device for each in tensors if each.dim()), tensors[0].device if tensors else _CPU)
+        if self.device.type in (device.type, "meta"):
+            return self.device
+        self._several_devices = True
+        return None if device.type == "meta" else device
 
     @staticmethod
-    def _run_kernel(func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+    def _run_kernel(
+        func: Any,
+        rule: OpRule,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+        device: torch.device | None,
+    ) -> Any:
+        """Run a rule, an operator on metadata, or the kernel for tensors on meta."""
+        if _shares_storage(func, rule) and all(type(tensor) is ShapeTensor for tensor in tensors):
+            return run_on_metadata(func, args, kwargs)
         shortcut = SHAPE_RULES.get(func)
         _check_dtypes(rule, args)
+        there = OnMeta(device or _META)
         out = shortcut(*args, **kwargs) if shortcut is not None else None
         if out is None:
-            out = func(*args, **kwargs)
-        return out, op_cost(rule, args, kwargs, out)
+            kwargs = there.leave(kwargs)
+            if rule.makes_tensor and kwargs.get("device") is None and not tensors:
+                kwargs["device"] = _META
+            out = func(*there.leave(args), **kwargs)
+        if func in CPU_RESULTS and device is not None and device.type == "cpu":
+            out = CPU_RESULTS[func](out, *args)
+        return out if device is None else there.enter(out)
 
-    # ---------------------------------------------------------------------------------- meta twins
+    # --------------------------------------------------------------------------------------- twins
 
-    def _to_meta(self, values: Iterable[Any], key: list[Any], tensors: list[Tensor]) -> list[Any]:
-        """``values`` with twins for tensors and ``meta`` for devices; twins also go to ``tensors``.
-
-        What identifies the values goes to ``key``.
-        """
+    def _to_twins(self, values: Iterable[Any], key: list[Any], tensors: list[Tensor]) -> list[Any]:
+        """Return ``values`` with twins for tensors; twins also go to ``tensors``, what identifies values to ``key``."""
         replaced = []
         for value in values:
             kind = type(value)
@@ -226,19 +291,19 @@ class ShapeOnly:
                 key += (kind, value)  # 1, 1.0 and True are equal, but promote to different dtypes
                 replaced.append(value)
             elif isinstance(value, Tensor):
-                twin = value if value.is_meta else self.twin(value)
+                twin = value if kind is ShapeTensor else self.twin(value)
                 key += (twin.shape, twin.stride() if twin.layout is _STRIDED else object(), twin.dtype)
                 tensors.append(twin)
                 replaced.append(twin)
             elif isinstance(value, (list, tuple)):
                 key.append(len(value))
-                replaced.append(kind(self._to_meta(value, key, tensors)))
+                replaced.append(kind(self._to_twins(value, key, tensors)))
             elif isinstance(value, dict):
                 key.extend(value)
-                replaced.append(dict(zip(value, self._to_meta(value.values(), key, tensors), strict=True)))
+                replaced.append(dict(zip(value, self._to_twins(value.values(), key, tensors), strict=True)))
             else:
                 key.append(_identity(value))
-                replaced.append(_META if kind is torch.device else value)
+                replaced.append(value)
         return replaced
 
     def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
@@ -246,32 +311,25 @@ class ShapeOnly:
 
         The memory of a stray one may belong to somebody else, such as a numpy array, who can write at any time.
         """
-        twin = self._new_twin(tensor)
+        twin = self._new_twin(tensor, is_stray)
         if type(tensor) is not FakeTensor:  # has no values
             self._known.borrow(twin, tensor, copy=is_stray)
         return twin
 
-    def _new_twin(self, tensor: Tensor) -> Tensor:
-        if is_distributed(type(tensor)):
-            twin = self._distributed_twin(tensor)
-        elif tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
-            twin = like(spec_of(tensor))
-        else:
-            try:
-                if tensor.is_sparse:
-                    raise RuntimeError("on meta, its views forget how many elements it stores")
-                twin = torch.empty_like(tensor, device=_META)
-            except (RuntimeError, AssertionError):  # of a few layouts there are none on meta
-                self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
-                return tensor
+    def _new_twin(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
         is_fake = type(tensor) is FakeTensor
+        twin = self._without_data(tensor, is_stray)
+        if twin is None:
+            return tensor
         if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
-            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+            twin.requires_grad_(tensor.requires_grad)
+            twin._is_param = True  # what isinstance(twin, nn.Parameter) asks for
         elif tensor.requires_grad and tensor.is_leaf:
             twin.requires_grad_()
         if tensor.__dict__ and not is_fake:
             twin.__dict__.update({**tensor.__dict__, **twin.__dict__})  # a wrapper has tensors of its own there
-        self._twins[id(tensor)] = (tensor, twin)
+        key = id(tensor)
+        self._twins[key] = (weakref.ref(tensor, lambda _: self._twins.pop(key)) if is_stray else tensor, twin)
         return twin
 
     def _distributed_twin(self, tensor: Any) -> Tensor:
@@ -282,13 +340,49 @@ class ShapeOnly:
         twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
         return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
 
+    def _without_data(self, tensor: Tensor, is_stray: bool) -> Tensor | None:
+        """Return a tensor like this one without data, or None if there are none of its layout.
+
+        Twins of the model's tensors share storages where the tensors do.
+        """
+        if is_distributed(type(tensor)):
+            return self._distributed_twin(tensor)
+        if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_nested:
+            try:
+                if tensor.is_sparse:
+                    raise RuntimeError("on meta, its views forget how many elements it stores")
+                return torch.empty_like(tensor, device=_META)
+            except (RuntimeError, AssertionError):
+                self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
+                return None
+        spec = spec_of(tensor)
+        if self._dtype is not None and tensor.dtype.is_floating_point:
+            spec = spec._replace(dtype=self._dtype)
+        if is_stray:
+            return new_tensor(spec, self.device)
+        with torch._C.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+            try:
+                storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+            except (NotImplementedError, RuntimeError):  # a wrapper that has none of its own
+                return new_tensor(spec, self.device)
+        whole = self._storages.get((storage._cdata, spec.dtype))
+        if whole is None:
+            if nbytes == tensor.nbytes:
+                whole = self._storages[storage._cdata, spec.dtype] = new_tensor(spec, self.device)
+                return whole
+            elements = torch.Size((nbytes // tensor.element_size(),))
+            whole = new_tensor(Spec(elements, (1,), spec.dtype), self.device)
+            self._storages[storage._cdata, spec.dtype] = whole
+        view: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
+        return view
+
     # ---------------------------------------------------------------------------------- known values
 
     def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
         self.values_read += 1
         values = self._known.filled_in(args, kwargs) if known else None
         if values is None:
-            raise self._needing_values(rule)
+            raise self._needing_values(rule.name)
         return map_tensors(self._know, func(*values[0], **values[1]))
 
     def _value_of(self, tensor: Tensor) -> Tensor | None:
@@ -298,9 +392,16 @@ class ShapeOnly:
         return self._known.value(twin) if self._known.cover((twin,)) else None
 
     def _know(self, value: Tensor) -> Tensor:
-        twin = self._new_twin(value)
+        twin = self._without_data(value, is_stray=True)
+        if twin is None:
+            return value
         self._known.set(twin, value)
         return twin
+
+
+def _shares_storage(func: Any, rule: OpRule) -> bool:
+    """Return True if results lie in the storage of an argument: such an operator looks at no data."""
+    return rule.is_view or func is _UNSAFE_VIEW or rule.moves_shape
 
 
 def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Sequence[Tensor]:
@@ -350,19 +451,9 @@ def selects_by_mask(rule: OpRule, args: Any) -> bool:
 
 
 def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:
-    """What is needed to make an output like ``out``; None if it is no plain tensor or tuple of them."""
-    if type(out) is Tensor:
-        return spec_of(out) if out.layout is _STRIDED else None
-    if type(out) is tuple and out and all(type(each) is Tensor and each.layout is _STRIDED for each in out):
+    """Return what is needed to make an output like ``out``; None if it is no shape tensor or tuple of them."""
+    if type(out) is ShapeTensor:
+        return spec_of(out)
+    if type(out) is tuple and out and all(type(each) is ShapeTensor for each in out):
         return tuple(map(spec_of, out))
     return None
-
-
-def spec_of(tensor: Tensor) -> Spec:
-    """The spec of a strided tensor."""
-    return Spec(tensor.shape, tensor.stride(), tensor.dtype)
-
-
-def like(spec: Spec) -> Tensor:
-    """A meta tensor of this spec."""
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)

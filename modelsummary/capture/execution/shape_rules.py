@@ -17,7 +17,7 @@ from torch import Tensor
 
 from modelsummary.capture.execution.flex_attention import FLEX_RULES
 
-__all__ = ["SHAPE_RULES"]
+__all__ = ["CPU_RESULTS", "SHAPE_RULES"]
 
 aten = torch.ops.aten
 _META = torch.device("meta")
@@ -294,6 +294,28 @@ def _layer_norm(
     return _new(x.shape, x.dtype), _new(statistics, x.dtype), _new(statistics, x.dtype)
 
 
+def _cpu_batch_norm(out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> Any:
+    """In evaluation the CPU keeps no statistics."""
+    shape = out[1].shape if training else (0,)
+    dtype = _dtype_of_statistics(x, weight, bias, mean, var)
+    return out[0], _new(shape, dtype), _new(shape, dtype)
+
+
+def _cpu_layer_norm(out: Any, x: Tensor, _: Shape, weight: Any, bias: Any, *__: Any) -> Any:
+    dtype = _dtype_of_statistics(x, weight, bias)
+    return out[0], _new(out[1].shape, dtype), _new(out[2].shape, dtype)
+
+
+def _cpu_group_norm(out: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
+    dtype = _dtype_of_statistics(x, weight, bias)
+    return out[0], _new(out[1].shape, dtype), _new(out[2].shape, dtype)
+
+
+def _dtype_of_statistics(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    """Half precision may come with parameters in float32; see ``param_scalar_type`` in ATen/native/cpu."""
+    return next((each.dtype for each in parameters if each is not None), x.dtype)
+
+
 def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]]:
     """``rule`` for operators of these names, with ``.`` before an overload; those that this torch has."""
     found = {}
@@ -330,4 +352,12 @@ SHAPE_RULES: dict[Any, Callable[..., Any]] = {
     **_rules(_batch_norm, "native_batch_norm"),
     **_rules(_layer_norm, "native_layer_norm"),
     **FLEX_RULES,
+}
+
+# Where the CPU's kernels give other results than those on meta, which follow CUDA's: what they give, from the results
+# on meta and the arguments.
+CPU_RESULTS: dict[Any, Callable[..., Any]] = {
+    **_rules(_cpu_batch_norm, "native_batch_norm"),
+    **_rules(_cpu_layer_norm, "native_layer_norm"),
+    **_rules(_cpu_group_norm, "native_group_norm"),
 }

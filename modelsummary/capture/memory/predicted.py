@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.execution.fake import FakeTensors
-from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.recurrent import fused_lstm
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.facts import modules_of, named_modules, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.memory.allocations import Allocation, Allocations
 from modelsummary.capture.recording.fingerprint import Uncounted
-from modelsummary.capture.run import running
-from modelsummary.capture.state.restore import unchanged
-from modelsummary.capture.structure import map_tensors, replace_in_objects, tensors_of
+from modelsummary.capture.run import no_collection, obstacle_of, running
+from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.timing.backward import BackwardTimer
-from modelsummary.capture.timing.timer import Step, Timer, suspended
+from modelsummary.capture.timing.timer import Step, Timer
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.recompute import apply_checkpoint
 
-__all__ = ["NEEDS_VALUES", "RowMemory", "StepPlan", "loss_of", "simulate_step"]
+__all__ = ["RowMemory", "StepPlan", "loss_of", "simulate_step"]
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 _CUDA_BLOCK = 512
-_META = torch.device("meta")
-NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @dataclass(frozen=True)
@@ -117,13 +108,16 @@ def simulate_step(
         device = torch.device("cpu")
         notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
     block = plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1)
-    try:
-        with _fake(model, call, device, plan) as (fakes, args, kwargs), fakes.mode, fused_lstm():
-            run = _Run(model, args, kwargs, plan, device, block)
-            run.step()
-            return run.estimate(str(wanted), "fake", notes), run.by_call()
-    except NEEDS_VALUES as error:
-        reason = f"{getattr(error, 'func', error)} needs the values of a tensor"
+    with (
+        no_collection(),
+        running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
+        fused_lstm(),
+    ):
+        shapes, args, kwargs = running_
+        assert isinstance(shapes, ShapeOnly)
+        run, reason = _step(model, args, kwargs, plan, shapes, device, block)
+        if reason is None:
+            return run.estimate(str(wanted), "shape", notes), run.by_call()
     if own.type == "meta" or plan.dtype is not None or wanted != own:
         raise InputError(
             f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
@@ -136,21 +130,26 @@ def simulate_step(
         return run.estimate(str(wanted), "real", [f"The step ran for real: {reason}"]), run.by_call()
 
 
-@contextmanager
-def _fake(
-    model: nn.Module, call: CallArguments, device: torch.device, plan: StepPlan
-) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
-    """Context in which the model's tensors and the arguments are fake."""
-    modules = modules_of(model)
-    with suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=_META) as held:
-        fakes = FakeTensors(device, plan.dtype)
-        args, kwargs = call.on_meta(fakes.twin)
-        args, kwargs = map_tensors(fakes.twin_of_meta, args), map_tensors(fakes.twin_of_meta, kwargs)
-        replace_in_objects(fakes.twin, (args, kwargs))
-        fakes.replace_tensors_of(held.modules)
+def _step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan: StepPlan,
+    shapes: ShapeOnly,
+    device: torch.device,
+    block: int,
+) -> tuple[_Run, str | None]:
+    """Run a step on shapes; what stood in its way, if anything did. Raises what the model itself raises."""
+    with Operators(Uncounted(), shapes):
         apply_checkpoint(model, plan.checkpoint)
-        with torch.set_grad_enabled(plan.train), plain_flex_attention():
-            yield fakes, args, kwargs
+        run = _Run(model, args, kwargs, plan, device, block)
+        try:
+            run.step()
+        except Exception as error:
+            if shapes.obstacle is None:
+                raise
+            return run, obstacle_of(shapes, error)
+    return run, obstacle_of(shapes, None)
 
 
 class _Run:

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.devices import OnOwnDevice, device_of
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.facts import tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.run import running
 from modelsummary.capture.structure import sizes_of, tensors_of
@@ -64,13 +62,12 @@ def fingerprint(
         grad: with gradients enabled.
         other_mode: with every module in the other mode, train or eval.
     """
-    device = device_of(tensors_of_modules(modules))
     with running(modules, call, on_shapes=execution == "shape", grad=grad) as (executes, args, kwargs):
         for module in modules if other_mode else ():
             module.training = not module.training
         if isinstance(executes, ShapeOnly):
             executes.log = []
-            with OnOwnDevice(device), Operators(Uncounted(), executes):
+            with Operators(Uncounted(), executes):
                 out = forward(*args, **kwargs)
             return Fingerprint(executes.log, sizes_of(out), [])
         with Operators(Uncounted(), executes):

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.capture.devices import DeviceAnswers
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.facts import named_modules
 from modelsummary.capture.recording.changes import (
@@ -81,7 +80,7 @@ class Tracer(TorchFunctionMode):
         self.tensors = TensorsOfRun(model, device)
         self._calls: Counter[str] = Counter()
         self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
-        self._devices = DeviceAnswers(device) if isinstance(execution, ShapeOnly) else None
+        self._on_shapes = isinstance(execution, ShapeOnly)
         self._operators = Operators(self, Noted(execution, self))
         self.root: Event | None = None
         self.decides = False
@@ -281,8 +280,6 @@ class Tracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._devices is not None and self._devices.answers(func):
-            return self._devices.answer(func)
         if not self._sees():
             return func(*args, **kwargs)
         if func in self._rules.substitutes:
@@ -318,8 +315,7 @@ class Tracer(TorchFunctionMode):
         templates = self.tensors.template(args), self.tensors.template(kwargs)
         inputs = leaves_of(templates)
         around, self.running = self.running, Effects()
-        if self._devices is not None:
-            args, kwargs = self._devices.on_meta(args), self._devices.on_meta(kwargs)
+        if self._on_shapes:
             func = self._rules.shapes.get(func, func)
         try:
             out = func(*args, **kwargs)
@@ -356,7 +352,7 @@ class Tracer(TorchFunctionMode):
 
     def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
         """On shapes, only values that follow from integers of the input and from buffers can be asked for."""
-        if self._devices is None or name in READS_FACTS or name == "__set__" or name in HOOKS_TENSORS:
+        if not self._on_shapes or name in READS_FACTS or name == "__set__" or name in HOOKS_TENSORS:
             return False
         return any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
 

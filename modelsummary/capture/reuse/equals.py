@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.reuse.purity import is_of_library
 
 __all__ = ["Likeness", "NoKeyError", "StandIn", "key_of_modules", "key_of_value", "likenesses"]
@@ -22,7 +23,8 @@ Likeness = tuple[type, int, torch.Size | None]
 
 _ATOMS = frozenset({int, float, bool, type(None), str, bytes, torch.Size})
 _ATOMS |= {torch.dtype, torch.layout, torch.memory_format, torch.device}
-_TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+_TENSORS = frozenset({ShapeTensor, Tensor, nn.Parameter, nn.Buffer})
+_OF_PARAMETERS = frozenset({"_is_param"})  # the attribute of a twin of a parameter
 _TENSOR_DICTS = frozenset({"_parameters", "_buffers"})
 _RUN_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 # Of no consequence for a forward: what concerns state dicts, and what accompanies the hooks above.
@@ -42,7 +44,7 @@ class NoKeyError(Exception):
 
 
 def key_of_value(value: Any) -> tuple[Any, ...]:
-    """Equal for equal values: nested containers of constants, plain meta tensors and functions of torch.
+    """Equal for equal values: nested containers of constants, plain tensors without data and functions of torch.
 
     Raises:
         NoKeyError: there is something else.
@@ -94,11 +96,11 @@ def _add(key: list[Any], value: Any, seen: dict[int, int]) -> None:
     if kind in _ATOMS:
         key += (kind, value)
     elif kind in _TENSORS:
-        is_plain = value.is_meta and value.layout is torch.strided and not value.__dict__
-        if not is_plain or value.is_conj() or value.is_neg():
+        if kind is not ShapeTensor or not value.__dict__.keys() <= _OF_PARAMETERS or value.is_conj() or value.is_neg():
             raise NoKeyError
         position = seen.setdefault(id(value), len(seen))
-        key += (position, kind, value.shape, value.stride(), value.storage_offset(), value.dtype, value.requires_grad)
+        key += (position, len(value.__dict__), value.shape, value.stride(), value.storage_offset(), value.dtype)
+        key += (value.device, value.requires_grad)
     elif kind in (tuple, list):
         key += (kind, len(value))
         for inner in value:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from modelsummary.capture.execution.shape_only import ShapeOnly, Spec, like, spec_of
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, spec_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.recording.effects import storage_of
 from modelsummary.capture.reuse.equals import NoKeyError, StandIn, key_of_modules, key_of_value, likenesses
@@ -150,7 +151,7 @@ class Reuse:
         """Leaves of a result that can be made again: constants, and plain tensors with a storage of their own."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return (
-            all(type(leaf) in (Tensor, *_CONSTANTS) for leaf in leaves)
+            all(type(leaf) in (ShapeTensor, *_CONSTANTS) for leaf in leaves)
             and all(map(_is_plain, tensors))
             and not any(map(self._execution.knows, tensors))
             and len(set(map(id, tensors))) == len(tensors)
@@ -172,8 +173,7 @@ class Reuse:
         if record.writes_buffers:
             for buffer in _buffers_of(modules):
                 self._execution.overwrite(buffer)
-        with torch._C._DisableTorchDispatch():  # making the outputs is no operator of the model
-            leaves = [like(leaf) if type(leaf) is Spec else leaf for leaf in record.outputs]
+        leaves = [self._execution.like(leaf) if type(leaf) is Spec else leaf for leaf in record.outputs]
         return tree_unflatten(leaves, record.structure)
 
 
@@ -209,8 +209,7 @@ def _inner_calls(calls: Sequence[Call], caller: Call, modules: Sequence[nn.Modul
 def _is_plain(tensor: Tensor) -> bool:
     """``like(spec_of(tensor))`` is just like it."""
     return (
-        tensor.is_meta
-        and tensor.layout is torch.strided
+        type(tensor) is ShapeTensor
         and not (tensor.requires_grad or tensor.storage_offset() or tensor.is_conj() or tensor.is_neg())
         and not tensor.__dict__
     )
