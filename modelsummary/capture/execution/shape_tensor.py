@@ -68,9 +68,27 @@ class ShapeTensor(Tensor):
             return handle_torch_function(ShapeTensor.numpy, (self,), self, force=force)
         return _values(self, "numpy()").numpy(force=force)
 
+    # ``torch.tensor([tensor])`` asks its elements for numbers with Python's dispatch switched off: no mode hears of it.
+
+    def __index__(self) -> int:
+        """Return the value. Raises ``DataDependentError`` if it is not known."""
+        return int(_values(self, "torch.tensor()")) if _is_below_python() else super().__index__()
+
+    def __int__(self) -> int:
+        """Return the value. Raises ``DataDependentError`` if it is not known."""
+        return int(_values(self, "torch.tensor()")) if _is_below_python() else super().__int__()
+
+    def __float__(self) -> float:
+        """Return the value. Raises ``DataDependentError`` if it is not known."""
+        return float(_values(self, "torch.tensor()")) if _is_below_python() else super().__float__()
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return what a tensor on meta shows; a forward that prints needs no values."""
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
+
+
+def _is_below_python() -> bool:
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
 
 
 def _values(tensor: Tensor, asker: str) -> Tensor:
