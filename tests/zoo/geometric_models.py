@@ -21,7 +21,7 @@ MAKES: dict[str, Any] = {
     "edge_dim": 4, "num_relations": RELATIONS, "num_node_types": 2, "num_edge_types": 2, "edge_type_emb_dim": 4,
     "edge_attr_emb_dim": 4, "num_bases": None, "first_aggr": True, "aggregators": ["mean", "max"],
     "scalers": ["identity", "amplification"], "deg": torch.tensor([0, 4, 10, 6, 4]), "act": nn.ReLU(), "in_edge_channels": 4,
-    "max_steps": 2, "eps": 0.1,
+    "max_steps": 2, "eps": 0.1, "filter_size": 2,
 }  # fmt: skip
 
 
@@ -132,6 +132,6 @@ def _wants(model: nn.Module, name: str) -> bool:
     """Return True if an optional argument is used: the layer was built with a size for it."""
     if name == "edge_type":
         return hasattr(model, "num_relations")
-    return bool(getattr(model, "edge_dim", None) or type(model).__name__ in ("NNConv", "GMMConv", "SplineConv", "CGConv"))
+    return bool(getattr(model, "edge_dim", None) or type(model).__name__ in ("NNConv", "GMMConv", "SplineConv", "CGConv", "GINEConv", "HEATConv"))
 
 

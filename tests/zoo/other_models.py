@@ -26,7 +26,7 @@ def segmentation(name: str) -> Callable[[], Example]:
         encoder = "tu-vit_tiny_patch16_224" if name == "DPT" else "resnet18"
         options: dict[str, Any] = {"dynamic_img_size": True} if name == "DPT" else {}
         model = getattr(smp, name)(encoder, encoder_weights=None, **options)
-        return Example(model.eval(), (torch.randn(BATCH, 3, 64, 64),))
+        return Example(model.eval(), (torch.randn(BATCH, 3, 128, 128),))
 
     return build
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -78,17 +79,19 @@ _WIDTHS = re.compile(r"hidden_sizes?|embed_dims?|dims?$|channels?$|width|embed|h
 
 def shrunk(config: Any, attempt: Attempt) -> Any:
     """Build a configuration of the same class with small sizes, checked by the class itself."""
-    return type(config)(**_changes(config, attempt))
+    own = set(inspect.signature(type(config).__init__).parameters)
+    set_before = {name: value for name, value in vars(config).items() if name in own and name not in _DERIVED}
+    return type(config)(**{**set_before, **_changes(config, attempt, own)})
 
 
-def _changes(config: Any, attempt: Attempt) -> dict[str, Any]:
-    import inspect
+_DERIVED = {"id2label", "label2id", "transformers_version"}
 
+
+def _changes(config: Any, attempt: Attempt, own: set[str]) -> dict[str, Any]:
     from transformers import PreTrainedConfig
 
     changed: dict[str, Any] = {}
     tokens = iter(range(VOCABULARY - 1, 0, -1))
-    own = set(inspect.signature(type(config).__init__).parameters)
     for name, value in vars(config).items():
         name = name.removeprefix("_") if name.removeprefix("_") in own else name
         if isinstance(value, PreTrainedConfig):
@@ -135,11 +138,17 @@ def _sample(values: list[Any], number: int) -> list[Any]:
     return [values[place] for place in places]
 
 
-_WHERE_NONE = ((r"vocab_size$", VOCABULARY), (r"experts_per_tok$", 2), (r"n_routed_experts$|num_experts$", 4), (r"^n_group$|^topk_group$", 1))
+_WHERE_NONE = (
+    (r"vocab_size$", VOCABULARY), (r"experts_per_tok$", 2), (r"n_routed_experts$|num_experts$", 4),
+    (r"^n_group$|^topk_group$|n_shared_experts|num_shared_experts|routed_scaling", 1), (r"prediction_length", 8), (r"attn_layer_indices", [1]),
+    (r"^head_dim$", 16), (r"^image_token_(id|index)$", VOCABULARY - 2), (r"^(pad|mask)_token_id$", 1), (r"first_k_dense", 0), (r"moe_intermediate_size", 64),
+)  # fmt: skip
 
 
 def _new(name: str, value: Any, config: Any, attempt: Attempt, tokens: Any) -> Any:
     if value is None:
+        if name == "head_dim" and not attempt.widths:
+            return None
         return next((new for pattern, new in _WHERE_NONE if re.search(pattern, name)), None)
     if isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value):
         return _new_list(name, list(value), attempt, tokens)

@@ -35,27 +35,41 @@ def _image(config: Any) -> tuple[int, int]:
     return int(size), int(size)
 
 
-def inputs(model: nn.Module, config: Any) -> dict[str, Any]:
-    """Find arguments that the forward takes: the natural ones, then what its errors ask for."""
-    last: Exception | None = None
+NATURAL = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
+
+
+def inputs(model: nn.Module, config: Any, *, natural: bool) -> dict[str, Any]:
+    """Find arguments that the forward takes: the likely ones, then what its errors ask for.
+
+    Args:
+        natural: a model that takes images or sounds is given some; else text will do.
+    """
+    first: Exception | None = None
+    names = inspect.signature(model.forward).parameters
+    needed = natural and any(name in names for name in NATURAL)
     for candidate in _candidates(model, config):
-        for _ in range(4):
+        if needed and not any(name in candidate for name in NATURAL):
+            continue
+        for _ in range(3):
             try:
                 with torch.no_grad():
                     model(**candidate)
                 return candidate
             except Exception as error:
-                last = last or error
                 mended = _mended(candidate, str(error), model, config)
                 if mended is None:
+                    first = first or error
                     break
                 candidate = mended
-    assert last is not None
-    raise last
+    assert first is not None
+    raise first
 
 
 def _mended(candidate: dict[str, Any], error: str, model: nn.Module, config: Any) -> dict[str, Any] | None:
     """Put as many tokens for images or sounds into the text as there are features."""
+    names = inspect.signature(model.forward).parameters
+    if "mm_token_type_ids" in error and "mm_token_type_ids" in names and "mm_token_type_ids" not in candidate:
+        return {**candidate, "mm_token_type_ids": torch.zeros_like(candidate["input_ids"])}
     numbers = re.search(r"tokens:?\s*:?(\d+).*?features:?\s*(?:torch\.Size\(\[)?(\d+)", error, re.IGNORECASE)
     if numbers is None or "input_ids" not in candidate:
         return None
@@ -70,7 +84,10 @@ def _mended(candidate: dict[str, Any], error: str, model: nn.Module, config: Any
     ids[:, 2 : 2 + each] = token
     if bool((ids == candidate["input_ids"]).all()) if ids.shape == candidate["input_ids"].shape else False:
         return None
-    return {**candidate, "input_ids": ids}
+    mended = {**candidate, "input_ids": ids}
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        mended["mm_token_type_ids"] = (ids == token).long()
+    return mended
 
 
 def _candidates(model: nn.Module, config: Any) -> Any:
@@ -85,6 +102,8 @@ def _candidates(model: nn.Module, config: Any) -> Any:
         base["input_ids"] = ids
     if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
         base["decoder_input_ids"] = ids[:, :8].clone()
+    if "qformer_input_ids" in names:
+        base["qformer_input_ids"] = ids.clone()
     if "bbox" in names:
         base["bbox"] = torch.randint(0, 20, (BATCH, LENGTH, 4)).cumsum(-1)
     more = list(_main_inputs(names, main, config, channels, height, width))
@@ -117,6 +136,11 @@ def _main_inputs(names: list[str], main: str, config: Any, channels: int, height
         if "image_sizes" in names:
             extra["image_sizes"] = torch.tensor([[height, width]] * BATCH)
         yield {"pixel_values": still, **extra}
+        if "pixel_attention_mask" in names:
+            mask = torch.ones(BATCH, 1, height, width, dtype=torch.bool)
+            yield {"pixel_values": still[:, None], "pixel_attention_mask": mask}
+        if "image_attention_mask" in names:
+            yield {"pixel_values": still[:, None], "image_attention_mask": torch.ones(BATCH, LENGTH, 1)}
         if extra:
             yield {"pixel_values": still}
             yield {"pixel_values": still[:, None].repeat(1, 3, 1, 1, 1), **extra}

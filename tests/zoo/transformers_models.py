@@ -9,6 +9,7 @@ one whose head says most is taken, and of its heads the first in ``HEADS``. Deco
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
@@ -71,15 +72,14 @@ def make(name: str) -> Example:
     folder = name.removesuffix(CACHE)
     model_type, classes = architectures()[folder]
     first: Exception | None = None
-    for class_name in classes[:3]:
-        for attempt in ATTEMPTS:
-            try:
-                config = shrunk(transformers.AutoConfig.for_model(model_type), attempt)
-                model = _built(getattr(transformers, class_name), config)
-                given = inputs(model, config)
-                return Example(model, (), with_cache(model, given) if name.endswith(CACHE) else given)
-            except Exception as error:
-                first = first or error
+    for class_name, natural, attempt in itertools.product(classes[:2], (True, False), ATTEMPTS):
+        try:
+            config = shrunk(transformers.AutoConfig.for_model(model_type), attempt)
+            model = _built(getattr(transformers, class_name), config)
+            given = inputs(model, config, natural=natural)
+            return Example(model, (), with_cache(model, given) if name.endswith(CACHE) else given)
+        except Exception as error:
+            first = first or error
     raise CannotBuild(" ".join(f"{type(first).__name__}: {first}".split()))
 
 
