@@ -29,14 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-CATALOGUES = {
-    "torchvision": "torchvision_models",
-    "timm": "timm_models",
-    "transformers": "transformers_models",
-    "diffusers": "diffusers_models",
-    "torch_geometric": "geometric_models",
-    "others": "other_models",
-}
+from tests.zoo.catalogues import CATALOGUES, REQUIRES
+from tests.zoo.fixed import FIXED
 
 
 class Worker:
@@ -136,15 +130,23 @@ def run(options: argparse.Namespace) -> None:
     if options.out.exists() and not options.again:
         done = {(each["library"], each["model"]) for each in read(options.out)}
     for library in options.library or CATALOGUES:
-        catalogue = importlib.import_module(f"tests.zoo.{CATALOGUES[library]}")
+        catalogue = importlib.import_module(CATALOGUES[library])
         try:
-            names = catalogue.names()
-        except ImportError as error:
+            for module in ("torch", *REQUIRES[library]):
+                importlib.import_module(module)
+        except (ImportError, RuntimeError) as error:
             print(f"{library}: left out, {error}", flush=True)
             continue
+        names = list(FIXED[library]) if options.fixed else catalogue.names()
         random.Random(0).shuffle(names)  # a part of the results then tells of the whole
         wanted = [name for name in names if options.filter in name and (library, name) not in done][: options.limit]
         print(f"{library}: {len(names)} models, {len(wanted)} to check", flush=True)
+        from tests.zoo.checks import warm_up
+
+        warnings.simplefilter("ignore")
+        warm_up()
+        if hasattr(catalogue, "warm_up"):
+            catalogue.warm_up()
         gc.freeze()
         _run_all(library, wanted, catalogue, options)
 
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--library", action="append", choices=CATALOGUES, help="default: all; may be repeated")
     parser.add_argument("--filter", default="", help="only models whose name contains this")
     parser.add_argument("--limit", type=int, help="so many models of each library")
+    parser.add_argument("--fixed", action="store_true", help="only the part that the tests run")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a model")
     parser.add_argument("--memory", type=float, default=12, help="GiB of address space for a model")

@@ -24,7 +24,7 @@ from tests.zoo.counting import Count, count
 from tests.zoo.example import Example
 from tests.zoo.real_step import loss_of, real_step, tensors_in
 
-__all__ = ["CHECKS", "Finding", "check"]
+__all__ = ["CHECKS", "UNTOUCHED", "Finding", "check", "warm_up"]
 
 OPTIMIZER = "sgd-momentum"
 BALANCE = 1.15
@@ -362,6 +362,16 @@ def check(example: Example) -> Iterator[tuple[str, Finding]]:
     after = list(tensors_in((example.args, example.kwargs)))
     same = len(inputs) == len(after) and all(map(torch.equal, inputs, after))
     yield UNTOUCHED, Finding("yes" if same else "no", "" if same else "changed: a tensor among the inputs")
+
+
+def warm_up() -> None:
+    """Import what the checks import when they first run, so that processes forked later need not."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
+    stats = Statistics(model, (2, 2))
+    stats.split(2).verify(torch.ones(2, 2))
+    stats.memory(optimizer=OPTIMIZER)
+    modelsummary.symbolic_trace(model, meta_args={"input": torch.ones(2, 2)})
+    count(Example(model, (torch.ones(2, 2),)))
 
 
 _SPACES = re.compile(r"\s+")

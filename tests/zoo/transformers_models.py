@@ -2,8 +2,8 @@
 
 A configuration is shrunk field by field, by the field's name (``tiny_config``); inputs follow from the signature of the
 forward (``transformers_inputs``). A directory of ``transformers.models`` is an architecture; of its configurations the
-one whose head says most is taken, and of its heads the first in ``HEADS``. Decoders appear twice: the second time, with
-``+cache``, the keys and values of earlier tokens are among the inputs.
+one whose head says most is taken, and of its heads the first in ``HEADS``. Decoders appear twice: without a cache, as
+they are trained, and with ``+cache``, where the keys and values of earlier tokens are among the inputs and the result.
 """
 
 from __future__ import annotations
@@ -62,6 +62,12 @@ def names() -> list[str]:
     return found
 
 
+def warm_up() -> None:
+    """Import what most architectures share."""
+    make("llama")
+    make("vit")
+
+
 def make(name: str) -> Example:
     """Build an architecture, tiny, and inputs that its forward takes."""
     import transformers
@@ -76,6 +82,9 @@ def make(name: str) -> Example:
         try:
             config = shrunk(transformers.AutoConfig.for_model(model_type), attempt)
             model = _built(getattr(transformers, class_name), config)
+            for part in _parts(config):
+                if hasattr(part, "use_cache"):
+                    part.use_cache = False
             given = inputs(model, config, natural=natural)
             return Example(model, (), with_cache(model, given) if name.endswith(CACHE) else given)
         except Exception as error:
@@ -90,6 +99,12 @@ def _built(model_class: Any, config: Any) -> nn.Module:
         raise CannotBuild(f"{size:,} parameters although its configuration was shrunk")
     torch.manual_seed(0)
     return model_class(config).eval()
+
+
+def _parts(config: Any) -> list[Any]:
+    """A configuration and those within it."""
+    inner = [getattr(config, key, None) for key in getattr(config, "sub_configs", {})]
+    return [config, *(part for each in inner if each is not None for part in _parts(each))]
 
 
 def with_cache(model: nn.Module, args: dict[str, Any]) -> dict[str, Any]:
