@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ __all__ = ["CHECKS", "UNTOUCHED", "Finding", "check", "warm_up"]
 OPTIMIZER = "sgd-momentum"
 BALANCE = 1.15
 PEAK = 0.03
-HELD_TO_NONE = "refused"
 
 
 @dataclass
@@ -104,9 +102,8 @@ def own_randomness() -> Iterator[None]:
 
 
 def line(error: BaseException) -> str:
-    """Type and first line of an error."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    """Type and text of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 # ------------------------------------------------------------------------------------------ the checks
@@ -151,35 +148,24 @@ def ledger(subject: Subject) -> Finding:
     return Finding("no" if names else "yes", ", ".join(names), {"ledger": names})
 
 
-def _memory(subject: Subject) -> Any:
-    return subject.stats.memory(optimizer=OPTIMIZER, loss=loss_of)
-
-
 def memory(subject: Subject) -> Finding:
     """Held after the forward and peak of a training step, against a real one on the CPU."""
-    model = subject.example.model
-    if not any(each.requires_grad for each in model.parameters()):
+    if not any(each.requires_grad for each in subject.example.model.parameters()):
         return Finding("none", "nothing is trained")
-    modes = [module.training for module in model.modules()]
-    try:
-        model.train()
+    for training in (True, False):  # a detector asks for targets in training
+        example = copy.deepcopy(subject.example)
+        example.model.train(training)
         try:
-            real = copy.deepcopy(subject.example)
             with own_randomness():
-                measured = real_step(real, OPTIMIZERS[OPTIMIZER])
-        except Exception as error:  # a detector asks for targets; others cannot be differentiated at all
-            for module, mode in zip(model.modules(), modes, strict=True):
-                module.training = mode
-            try:
-                real = copy.deepcopy(subject.example)
-                with own_randomness():
-                    measured = real_step(real, OPTIMIZERS[OPTIMIZER])
-            except Exception:
-                return Finding("none", f"a real step fails: {line(error)[:160]}")
-        ours = _memory(subject)
-    finally:
-        for module, mode in zip(model.modules(), modes, strict=True):
-            module.training = mode
+                measured = real_step(copy.deepcopy(example), OPTIMIZERS[OPTIMIZER])
+            break
+        except Exception as error:
+            failed = line(error)
+    else:
+        return Finding("none", f"a real step fails: {failed[:160]}")
+    stats = statistics(example)
+    with untouched(example.model):
+        ours = stats.memory(optimizer=OPTIMIZER, loss=loss_of)
     before = ours.params + ours.buffers + ours.inputs + ours.optimizer_state
     facts = {
         "before": before,
@@ -188,9 +174,8 @@ def memory(subject: Subject) -> Finding:
         "peak": ours.peak - before,
         "real_peak": measured.peak,
         "real_peak_without_workspace": measured.peak_without_workspace,
-        "peak_at": str(ours.peak_at),
         "execution": ours.execution,
-        "training": any(module.training for module in real.model.modules()),
+        "training": training,
     }
     facts["held_exact"] = facts["held"] == measured.held
     facts["peak_ratio"] = (before + facts["peak"]) / (before + measured.peak)
@@ -198,11 +183,13 @@ def memory(subject: Subject) -> Finding:
     facts["step_ratio_without_workspace"] = facts["peak"] / max(measured.peak_without_workspace, 1)
     close = abs(facts["peak_ratio_without_workspace"] - 1) <= PEAK
     texts = []
+    at = ours.peak_at
     if not facts["held_exact"]:
         texts.append(f"held {facts['held']:,} for {measured.held:,}")
     if not close:
         texts.append(
-            f"peak {facts['peak']:,} for {measured.peak_without_workspace:,} ({facts['peak_at']}; over {before:,})"
+            f"peak {facts['peak']:,} for {measured.peak_without_workspace:,} over {before:,}"
+            f" (at {at.operator} of {at.fqn}, {at.phase})"
         )
     return Finding("yes" if not texts else "no", "; ".join(texts), facts)
 
@@ -278,7 +265,8 @@ def trace(subject: Subject) -> Finding:
         torch.manual_seed(0)
         wanted = list(tensors_in(twin_call(example)))
         torch.manual_seed(0)
-        found = list(tensors_in(graph(**copy.deepcopy({name: given[name] for name in placeholders}))))
+        inputs = {name: given[name] for name in placeholders}
+        found = list(tensors_in(copy.deepcopy(graph)(**copy.deepcopy(inputs))))
     same = len(wanted) == len(found) and all(
         torch.equal(a, b) or (a.shape == b.shape and torch.equal(a.isnan(), b.isnan()) and _same_but_nan(a, b))
         for a, b in zip(wanted, found, strict=True)
@@ -352,14 +340,15 @@ UNTOUCHED = "untouched"
 
 def check(example: Example) -> Iterator[tuple[str, Finding]]:
     """Run all checks, one after the other; what raises is a no. Last: did they leave everything as it was?"""
-    inputs = [each.clone() for each in tensors_in((example.args, example.kwargs))]
+    given = (example.args, example.kwargs)
+    inputs = [each.detach().clone() for each in tensors_in(given, objects=True)]
     try:
         with untouched(example.model):
             yield from _checked(Subject(example))
     except AssertionError as error:
-        yield UNTOUCHED, Finding("no", f"changed: {re.sub(_SPACES, ' ', str(error))[:200]}")
+        yield UNTOUCHED, Finding("no", f"changed: {' '.join(str(error).split())[:200]}")
         return
-    after = list(tensors_in((example.args, example.kwargs)))
+    after = list(tensors_in(given, objects=True))
     same = len(inputs) == len(after) and all(map(torch.equal, inputs, after))
     yield UNTOUCHED, Finding("yes" if same else "no", "" if same else "changed: a tensor among the inputs")
 
@@ -374,16 +363,13 @@ def warm_up() -> None:
     count(Example(model, (torch.ones(2, 2),)))
 
 
-_SPACES = re.compile(r"\s+")
-
-
 def _checked(subject: Subject) -> Iterator[tuple[str, Finding]]:
     for name, run in CHECKS.items():
         begin = time.perf_counter()
         try:
             finding = run(subject)
         except Exception as error:
-            finding = Finding("no", re.sub(_SPACES, " ", line(error))[:300])
+            finding = Finding("no", line(error)[:300])
         finding.seconds = round(time.perf_counter() - begin, 3)
         yield name, finding
         if name == "summarised" and finding.verdict == "no":

@@ -114,10 +114,13 @@ def _inputs(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any
     size = config.get("sample_size") or 16
     size = size if isinstance(size, int) else size[0]
     size = min(max(size, 16), 32)
-    main = next((n for n in ("hidden_states", "sample", "x", "input_ids", "z") if n in signature), next(iter(signature)))
+    main = next(
+        (n for n in ("hidden_states", "sample", "x", "input_ids", "z") if n in signature), next(iter(signature))
+    )
+    picture = (channels, size, size)
     shapes = (
-        (BATCH, channels, size, size), (BATCH, 16, channels), (BATCH, channels, 5, size, size), (BATCH, 3, channels, size, size),
-        (BATCH, channels, 64, 64), (BATCH, channels, 9, 64, 64), (BATCH, channels, 64), (BATCH, 1, channels, size, size),
+        (BATCH, *picture), (BATCH, 16, channels), (BATCH, channels, 5, size, size), (BATCH, 3, *picture),
+        (BATCH, channels, 64, 64), (BATCH, channels, 9, 64, 64), (BATCH, channels, 64), (BATCH, 1, *picture),
         (BATCH, channels, 2048), (BATCH, channels, 1, size, size),
     )  # fmt: skip
     for shape in shapes:
@@ -127,7 +130,9 @@ def _inputs(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any
                 for name, parameter in signature.items():
                     needed = parameter.default is parameter.empty
                     value = _named(name, config, shape, times)
-                    wanted = needed or name in ("encoder_hidden_states", "timestep", "pooled_projections") or text == "text"
+                    wanted = (
+                        needed or name in ("encoder_hidden_states", "timestep", "pooled_projections") or text == "text"
+                    )
                     if name != main and value is not None and wanted:
                         given[name] = value
                 yield given
@@ -135,25 +140,28 @@ def _inputs(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any
                 break
 
 
+_TEXT_WIDTHS = ("joint_attention_dim", "cross_attention_dim", "caption_channels", "text_dim", "text_embed_dim", "caption_dim",
+                "cap_feat_dim", "context_in_dim", "context_dim", "encoder_hid_dim")  # fmt: skip
+
+
 def _named(name: str, config: Any, shape: tuple[int, ...], times: torch.Tensor) -> Any:
     """An argument by its name; None if no rule knows it."""
-    text = next((config.get(key) for key in (
-        "joint_attention_dim", "cross_attention_dim", "caption_channels", "text_dim", "text_embed_dim", "caption_dim", "cap_feat_dim",
-        "context_in_dim", "context_dim", "encoder_hid_dim") if isinstance(config.get(key), int)), 64)  # fmt: skip
+    text = next((config.get(key) for key in _TEXT_WIDTHS if isinstance(config.get(key), int)), 64)
+    mask, sizes = torch.ones(BATCH, TEXT, dtype=torch.bool), torch.tensor([[64, 64]] * BATCH)
     known: dict[str, Any] = {
-        "timestep": times, "timesteps": times, "encoder_hidden_states": torch.randn(BATCH, TEXT, text),
+        "timestep": times, "timesteps": times, "guidance": torch.ones(BATCH), "r": torch.rand(BATCH),
+        "timestep_ratio": torch.full((BATCH,), 0.3), "fps": torch.full((BATCH,), 8),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, text), "conditioning": torch.randn(BATCH, 8, 64),
         "pooled_projections": torch.randn(BATCH, config.get("pooled_projection_dim") or 64),
-        "img_ids": torch.zeros(shape[1], 3), "txt_ids": torch.zeros(TEXT, 3), "guidance": torch.ones(BATCH),
-        "class_labels": torch.zeros(BATCH, dtype=torch.long), "encoder_attention_mask": torch.ones(BATCH, TEXT, dtype=torch.bool),
-        "encoder_hidden_states_mask": torch.ones(BATCH, TEXT, dtype=torch.bool), "img_shapes": [[(1, 4, 4)]] * BATCH,
-        "txt_seq_lens": [TEXT] * BATCH, "original_size": torch.tensor([[64, 64]] * BATCH),
-        "target_size": torch.tensor([[64, 64]] * BATCH), "crop_coords": torch.zeros(BATCH, 2, dtype=torch.long),
+        "proj_embedding": torch.randn(BATCH, config.get("embedding_dim") or 64),
+        "clip_text_pooled": torch.randn(BATCH, 1, 64), "class_labels": torch.zeros(BATCH, dtype=torch.long),
+        "img_ids": torch.zeros(shape[1], 3), "txt_ids": torch.zeros(TEXT, 3), "img_shapes": [[(1, 4, 4)]] * BATCH,
+        "encoder_attention_mask": mask, "encoder_hidden_states_mask": mask, "attention_mask": mask,
+        "padding_mask": torch.zeros(1, 1, 64, 64), "txt_seq_lens": [TEXT] * BATCH,
+        "original_size": sizes, "target_size": sizes, "crop_coords": torch.zeros(BATCH, 2, dtype=torch.long),
         "num_frames": shape[2] if len(shape) == 5 else 2, "height": shape[-2], "width": shape[-1],
-        "added_time_ids": torch.zeros(BATCH, 3), "fps": torch.full((BATCH,), 8), "r": torch.rand(BATCH),
-        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None}, "controlnet_cond": torch.randn(BATCH, 3, 8 * shape[-2], 8 * shape[-1]),
-        "timestep_ratio": torch.full((BATCH,), 0.3), "clip_text_pooled": torch.randn(BATCH, 1, 64),
-        "image_latents": torch.randn(BATCH, 4, *shape[2:]), "conditioning": torch.randn(BATCH, 8, 64),
-        "proj_embedding": torch.randn(BATCH, config.get("embedding_dim") or 64), "padding_mask": torch.zeros(1, 1, 64, 64),
-        "attention_mask": torch.ones(BATCH, TEXT, dtype=torch.bool),
+        "added_time_ids": torch.zeros(BATCH, 3), "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+        "controlnet_cond": torch.randn(BATCH, 3, 8 * shape[-2], 8 * shape[-1]),
+        "image_latents": torch.randn(BATCH, 4, *shape[2:]),
     }  # fmt: skip
     return known.get(name)

@@ -20,8 +20,8 @@ MAKES: dict[str, Any] = {
     "space_dimensions": 3, "propagate_dimensions": WIDTH, "k": 4, "dim": 3, "kernel_size": 3, "heads": 2, "alpha": 0.1,
     "edge_dim": 4, "num_relations": RELATIONS, "num_node_types": 2, "num_edge_types": 2, "edge_type_emb_dim": 4,
     "edge_attr_emb_dim": 4, "num_bases": None, "first_aggr": True, "aggregators": ["mean", "max"],
-    "scalers": ["identity", "amplification"], "deg": torch.tensor([0, 4, 10, 6, 4]), "act": nn.ReLU(), "in_edge_channels": 4,
-    "max_steps": 2, "eps": 0.1, "filter_size": 2,
+    "scalers": ["identity", "amplification"], "deg": torch.tensor([0, 4, 10, 6, 4]), "act": nn.ReLU(),
+    "in_edge_channels": 4, "max_steps": 2, "eps": 0.1, "filter_size": 2,
 }  # fmt: skip
 
 
@@ -100,8 +100,8 @@ def _inputs(model: nn.Module) -> dict[str, Any]:
     edges = edges[:, edges[1].argsort()]  # some want edges by target
     known: dict[str, Any] = {
         "x": x, "edge_index": edges, "edge_attr": torch.rand(EDGES, 4), "pos": torch.randn(NODES, 3),
-        "edge_type": torch.randint(0, RELATIONS, (EDGES,)), "x_0": torch.randn(NODES, WIDTH), "pseudo": torch.rand(EDGES, 4),
-        "hyperedge_index": torch.randint(0, 8, (2, EDGES)).scatter_(0, torch.zeros(1, EDGES, dtype=torch.long), edges[:1]),
+        "edge_type": torch.randint(0, RELATIONS, (EDGES,)), "x_0": torch.randn(NODES, WIDTH),
+        "pseudo": torch.rand(EDGES, 4), "hyperedge_index": torch.stack([edges[0], torch.randint(0, 8, (EDGES,))]),
         "pos_edge_index": edges[:, :32], "neg_edge_index": edges[:, 32:], "node_type": torch.randint(0, 2, (NODES,)),
         "normal": torch.randn(NODES, 3), "node_feats": x,
     }  # fmt: skip
@@ -121,7 +121,9 @@ def _inputs(model: nn.Module) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for parameter in inspect.signature(model.forward).parameters.values():
         needed = parameter.default is parameter.empty
-        if parameter.name in known and (needed or parameter.name in ("edge_attr", "edge_type") and _wants(model, parameter.name)):
+        if parameter.name in known and (
+            needed or (parameter.name in ("edge_attr", "edge_type") and _wants(model, parameter.name))
+        ):
             given[parameter.name] = known[parameter.name]
         elif needed and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             raise CannotBuild(f"no rule for the argument {parameter.name!r} of its forward")
@@ -132,6 +134,7 @@ def _wants(model: nn.Module, name: str) -> bool:
     """Return True if an optional argument is used: the layer was built with a size for it."""
     if name == "edge_type":
         return hasattr(model, "num_relations")
-    return bool(getattr(model, "edge_dim", None) or type(model).__name__ in ("NNConv", "GMMConv", "SplineConv", "CGConv", "GINEConv", "HEATConv"))
-
-
+    return bool(
+        getattr(model, "edge_dim", None)
+        or type(model).__name__ in ("NNConv", "GMMConv", "SplineConv", "CGConv", "GINEConv", "HEATConv")
+    )

@@ -70,7 +70,13 @@ def adapted(kind: str, base: str) -> Callable[[], Example]:
             sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
             model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8)).eval()
             targets, given = ["q_proj", "v_proj"], {"pixel_values": torch.randn(BATCH, 3, 32, 32)}
-            targets = sorted({n.split(".")[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear) and "classifier" not in n})
+            targets = sorted(
+                {
+                    n.split(".")[-1]
+                    for n, m in model.named_modules()
+                    if isinstance(m, nn.Linear) and "classifier" not in n
+                }
+            )
         config = getattr(peft, kind)(target_modules=targets)
         return Example(peft.get_peft_model(model, config).eval(), (), given)
 
@@ -121,7 +127,9 @@ class Dlrm(nn.Module):
         self.bottom = nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, width), nn.ReLU())
         self.bags = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
         pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(width + pairs, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.top = nn.Sequential(
+            nn.Linear(width + pairs, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+        )
 
     def forward(self, dense: Tensor, sparse: list[Tensor]) -> Tensor:
         x = self.bottom(dense)
@@ -209,7 +217,11 @@ def clip(name: str) -> Callable[[], Example]:
         kind = open_clip.CoCa if "multimodal_cfg" in config else open_clip.CLIP
         if "multimodal_cfg" in config:
             config["multimodal_cfg"] |= {"layers": 2, "width": 64, "heads": 4, "context_length": 16}
-        options = {key: value for key, value in config.items() if key in ("embed_dim", "vision_cfg", "text_cfg", "multimodal_cfg")}
+        options = {
+            key: value
+            for key, value in config.items()
+            if key in ("embed_dim", "vision_cfg", "text_cfg", "multimodal_cfg")
+        }
         model = kind(**options)
         size = vision["image_size"]
         return Example(model.eval(), (torch.randn(BATCH, 3, size, size), torch.randint(1, 128, (BATCH, 16))))
@@ -228,8 +240,9 @@ def layer(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> Callable[[
 MAKERS: dict[str, Callable[[], Example]] = {
     **{f"smp.{name}": segmentation(name) for name in DECODERS},
     **{f"peft.{kind}+{base}": adapted(kind, base)
-       for kind, base in (("LoraConfig", "llama"), ("LoraConfig", "bert"), ("LoraConfig", "vit"), 
-                          ("LoHaConfig", "llama"), ("LoKrConfig", "llama"), ("OFTConfig", "llama"), ("VeraConfig", "bert"))},
+       for kind, base in (("LoraConfig", "llama"), ("LoraConfig", "bert"), ("LoraConfig", "vit"),
+                          ("LoHaConfig", "llama"), ("LoKrConfig", "llama"), ("OFTConfig", "llama"),
+                          ("VeraConfig", "bert"))},
     "torchao.int8_weight_only": quantised("int8", lambda q: q.Int8WeightOnlyConfig()),
     "torchao.int8_dynamic": quantised("int8", lambda q: q.Int8DynamicActivationInt8WeightConfig()),
     "torchao.int8_dynamic_int4_weight": quantised("int8", lambda q: q.Int8DynamicActivationIntxWeightConfig()),
@@ -253,7 +266,8 @@ MAKERS: dict[str, Callable[[], Example]] = {
     "nn.RNN": layer(lambda: nn.RNN(32, 64, 2, batch_first=True), (BATCH, 16, 32)),
     "nn.TransformerEncoder": layer(
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 4), (BATCH, 16, 64)),
-    "nn.Transformer": layer(lambda: nn.Transformer(64, 4, 2, 2, 128, batch_first=True), (BATCH, 16, 64), (BATCH, 8, 64)),
+    "nn.Transformer": layer(
+        lambda: nn.Transformer(64, 4, 2, 2, 128, batch_first=True), (BATCH, 16, 64), (BATCH, 8, 64)),
     "nn.Bilinear": layer(lambda: nn.Bilinear(16, 24, 32), (BATCH, 16), (BATCH, 24)),
 }  # fmt: skip
 

@@ -39,8 +39,8 @@ class RealStep:
     peak_without_workspace: int
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a result: of containers, and of objects such as caches."""
+def tensors_in(value: Any, *, objects: bool = False) -> Iterator[torch.Tensor]:
+    """All tensors in containers; with ``objects`` also those that objects hold, such as a cache."""
     seen: set[int] = set()
 
     def walk(each: Any) -> Iterator[torch.Tensor]:
@@ -55,6 +55,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         elif isinstance(each, (list, tuple, set)):
             for inner in each:
                 yield from walk(inner)
+        elif objects and hasattr(each, "__dict__") and not isinstance(each, type):
+            yield from walk(vars(each))
 
     yield from walk(value)
 

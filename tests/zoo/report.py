@@ -125,7 +125,9 @@ def _by_number(entry: tuple[str, list[str]]) -> tuple[int, str]:
 
 def _reason(result: Result, check: str) -> str | None:
     if check == "built":
-        return None if result.get("built") else _text(result.get("reason") or result.get("error") or result.get("aborted"))
+        return (
+            None if result.get("built") else _text(result.get("reason") or result.get("error") or result.get("aborted"))
+        )
     if check == "finished":
         ended = result.get("aborted") or result.get("error")
         return _text(ended) if result.get("built") and ended else None
@@ -185,7 +187,7 @@ python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
 repeats it; results are kept in the file, and what is there already is not run again. torch {torch}, {versions}."""
 
 _DEFINITIONS = """\
-- **built**: transformers' and diffusers' configurations are made tiny by rule, so some cannot be built; they are listed.
+- **built**: configurations of transformers and diffusers are made tiny by rule; what cannot be built is listed.
 - **multiply-adds exact**: equal to those of a real run, counted by a mode of its own (`tests/zoo/counting.py`) with
   attention by its definition and recurrent layers step by step.
 - **held after the forward exact, peak**: of a training step with SGD and momentum, against the allocator's events in a

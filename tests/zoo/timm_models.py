@@ -13,8 +13,8 @@ def names() -> list[str]:
     """One name for each module of timm: the model whose name promises the least."""
     import timm
 
-    order = ("test_", "atto", "femto", "pico", "nano", "xxs", "xxtiny", "xx_small", "xs", "tiny", "mini", "_t", "small", "_s",
-             "_b0", "_0", "18", "26")  # fmt: skip
+    order = ("test_", "atto", "femto", "pico", "nano", "xxs", "xxtiny", "xx_small", "xs", "tiny", "mini", "_t", "small",
+             "_s", "_b0", "_0", "18", "26")  # fmt: skip
     found = []
     for module in timm.list_modules():
         models = timm.list_models(module=module)

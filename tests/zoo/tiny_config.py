@@ -62,9 +62,9 @@ RULES: tuple[tuple[str, int | str | None], ...] = (
     (r"heads?$|num_heads_.*|.*_heads?_num", "heads"),
     (r"lora_rank|_rank$|lora_dim", 16),
     (r"state_size|d_state|ssm_state|dt_rank", 16),
-    (r"(num|n|enc|dec|enc.*|dec.*)?_?(hidden_|encoder_|decoder_)?(layers?|blocks?)$|depth$|.*_layers$|n_layer", "layers"),
+    (r"(layers?|blocks?|depth)$|n_layer", "layers"),
     (r"moe_intermediate|expert_(dim|intermediate)", "hidden"),
-    (r"intermediate_size|ffn|d_ff|d_inner|n_inner|inner_dim|mlp_dim|mlp_hidden|feed_?forward|ff_dim|hidden_act_dim", "inner"),
+    (r"intermediate_size|ffn|d_ff|d_inner|n_inner|inner_dim|mlp_dim|mlp_hidden|feed_?forward|ff_dim", "inner"),
     (r"^image_size|img_size|input_size|resolution$|^image_width|^image_height", "image"),
     (r"patch_size|patch_width|patch_height", "patch"),
     (r"num_frames|tubelet|frames", None),
@@ -87,32 +87,38 @@ def shrunk(config: Any, attempt: Attempt) -> Any:
 _DERIVED = {"id2label", "label2id", "transformers_version"}
 
 
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
+
+
 def _changes(config: Any, attempt: Attempt, own: set[str]) -> dict[str, Any]:
+    """The fields that are other than before."""
     from transformers import PreTrainedConfig
 
     changed: dict[str, Any] = {}
     tokens = iter(range(VOCABULARY - 1, 0, -1))
-    for name, value in vars(config).items():
-        name = name.removeprefix("_") if name.removeprefix("_") in own else name
+    for key, value in vars(config).items():
+        name = key.removeprefix("_") if key.removeprefix("_") in own else key
         if isinstance(value, PreTrainedConfig):
             changed[name] = shrunk(value, attempt)
         elif name in own:
             new = _new(name, value, config, attempt, tokens)
             if new is not value:
                 changed[name] = new
-    layers = next((changed[n] for n in ("num_hidden_layers", "n_layer", "num_layers") if n in changed), None)
-    if layers is not None:
-        for name, value in vars(config).items():
-            if name in own and isinstance(value, (list, tuple)) and len(value) > layers and _is_per_layer(name, value, config):
-                changed[name] = _sample(list(value), layers)
+    layers = next((changed[name] for name in _LAYERS if name in changed), None)
+    for name, value in vars(config).items():
+        if layers is not None and name in own and _is_per_layer(name, value, config) and len(value) > layers:
+            changed[name] = _sample(list(value), layers)
+        if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict) and "mrope_section" in value:
+            changed[name] = {**value, "mrope_section": [2, 3, 3]} if attempt.widths else value
     if "backbone_config" in own and getattr(config, "backbone_config", None) is None:
         changed["backbone_config"] = _backbone()
         changed |= {key: value for key, value in (("use_timm_backbone", False), ("backbone", None)) if key in own}
-    for name in ("rope_parameters", "rope_scaling"):
-        value = getattr(config, name, None)
-        if isinstance(value, dict) and "mrope_section" in value and attempt.widths:
-            changed[name] = {**value, "mrope_section": [2, 3, 3]}
     return changed
+
+
+def _number(config: Any, names: tuple[str, ...]) -> int:
+    return next((getattr(config, name) for name in names if hasattr(config, name)), 0)
 
 
 def _backbone() -> Any:
@@ -124,8 +130,8 @@ def _backbone() -> Any:
 
 
 def _is_per_layer(name: str, value: Any, config: Any) -> bool:
-    count = next((getattr(config, n) for n in ("num_hidden_layers", "n_layer", "num_layers") if hasattr(config, n)), 0)
-    return len(value) == count or "layer_types" in name or "layers_block_type" in name or "pattern" in name
+    named = "layer_types" in name or "layers_block_type" in name or "pattern" in name
+    return isinstance(value, (list, tuple)) and (named or len(value) == _number(config, _LAYERS))
 
 
 def _sample(values: list[Any], number: int) -> list[Any]:
@@ -134,57 +140,46 @@ def _sample(values: list[Any], number: int) -> list[Any]:
     for place, value in enumerate(values):
         if all(values[each] != value for each in kinds):
             kinds.append(place)
-    places = sorted({*kinds[:number], *[p for p in range(len(values)) if p not in kinds][: max(number - len(kinds), 0)]})
-    return [values[place] for place in places]
+    others = [place for place in range(len(values)) if place not in kinds]
+    return [values[place] for place in sorted([*kinds, *others][:number])]
 
 
-_WHERE_NONE = (
-    (r"vocab_size$", VOCABULARY), (r"experts_per_tok$", 2), (r"n_routed_experts$|num_experts$", 4),
-    (r"^n_group$|^topk_group$|n_shared_experts|num_shared_experts|routed_scaling", 1), (r"prediction_length", 8), (r"attn_layer_indices", [1]),
-    (r"^head_dim$", 16), (r"^image_token_(id|index)$", VOCABULARY - 2), (r"^(pad|mask)_token_id$", 1), (r"first_k_dense", 0), (r"moe_intermediate_size", 64),
-)  # fmt: skip
+_WHERE_NONE: tuple[tuple[str, Any], ...] = (
+    (r"vocab_size$", VOCABULARY),
+    (r"experts_per_tok$", 2),
+    (r"n_routed_experts$|num_experts$", 4),
+    (r"^n_group$|^topk_group$|n_shared_experts|num_shared_experts|routed_scaling", 1),
+    (r"prediction_length", 8),
+    (r"attn_layer_indices", [1]),
+    (r"^head_dim$", 16),
+    (r"^image_token_(id|index)$", VOCABULARY - 2),
+    (r"^(pad|mask)_token_id$", 1),
+    (r"first_k_dense", 0),
+    (r"moe_intermediate_size", 64),
+)
+_AT_MOST = {"vocabulary": VOCABULARY, "positions": 512, "experts": 4, "two": 2, "one": 1, "queries": 32}
+_NO_WIDTHS = ("vocabulary", "layers", "image", "positions")  # these shrink also where widths stay
 
 
 def _new(name: str, value: Any, config: Any, attempt: Attempt, tokens: Any) -> Any:
-    if value is None:
-        if name == "head_dim" and not attempt.widths:
-            return None
+    """The small value of a field, or the value itself."""
+    if value is None and not (name == "head_dim" and not attempt.widths):
         return next((new for pattern, new in _WHERE_NONE if re.search(pattern, name)), None)
     if isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value):
         return _new_list(name, list(value), attempt, tokens)
-    if type(value) is not int:
-        return value
     rule = next((rule for pattern, rule in RULES if re.search(pattern, name)), None)
-    if rule is None:
+    if type(value) is not int or rule is None:
+        return value
+    if rule == "token":
+        return value if value < VOCABULARY - 40 else next(tokens)
+    if rule not in _NO_WIDTHS and (not attempt.widths or value <= 1):
         return value
     if rule == "heads" and hasattr(config, "expand") and hasattr(config, "state_size"):
         return 8  # of a state space: heads x head size = 2 x width
-    if rule == "token":
-        return value if value < VOCABULARY - 40 else next(tokens)
-    if rule == "vocabulary":
-        return min(value, VOCABULARY)
-    if rule == "layers":
-        return min(value, attempt.layers)
-    if rule == "image":
-        return min(value, attempt.image)
-    if rule == "positions":
-        return min(value, 512)
-    if not attempt.widths or value <= 1:
-        return value
-    if rule == "patch":
-        return value if attempt.patch is None else min(value, attempt.patch)
-    if rule == "kv_heads":
-        heads = next((getattr(config, n) for n in ("num_attention_heads", "n_head", "num_heads") if hasattr(config, n)), 0)
-        return attempt.heads if value == heads else min(value, attempt.kv_heads)
-    if rule == "experts":
-        return min(value, 4)
-    if rule == "two":
-        return min(value, 2)
-    if rule == "one":
-        return min(value, 1)
-    if rule == "queries":
-        return min(value, 32)
-    return min(value, rule if isinstance(rule, int) else getattr(attempt, rule))
+    if rule == "kv_heads" and value == _number(config, _HEADS):
+        return attempt.heads
+    most = _AT_MOST.get(rule, rule) if isinstance(rule, int) or rule in _AT_MOST else getattr(attempt, rule)
+    return value if most is None else min(value, most)
 
 
 def _new_list(name: str, value: list[int], attempt: Attempt, tokens: Any) -> list[int]:

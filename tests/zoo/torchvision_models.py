@@ -25,7 +25,14 @@ def make(name: str) -> Example:
 
     module = next(
         part
-        for part in (models, models.segmentation, models.detection, models.video, models.optical_flow, models.quantization)
+        for part in (
+            models,
+            models.segmentation,
+            models.detection,
+            models.video,
+            models.optical_flow,
+            models.quantization,
+        )
         if name in models.list_models(module=part)
     )
     options: dict[str, object] = {"weights": None}

@@ -81,10 +81,10 @@ def make(name: str) -> Example:
     for class_name, natural, attempt in itertools.product(classes[:2], (True, False), ATTEMPTS):
         try:
             config = shrunk(transformers.AutoConfig.for_model(model_type), attempt)
-            model = _built(getattr(transformers, class_name), config)
             for part in _parts(config):
                 if hasattr(part, "use_cache"):
                     part.use_cache = False
+            model = _built(getattr(transformers, class_name), config)
             given = inputs(model, config, natural=natural)
             return Example(model, (), with_cache(model, given) if name.endswith(CACHE) else given)
         except Exception as error:
