@@ -4,8 +4,8 @@
     python benchmarks/zoo.py --out results.jsonl --library timm --filter vit --jobs 2
 
 Each model runs in a process of its own, forked from one that has imported the library, with a limit of time and memory.
-Results are lines of JSON; what is in the file already is not repeated (``--again`` does). ``tests/zoo`` holds the models
-and the checks.
+Results are lines of JSON; what is in the file already is not repeated (``--again`` does). ``tests/zoo`` holds the
+models and the checks.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import modelsummary
-from modelsummary import SplitError, Statistics, TraceError
+from modelsummary import DataDependentError, SplitError, Statistics, TraceError
 from modelsummary.statistics.sizing import OPTIMIZERS
 from tests.untouched import untouched
 from tests.zoo.counting import Count, count
@@ -35,7 +35,8 @@ class Finding:
     """What one check found.
 
     Attributes:
-        verdict: ``"yes"``, ``"no"``, or ``"refused"`` where the package said why it does not.
+        verdict: ``"yes"``; ``"no"``; ``"refused"``: the package said why it does not; ``"limit"``: nobody could;
+            ``"none"``: there is nothing to judge.
         reason: why not yes, in a line.
         facts: the figures that were compared.
         seconds: that the check took.
@@ -220,7 +221,7 @@ def balance(n_stages: int) -> Callable[[Subject], Finding]:
     def run(subject: Subject) -> Finding:
         stages = subject.stages(n_stages)
         if isinstance(stages, SplitError):
-            return Finding("refused", line(stages))
+            return Finding("none", line(stages))
         counted = subject.counted[0]
         if not counted.macs:
             return Finding("none", "no multiply-adds")
@@ -230,8 +231,9 @@ def balance(n_stages: int) -> Callable[[Subject], Finding]:
         facts["possible"] = best_in_order(counted.of_each, n_stages) / ideal
         if largest <= BALANCE * ideal:
             return Finding("yes", facts=facts)
-        possible = f"; cuts between its operators, in their order, reach {facts['possible']:.2f}"
-        return Finding("no", f"{facts['ratio']:.2f} of the ideal{possible}", facts)
+        if facts["ratio"] <= facts["possible"]:
+            return Finding("limit", "no cuts between its operators, in their order, are better", facts)
+        return Finding("no", f"{facts['ratio']:.2f} of the ideal, {facts['possible']:.2f} is possible", facts)
 
     run.__doc__ = f"``split({n_stages})``: {balance.__doc__}"
     return run
@@ -284,8 +286,8 @@ def on_meta(subject: Subject) -> Finding:
     try:
         stats = statistics(example)
     except Exception as error:
-        if subject.stats.execution != "shape":
-            return Finding("refused", f"needs values here, too: {line(error)}")
+        if subject.stats.execution != "shape" or isinstance(error.__cause__, DataDependentError):
+            return Finding("refused", f"needs values: {line(error)}")
         return Finding("no", line(error))
     if stats.total_mult_adds != subject.stats.total_mult_adds:
         return Finding("no", f"{stats.total_mult_adds:,} multiply-adds for {subject.stats.total_mult_adds:,}")

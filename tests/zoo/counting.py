@@ -38,10 +38,6 @@ def _vector_product(a: Tensor, _: Tensor) -> int:
     return a.numel()
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any) -> int:
-    raise NotImplementedError  # needs the result: see ``_of_result``
-
-
 def _of_result(out: Tensor, x: Tensor, weight: Tensor, transposed: bool) -> int:
     """Each position meets a whole filter: positions of the result, or of the input if transposed."""
     if transposed:  # weight: inputs x outputs per group x window
@@ -56,10 +52,6 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, expand1: Any, expand2: Any, expa
         for dim in sorted(expand):
             shape.insert(dim, 1)
     return math.prod(max(each) for each in zip(*sizes, strict=True))
-
-
-def _sparse_product(_: Tensor, a: Tensor, b: Tensor, *rest: Any) -> int:
-    return a._nnz() * b.shape[-1]
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
@@ -77,8 +69,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten::addmv": lambda _, a, b, *rest: a.numel(),
     "aten::addr": lambda _, a, b, *rest: a.numel() * b.numel(),
     "aten::_trilinear": _trilinear,
-    "aten::_grouped_mm": lambda a, b, *rest: _product(a, b) if a.dim() < 3 or b.dim() > 2 else a.numel() * b.shape[-1],
-    "aten::_sparse_addmm": _sparse_product,
+    "aten::_grouped_mm": lambda a, b, *rest: _product(a, b),  # the groups part the rows of the first
+    "aten::_sparse_addmm": lambda _, a, b, *rest: a._nnz() * b.shape[-1],
     "aten::_sparse_mm": lambda a, b, *rest: a._nnz() * b.shape[-1],
     "aten::_weight_int8pack_mm": lambda x, weight, *rest: x.numel() * weight.shape[0],
     "aten::_dyn_quant_matmul_4bit": lambda x, weight, block, inputs, outputs: x.numel() * outputs,
@@ -86,10 +78,12 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_cdist_forward": lambda a, b, p, *rest: a.numel() * b.shape[-2] if p == 2 else 0,
     "aten::_euclidean_dist": lambda a, b: a.numel() * b.shape[-2],
 }
+# ``torch.outer`` reaches the dispatcher as the product of a vector, viewed as a column, and a vector: docs/numbers.md
+OUTER = {"aten::mul", "aten::mul_"}
 CONVOLUTIONS = {"aten::convolution", "aten::convolution_overrideable"}
 # The matrices that stand behind these are in an object; the sizes of input and result tell of them.
 QUANTISED = {"quantized::linear", "quantized::linear_relu", "quantized::linear_dynamic"}
-QUANTISED_CONVOLUTIONS = {"quantized::conv2d", "quantized::conv2d_relu", "quantized::conv2d.new"}
+QUANTISED_CONVOLUTIONS = {"quantized::conv2d", "quantized::conv2d_relu"}
 
 
 class Count(TorchDispatchMode):
@@ -134,6 +128,10 @@ def _macs(name: str, out: Any, args: Any, kwargs: Any) -> int:
     if name in QUANTISED_CONVOLUTIONS:
         weight = args[1].weight() if hasattr(args[1], "weight") else args[1].unpack()[0]
         return out.numel() * math.prod(weight.shape[1:])
+    if name in OUTER:
+        a, b = args[:2]
+        column = isinstance(a, Tensor) and a.dim() == 2 and a.shape[1] == 1 and a._is_view() and a._base.dim() == 1
+        return out.numel() if column and isinstance(b, Tensor) and b.dim() == 1 else 0
     formula = FORMULAS.get(name)
     return formula(*args, **kwargs) if formula is not None else 0
 

@@ -140,8 +140,8 @@ def _inputs(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any
                 break
 
 
-_TEXT_WIDTHS = ("joint_attention_dim", "cross_attention_dim", "caption_channels", "text_dim", "text_embed_dim", "caption_dim",
-                "cap_feat_dim", "context_in_dim", "context_dim", "encoder_hid_dim")  # fmt: skip
+_TEXT_WIDTHS = ("joint_attention_dim", "cross_attention_dim", "caption_channels", "text_dim", "text_embed_dim",
+                "caption_dim", "cap_feat_dim", "context_in_dim", "context_dim", "encoder_hid_dim")  # fmt: skip
 
 
 def _named(name: str, config: Any, shape: tuple[int, ...], times: torch.Tensor) -> Any:

@@ -57,6 +57,13 @@ def _of_not_refused(names: Iterable[str]) -> Judge:
     return judge
 
 
+def _balanced(result: Result) -> bool | None:
+    """As even as the ideal, or as any cuts between the operators that ran, in their order."""
+    found = [result["checks"][name] for name in _BALANCES if name in result["checks"]]
+    found = [each["facts"] for each in found if each["facts"]]
+    return all(each["ratio"] <= max(1.15, each["possible"]) for each in found) if found else None
+
+
 def _peak(fact: str) -> Judge:
     return _fact("memory", lambda facts: abs(facts[fact] - 1) <= _PEAK)
 
@@ -75,6 +82,7 @@ ROWS: dict[str, tuple[Judge, str]] = {
     "split(2), split(4) not refused": (_not_refused(_SPLITS), ">= 90 %"),
     "stages are the model, where not refused": (_of_not_refused(_SPLITS), "100 %"),
     "largest stage within 1.15 for 2, 3, 4, 8, where not refused": (_of_not_refused(_BALANCES), ">= 95 %"),
+    "the same, or no cuts between operators in their order are better": (_balanced, ""),
     "traced": (_not_refused(["trace"]), ""),
     "graph gives the model's result, where traced": (_of_not_refused(["trace"]), "100 %"),
     "the same on meta": (_verdict("meta"), ""),

@@ -25,11 +25,12 @@ class Attempt:
     image: int = 64
     patch: int | None = 16
     widths: bool = True  # else widths stay and only depths and vocabularies shrink
+    pad: bool = False  # name a token for padding where there is none; models then look for it in their inputs
 
 
 ATTEMPTS = (
     Attempt(),
-    Attempt(layers=2),
+    Attempt(layers=2, pad=True),
     Attempt(kv_heads=4),
     Attempt(layers=2, heads=2, kv_heads=1, head_dim=128, hidden=256, inner=256),
     Attempt(image=224, patch=None),
@@ -153,7 +154,7 @@ _WHERE_NONE: tuple[tuple[str, Any], ...] = (
     (r"attn_layer_indices", [1]),
     (r"^head_dim$", 16),
     (r"^image_token_(id|index)$", VOCABULARY - 2),
-    (r"^(pad|mask)_token_id$", 1),
+    (r"^mask_token_id$", 1),
     (r"first_k_dense", 0),
     (r"moe_intermediate_size", 64),
 )
@@ -163,6 +164,8 @@ _NO_WIDTHS = ("vocabulary", "layers", "image", "positions")  # these shrink also
 
 def _new(name: str, value: Any, config: Any, attempt: Attempt, tokens: Any) -> Any:
     """The small value of a field, or the value itself."""
+    if value is None and name == "pad_token_id":
+        return 1 if attempt.pad else None
     if value is None and not (name == "head_dim" and not attempt.widths):
         return next((new for pattern, new in _WHERE_NONE if re.search(pattern, name)), None)
     if isinstance(value, (list, tuple)) and value and all(type(each) is int for each in value):
