@@ -74,7 +74,8 @@ class Subject:
         """Stages, or the error that refused them."""
         if n_stages not in self._stages:
             try:
-                self._stages[n_stages] = self.stats.split(n_stages)
+                by = "macs" if self.stats.total_mult_adds else "activation_bytes"
+                self._stages[n_stages] = self.stats.split(n_stages, by=by)
             except SplitError as error:
                 self._stages[n_stages] = error
         return self._stages[n_stages]
@@ -293,7 +294,7 @@ def on_meta(subject: Subject) -> Finding:
         return Finding("no", f"{stats.total_mult_adds:,} multiply-adds for {subject.stats.total_mult_adds:,}")
     here = subject.stages(2)
     try:
-        stages = stats.split(2)
+        stages = stats.split(2, by="macs" if stats.total_mult_adds else "activation_bytes")
     except SplitError as error:
         if isinstance(here, SplitError):
             return Finding("yes")

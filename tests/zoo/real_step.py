@@ -7,6 +7,7 @@ and dies within one such call is workspace. No dispatch mode is on, since autogr
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 from collections.abc import Callable, Iterator
@@ -72,9 +73,11 @@ def loss_of(output: Any) -> torch.Tensor:
 def real_step(example: Example, make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> RealStep:
     """Run two steps and measure the second: the optimizer's state is then there already."""
     optimizer = make_optimizer([each for each in example.model.parameters() if each.requires_grad])
-    loss_of(example()).backward()
+    args, kwargs = copy.deepcopy((example.args, example.kwargs))  # a cache among them is changed by a step
+    loss_of(example.model(*args, **kwargs)).backward()
     optimizer.step()
     optimizer.zero_grad()
+    del args, kwargs
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
         with record_function(_FORWARD):

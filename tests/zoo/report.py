@@ -147,7 +147,7 @@ def _reason(result: Result, check: str) -> str | None:
 
 def _text(reason: str | None) -> str:
     """One line without addresses."""
-    return re.sub(r"0x[0-9a-f]+", "0x...", re.sub(r"\s+", " ", reason or "")).strip()[:300]
+    return re.sub(r"0x[0-9a-f]+", "0x...", " ".join((reason or "").split())).replace("`", "'")[:300]
 
 
 def markdown(results: list[Result]) -> str:
