@@ -137,9 +137,10 @@ def run(options: argparse.Namespace) -> None:
         except (ImportError, RuntimeError) as error:
             print(f"{library}: left out, {error}", flush=True)
             continue
-        names = list(FIXED[library]) if options.fixed else catalogue.names()
+        names = catalogue.names()
         random.Random(0).shuffle(names)  # a part of the results then tells of the whole
-        wanted = [name for name in names if options.filter in name and (library, name) not in done][: options.limit]
+        chosen = [name for name in names if options.filter in name and (not options.fixed or name in FIXED[library])]
+        wanted = [name for name in chosen if (library, name) not in done][: options.limit]
         print(f"{library}: {len(names)} models, {len(wanted)} to check", flush=True)
         from tests.zoo.checks import warm_up
 
@@ -148,10 +149,10 @@ def run(options: argparse.Namespace) -> None:
         if hasattr(catalogue, "warm_up"):
             catalogue.warm_up()
         gc.freeze()
-        _run_all(library, wanted, catalogue, options)
+        _run_all(library, wanted, len(names), catalogue, options)
 
 
-def _run_all(library: str, names: list[str], catalogue: Any, options: argparse.Namespace) -> None:
+def _run_all(library: str, names: list[str], of: int, catalogue: Any, options: argparse.Namespace) -> None:
     waiting, running = names[::-1], []
     with options.out.open("a") as file:
         while waiting or running:
@@ -164,7 +165,7 @@ def _run_all(library: str, names: list[str], catalogue: Any, options: argparse.N
                 if ended or late:
                     running.remove(worker)
                     result = worker.finish(f"more than {options.timeout:g} s" if late and not ended else "")
-                    file.write(json.dumps(result) + "\n")
+                    file.write(json.dumps({**result, "of": of}) + "\n")
                     file.flush()
                     print(brief(result), flush=True)
 

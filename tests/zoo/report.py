@@ -102,8 +102,14 @@ def _rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
         rows.append([*row, share, wanted])
     counts = [[e for e in results if e["library"] == library] for library in libraries]
     first = ["built", *(f"{sum(bool(e.get('built')) for e in each)} / {len(each)}" for each in counts)]
-    share = f"{100 * len(built) / len(results):.1f} %" if results else ""
-    return ["", *libraries, "all", "share", "wanted"], [[*first, f"{len(built)} / {len(results)}", share, ""], *rows]
+    of = [max(each["of"] for each in chosen) for chosen in counts]  # models in the catalogue
+    tried = ["tried", *(f"{len(each)} / {all_}" for each, all_ in zip(counts, of, strict=True))]
+    tops = [_total(tried, len(results), sum(of)), _total(first, len(built), len(results))]
+    return ["", *libraries, "all", "share", "wanted"], [*tops, *rows]
+
+
+def _total(row: list[str], number: int, of: int) -> list[str]:
+    return [*row, f"{number} / {of}", f"{100 * number / of:.1f} %" if of else "", ""]
 
 
 def table(results: list[Result]) -> str:
