@@ -142,6 +142,8 @@ def run(options: argparse.Namespace) -> None:
         chosen = [name for name in names if options.filter in name and (not options.fixed or name in FIXED[library])]
         wanted = [name for name in chosen if (library, name) not in done][: options.limit]
         print(f"{library}: {len(names)} models, {len(wanted)} to check", flush=True)
+        if not wanted:
+            continue
         from tests.zoo.checks import warm_up
 
         warnings.simplefilter("ignore")
