@@ -1,0 +1,212 @@
+"""The table of the gate: how many of how many, and every exception with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tabulate import tabulate
+
+__all__ = ["markdown", "table"]
+
+Result = dict[str, Any]
+Judge = Callable[[Result], bool | None]
+
+_SPLITS = ("split(2)", "split(4)")
+_BALANCES = tuple(f"balance({n})" for n in (2, 3, 4, 8))
+_PEAK = 0.03
+
+
+def _verdict(name: str) -> Judge:
+    def judge(result: Result) -> bool | None:
+        check = result["checks"].get(name)
+        if check is None:  # not reached: the summary failed, or time was up
+            return False
+        return {"yes": True, "no": False, "none": None}.get(check["verdict"], False)
+
+    return judge
+
+
+def _fact(name: str, holds: Callable[[dict[str, Any]], bool]) -> Judge:
+    def judge(result: Result) -> bool | None:
+        check = result["checks"].get(name)
+        if check is None:
+            return False
+        if check["verdict"] == "none":
+            return None
+        return bool(check["facts"]) and holds(check["facts"])
+
+    return judge
+
+
+def _not_refused(names: Iterable[str]) -> Judge:
+    def judge(result: Result) -> bool | None:
+        return all(result["checks"].get(name, {"verdict": "refused"})["verdict"] != "refused" for name in names)
+
+    return judge
+
+
+def _of_not_refused(names: Iterable[str]) -> Judge:
+    def judge(result: Result) -> bool | None:
+        verdicts = [result["checks"].get(name, {"verdict": "no"})["verdict"] for name in names]
+        verdicts = [each for each in verdicts if each not in ("refused", "none")]
+        return all(each == "yes" for each in verdicts) if verdicts else None
+
+    return judge
+
+
+def _balanced(result: Result) -> bool | None:
+    """As even as the ideal, or as any cuts between the operators that ran, in their order."""
+    found = [result["checks"][name] for name in _BALANCES if name in result["checks"]]
+    found = [each["facts"] for each in found if each["facts"]]
+    return all(each["ratio"] <= max(1.15, each["possible"]) for each in found) if found else None
+
+
+def _peak(fact: str) -> Judge:
+    return _fact("memory", lambda facts: abs(facts[fact] - 1) <= _PEAK)
+
+
+ROWS: dict[str, tuple[Judge, str]] = {
+    "summarised": (_verdict("summarised"), "100 %"),
+    "on shapes": (_verdict("on shapes"), ">= 97 %"),
+    "multiply-adds exact": (_verdict("macs"), "100 %"),
+    "parameters exact": (_verdict("params"), "100 %"),
+    "no operator uncounted": (_verdict("ledger"), ""),
+    "left untouched": (_verdict("untouched"), "100 %"),
+    "held after the forward exact": (_fact("memory", lambda facts: facts["held_exact"]), ">= 95 %"),
+    "peak within 3 %, workspace aside": (_peak("peak_ratio_without_workspace"), ">= 95 %"),
+    "peak of what the step adds within 3 %, workspace aside": (_peak("step_ratio_without_workspace"), ""),
+    "peak within 3 %, workspace included": (_peak("peak_ratio"), ""),
+    "split(2), split(4) not refused": (_not_refused(_SPLITS), ">= 90 %"),
+    "stages are the model, where not refused": (_of_not_refused(_SPLITS), "100 %"),
+    "largest stage within 1.15 for 2, 3, 4, 8, where not refused": (_of_not_refused(_BALANCES), ">= 95 %"),
+    "the same, or no cuts between operators in their order are better": (_balanced, ""),
+    "traced": (_not_refused(["trace"]), ""),
+    "graph gives the model's result, where traced": (_of_not_refused(["trace"]), "100 %"),
+    "the same on meta": (_verdict("meta"), ""),
+}
+
+
+def _rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
+    libraries = list(dict.fromkeys(each["library"] for each in results))
+    built = [each for each in results if each.get("built")]
+    rows = []
+    for name, (judge, wanted) in ROWS.items():
+        row = [name]
+        for chosen in (*([each for each in built if each["library"] == library] for library in libraries), built):
+            found = [verdict for verdict in map(judge, chosen) if verdict is not None]
+            row.append(f"{sum(found)} / {len(found)}")
+        share = f"{100 * sum(found) / len(found):.1f} %" if found else ""
+        rows.append([*row, share, wanted])
+    counts = [[e for e in results if e["library"] == library] for library in libraries]
+    first = ["built", *(f"{sum(bool(e.get('built')) for e in each)} / {len(each)}" for each in counts)]
+    of = [max(each["of"] for each in chosen) for chosen in counts]  # models in the catalogue
+    tried = ["tried", *(f"{len(each)} / {all_}" for each, all_ in zip(counts, of, strict=True))]
+    tops = [_total(tried, len(results), sum(of)), _total(first, len(built), len(results))]
+    return ["", *libraries, "all", "share", "wanted"], [*tops, *rows]
+
+
+def _total(row: list[str], number: int, of: int) -> list[str]:
+    return [*row, f"{number} / {of}", f"{100 * number / of:.1f} %" if of else "", ""]
+
+
+def table(results: list[Result]) -> str:
+    """Return the table for a terminal, with the exceptions beneath it."""
+    headers, rows = _rows(results)
+    return "\n".join([tabulate(rows, headers, disable_numparse=True), "", *_exceptions(results, "{}", "    {}: {}")])
+
+
+def _exceptions(results: list[Result], head: str, line: str) -> list[str]:
+    """The models of each check that is not met, alike reasons together."""
+    lines = []
+    for check in ("built", "finished", *dict.fromkeys(name for each in results for name in each["checks"])):
+        found: dict[str, list[str]] = defaultdict(list)
+        for each in results:
+            reason = _reason(each, check)
+            if reason is not None:
+                found[reason].append(f"{each['library']} {each['model']}")
+        if found:
+            lines += ["", head.format(f"{check}: {sum(map(len, found.values()))}"), ""]
+            lines += [line.format(", ".join(names), reason) for reason, names in sorted(found.items(), key=_by_number)]
+    return lines
+
+
+def _by_number(entry: tuple[str, list[str]]) -> tuple[int, str]:
+    return -len(entry[1]), entry[0]
+
+
+def _reason(result: Result, check: str) -> str | None:
+    if check == "built":
+        return (
+            None if result.get("built") else _text(result.get("reason") or result.get("error") or result.get("aborted"))
+        )
+    if check == "finished":
+        ended = result.get("aborted") or result.get("error")
+        return _text(ended) if result.get("built") and ended else None
+    found = result["checks"].get(check)
+    if found is None or found["verdict"] in ("yes", "none"):
+        return None
+    return f"{found['verdict']}: {_text(found['reason'])}" if found["verdict"] == "refused" else _text(found["reason"])
+
+
+def _text(reason: str | None) -> str:
+    """One line without addresses."""
+    return re.sub(r"0x[0-9a-f]+", "0x...", " ".join((reason or "").split())).replace("`", "'")[:300]
+
+
+def markdown(results: list[Result]) -> str:
+    """Return the page of the documentation."""
+    import torch
+
+    headers, rows = _rows(results)
+    return "\n".join(
+        [
+            *_INTRODUCTION.format(torch=torch.__version__, versions=_versions()).splitlines(),
+            "",
+            *tabulate(rows, headers, tablefmt="github", disable_numparse=True).splitlines(),
+            "",
+            *_DEFINITIONS.splitlines(),
+            "",
+            "## Exceptions",
+            *_exceptions(results, "### {}", "- {}: `{}`"),
+            "",
+        ]
+    )
+
+
+def _versions() -> str:
+    from importlib import metadata
+
+    found = []
+    for name in ("torchvision", "timm", "transformers", "diffusers", "torch_geometric", "segmentation_models_pytorch",
+                 "peft", "torchao", "x-transformers", "open_clip_torch"):  # fmt: skip
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} not installed")
+    return ", ".join(found)
+
+
+_INTRODUCTION = """\
+# The models that are tried
+
+What people run, built small with random weights, and what holds of each model: how many of how many.
+
+```text
+python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
+```
+
+repeats it; results are kept in the file, and what is there already is not run again. torch {torch}, {versions}."""
+
+_DEFINITIONS = """\
+- **built**: configurations of transformers and diffusers are made tiny by rule; what cannot be built is listed.
+- **multiply-adds exact**: equal to those of a real run, counted by a mode of its own (`tests/zoo/counting.py`) with
+  attention by its definition and recurrent layers step by step.
+- **held after the forward exact, peak**: of a training step with SGD and momentum, against the allocator's events in a
+  real step on the CPU. *Workspace* is what a kernel allocates and frees while it runs; *aside* leaves it out
+  (`tests/zoo/real_step.py`). *What the step adds* leaves parameters, buffers, inputs and optimizer state out of both.
+- **stages are the model**: `stages.verify` finds outputs and buffers bit-equal, gradients equal up to rounding.
+- **largest stage within 1.15**: its multiply-adds over max(total / n, the largest operator of the real run).
+- **the same on meta**: model and inputs moved to meta give the same multiply-adds, and `split(2)` the same stages."""
