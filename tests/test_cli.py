@@ -261,6 +261,22 @@ def test_hugging_face(capsys, tmp_path):
     assert "has no 'model_type'" in output(capsys, name, status=2).err
 
 
+@pytest.mark.parametrize(("settings", "size"), [({}, 4), ({"dtype": "bfloat16"}, 2)])
+@pytest.mark.parametrize("architecture", [[], ["MixtralForCausalLM"]])
+def test_a_configuration_says_the_dtype(capsys, tmp_path, settings, size, architecture):
+    """A mixture of four experts, of which each token takes two, on shapes in every dtype."""
+    pytest.importorskip("transformers", minversion="4.56")  # before, the key was torch_dtype
+    own = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 4}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**own, **heads, **settings, "architectures": architecture}))
+    root = json.loads(output(capsys, f"hf:{path}", "--input", "1,8", "--format", "json").out)["rows"][0]
+    assert root["params_bytes"] == size * root["num_params"]
+    # 8 tokens: q, k and v of half as many heads, out; scores and values; the gate; two experts of three matrices
+    layer = 8 * 64 * (64 + 32 + 32 + 64) + 4 * 8 * 8 * 16 * 2 + 8 * 64 * 4 + 2 * 8 * 3 * 64 * 96
+    assert root["macs"] == 2 * layer + (8 * 64 * 100 if architecture else 0)
+
+
 def test_colour(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")

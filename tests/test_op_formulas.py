@@ -250,6 +250,23 @@ def test_grouped_products():
 
 
 @grouped_mm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_experts_and_their_gradients(dtype):
+    """Each of 6 tokens meets the matrix of its expert once; so does its gradient, and makes one of the matrix."""
+
+    def gradients(x, experts, ends):
+        with torch.enable_grad():
+            x, experts = (each.detach().requires_grad_() for each in (x, experts))
+            out = torch._grouped_mm(x, experts, offs=ends)
+            return torch.autograd.grad(out, (x, experts), torch.ones_like(out))
+
+    shapes = torch.empty(6, 16, dtype=dtype), torch.empty(4, 16, 8, dtype=dtype), torch.tensor([1, 1, 4, 6]).int()
+    stats = Statistics(Call(gradients), shapes, execution="shape")
+    assert (stats.total_mult_adds, stats.uncounted_ops) == (3 * 6 * 16 * 8, {})
+    assert stats.root.output_size == ([6, 16], [4, 16, 8])
+
+
+@grouped_mm
 def test_grouped_products_over_the_inner_dimension():
     """2-d x 2-d: each of the 4 groups sees its part of the 32 columns; together they see each once."""
     a = torch.empty(16, 32, dtype=torch.bfloat16, device="meta")
