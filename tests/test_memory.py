@@ -315,12 +315,14 @@ def test_the_model_does_not_notice():
     def forward(self, x):
         weight, out = self.a.weight, self.a(x)
         assert not isinstance(x, torch._subclasses.FakeTensor)
-        assert not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        assert not torch.compiler.is_compiling()
+        assert not torch.jit.is_tracing()
         for tensor in (x, weight, out, torch.zeros(2)):
             assert isinstance(tensor, torch.Tensor)
             assert tensor.device == torch.device("cpu")
             assert tensor.is_cpu
-            assert not (tensor.is_meta or tensor.is_cuda)
+            assert not tensor.is_meta
+            assert not tensor.is_cuda
         assert isinstance(weight, nn.Parameter)
         assert x.to(x.device) is x
         return out

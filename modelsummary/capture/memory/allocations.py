@@ -57,6 +57,10 @@ class Allocations(TorchDispatchMode):
         every: all storages.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled meanwhile
+
     def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._block, self._where = block_bytes, where
