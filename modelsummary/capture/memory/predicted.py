@@ -108,7 +108,8 @@ def simulate_step(
     if wanted.type == "cuda" and not torch.cuda.is_available():
         device = torch.device("cpu")
         notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
-    can_run = own.type != "meta" and plan.dtype is None and wanted == own
+    has_values = own.type != "meta" and not any(tensor.is_meta for tensor in call.tensors())
+    can_run = has_values and plan.dtype is None and wanted == own
     block = plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1)
     with (
         no_collection(),
