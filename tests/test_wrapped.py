@@ -54,7 +54,8 @@ def test_fsdp(group):
     model = net()
     for layer in (model[0], model[3], model):
         fsdp.fully_shard(layer, mesh=group)
-    check(model)
+    # it resizes the storages of gathered parameters, which torch refuses for a storage without memory
+    assert "resize_()" in check(model, execution="real").fallback_reason
     model(torch.rand(2, 8)).sum().backward()
     assert type(model[0].weight.grad).__name__ == "DTensor"
 
@@ -103,7 +104,7 @@ def test_inference_mode():
 
 def test_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "autocast" in check(net(), execution="real").fallback_reason
+        check(net())
 
 
 class Functional(nn.Module):

@@ -140,7 +140,7 @@ class ShapeOnly:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
-                    replaced = type(tensor) in _REPLACED or (is_distributed(type(tensor)) and not keeps_distributed)
+                    replaced = _is_plain(tensor) or (is_distributed(type(tensor)) and not keeps_distributed)
                     if replaced and not is_lazy(tensor):
                         known_twin = self._twins.get(id(tensor))
                         tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
@@ -397,6 +397,14 @@ class ShapeOnly:
             return value
         self._known.set(twin, value)
         return twin
+
+
+def _is_plain(value: Any) -> bool:
+    """A tensor, fake maybe, whose class leaves its operators to torch."""
+    kind = type(value)
+    if kind in _REPLACED:
+        return True
+    return isinstance(value, Tensor) and kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 def _shares_storage(func: Any, rule: OpRule) -> bool:

@@ -17,6 +17,8 @@ from modelsummary.op_costs import tensors_in
 __all__ = ["Allocation", "Allocations"]
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
+_ADD = torch.ops.aten.add.Tensor
+_INDEX_PUT = torch.ops.aten.index_put.default
 
 
 class Allocation:
@@ -27,15 +29,18 @@ class Allocation:
         born: number of the operator that made it.
         died: number of the operator before which it was gone; None while it lives.
         kind: what it is for, told by whoever knows; empty for results of operators.
-        saved_at: where it was first saved for the backward (see ``Allocations``); None if it was not.
+        made_at: where it was made (see ``Allocations``).
+        saved_at: where it was first saved for the backward, or made if something else keeps it; None if nothing does.
+        reused_by: number of the operator that writes its result here, if nobody else holds this storage.
     """
 
-    __slots__ = ("born", "died", "kind", "nbytes", "saved_at")
+    __slots__ = ("born", "died", "kind", "made_at", "nbytes", "reused_by", "saved_at")
 
-    def __init__(self, nbytes: int, born: int, kind: str = "") -> None:
-        self.nbytes, self.born, self.kind = nbytes, born, kind
+    def __init__(self, nbytes: int, born: int, kind: str = "", made_at: int = 0) -> None:
+        self.nbytes, self.born, self.kind, self.made_at = nbytes, born, kind, made_at
         self.died: int | None = None
         self.saved_at: int | None = None
+        self.reused_by: int | None = None
 
 
 class Allocations(TorchDispatchMode):
@@ -54,12 +59,17 @@ class Allocations(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled meanwhile
+
     def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._block, self._where = block_bytes, where
         self.operators: list[tuple[str, int]] = []
         self.every: list[Allocation] = []
         self._live: dict[int, tuple[Any, Allocation]] = {}
+        self._ended: int | None = None  # number of the autograd node that ended last
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Storages that are there already, each counted once."""
@@ -82,6 +92,8 @@ class Allocations(TorchDispatchMode):
 
         def gone(_: object) -> None:
             allocation.died = len(self.operators)
+            if allocation.reused_by is not None and allocation.reused_by + 1 == allocation.died:
+                allocation.died -= 1  # nobody else held it: the result took its place
             self._live.pop(key, None)
 
         self._live[key] = (weakref.ref(storage, gone), allocation)
@@ -92,11 +104,29 @@ class Allocations(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         number = len(self.operators)
+        if func is _ADD or func is _INDEX_PUT:
+            self._note_reuse(func, args, number)
         self._meet((args, kwargs), number)  # a number that Python passes becomes a tensor on its way here
         out = func(*args, **kwargs)
         self.operators.append((str(func), self._where()))
         self._meet(out, number)
         return out
+
+    def _note_reuse(self, func: Any, args: Any, number: int) -> None:
+        """Autograd works in place where nobody else holds a gradient, but not while a dispatch mode is on.
+
+        It does so when it adds up gradients between two nodes (``accumulate`` in torch/csrc/autograd/input_buffer.cpp;
+        a view shares its storage with its base)
+        and in the backward of an index (``index_backward`` in FunctionsManual.cpp).
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or torch.is_grad_enabled() or not all(isinstance(each, Tensor) for each in args[:1]):
+            return
+        is_sum = func is _ADD and node._sequence_nr() == self._ended and _is_dense(args[0]) and not args[0]._is_view()
+        if is_sum or (func is _INDEX_PUT and node.name() == "IndexBackward0"):
+            allocation = self.of(args[0])
+            if allocation is not None:
+                allocation.reused_by = number
 
     def save(self, tensor: Tensor) -> Tensor:
         """A tensor is kept for the backward; for ``saved_tensors_hooks``."""
@@ -106,7 +136,17 @@ class Allocations(TorchDispatchMode):
             allocation.saved_at = self._where()
         return tensor
 
-    def hold_numbers(self, node: Any) -> None:
+    def note_node(self, node: Any) -> None:
+        """Follow a node of the backward: when it ends, and the number that it keeps."""
+        number = node._sequence_nr()
+
+        def ended(*_: object) -> None:
+            self._ended = number
+
+        node.register_hook(ended)
+        self._hold_number_of(node)
+
+    def _hold_number_of(self, node: Any) -> None:
         """Autograd keeps a Python factor as a tensor of its own, of which neither operators nor default hooks know.
 
         All other saved tensors have hooks by now, and take no further ones; to look at them would run those hooks.
@@ -124,7 +164,22 @@ class Allocations(TorchDispatchMode):
     def _meet(self, value: Any, number: int) -> None:
         for tensor in tensors_in(value):
             if tensor.layout is torch.strided and self.of(tensor) is None:
-                self._follow(tensor, Allocation(self._rounded(tensor), number))
+                self._follow(tensor, Allocation(self._rounded(tensor), number, made_at=self._where()))
+
+    def keep(self, tensor: Tensor) -> None:
+        """Follow a tensor that is made where no operator is seen, and kept for the backward."""
+        allocation = Allocation(self._rounded(tensor), len(self.operators), made_at=self._where())
+        self._follow(tensor, allocation)
+
+    def forward_ended(self, results: Iterable[Tensor]) -> None:
+        """What lives now beside the results is kept for the backward, also where no autograd node keeps it.
+
+        A closure may do so: that of a checkpoint, which has the arguments of the function to run again.
+        """
+        own = {id(self.of(tensor)) for tensor in results if tensor.layout is torch.strided}
+        for _, allocation in self._live.values():
+            if not allocation.kind and allocation.saved_at is None and id(allocation) not in own:
+                allocation.saved_at = allocation.made_at
 
     def held(self) -> int:
         """Bytes that live now."""
@@ -138,3 +193,13 @@ class Allocations(TorchDispatchMode):
             if each.died is not None:
                 changes[each.died] -= each.nbytes
         return list(accumulate(changes))[: len(self.operators)]
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True if the elements lie in memory without gaps and overlaps, in any order of the dimensions."""
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True

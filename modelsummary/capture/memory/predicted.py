@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,8 @@ def simulate_step(
     if wanted.type == "cuda" and not torch.cuda.is_available():
         device = torch.device("cpu")
         notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
+    has_values = own.type != "meta" and not any(tensor.is_meta for tensor in call.tensors())
+    can_run = has_values and plan.dtype is None and wanted == own
     block = plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1)
     with (
         no_collection(),
@@ -115,10 +118,10 @@ def simulate_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run, reason = _step(model, args, kwargs, plan, shapes, device, block)
+        run, reason = _step(model, args, kwargs, plan, shapes, device, block, can_run)
         if reason is None:
             return run.estimate(str(wanted), "shape", notes), run.by_call()
-    if own.type == "meta" or plan.dtype is not None or wanted != own:
+    if not can_run:
         raise InputError(
             f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
         )
@@ -138,15 +141,19 @@ def _step(
     shapes: ShapeOnly,
     device: torch.device,
     block: int,
+    can_run: bool,
 ) -> tuple[_Run, str | None]:
-    """Run a step on shapes; what stood in its way, if anything did. Raises what the model itself raises."""
+    """Run a step on shapes and return it, with what stood in its way, if anything did.
+
+    What no operator raised is raised again where the step cannot run for real (``can_run``), which would tell.
+    """
     with Operators(Uncounted(), shapes):
         apply_checkpoint(model, plan.checkpoint)
         run = _Run(model, args, kwargs, plan, device, block)
         try:
             run.step()
         except Exception as error:
-            if shapes.obstacle is None:
+            if isinstance(error, InputError) or (shapes.obstacle is None and not can_run):
                 raise
             return run, obstacle_of(shapes, error)
     return run, obstacle_of(shapes, None)
@@ -188,7 +195,7 @@ class _Run:
                 output = self._forward()
                 loss = loss_of(output, self._plan.loss) if self._plan.train else None
             if loss is not None:
-                self._train(loss)
+                self._train(loss, output)
         self._mark_gradients()
 
     def _begin(self, phase: str) -> None:
@@ -217,14 +224,28 @@ class _Run:
                 found.kind = "grads"
 
     def _forward(self) -> Any:
-        with self._timer.running():
+        with self._timer.running(), self._generator_states():
             output = self._model(*self._args, **self._kwargs)
         self._step = self._timer.steps.pop()
         return output
 
-    def _train(self, loss: Tensor) -> None:
+    def _generator_states(self) -> AbstractContextManager[Any]:
+        """Context in which states of the CPU's generator are followed: each region of a checkpoint keeps one."""
+        if self._device.type != "cpu":
+            return nullcontext()
+        original = torch.get_rng_state
+
+        def get_rng_state() -> Tensor:
+            state = original()
+            self.allocations.keep(state)
+            return state
+
+        return patch.object(torch, "get_rng_state", get_rng_state)
+
+    def _train(self, loss: Tensor, output: Any) -> None:
         assert self._step is not None
-        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.hold_numbers)
+        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        self.allocations.forward_ended((*tensors_of(output), loss))
         self._after_forward = self.allocations.held()
         self._begin("backward")
         loss.backward()
