@@ -54,8 +54,7 @@ def test_fsdp(group):
     model = net()
     for layer in (model[0], model[3], model):
         fsdp.fully_shard(layer, mesh=group)
-    # it resizes the storages of gathered parameters, which torch refuses for a storage without memory
-    assert "resize_()" in check(model, execution="real").fallback_reason
+    check(model)
     model(torch.rand(2, 8)).sum().backward()
     assert type(model[0].weight.grad).__name__ == "DTensor"
 

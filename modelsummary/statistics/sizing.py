@@ -61,9 +61,9 @@ class Sizing(Live):
         """Predict the memory of one step without running it: nothing is computed or allocated.
 
         The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
-        until it is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of every
-        row. Counted are the storages of tensors, not what an operator needs for itself while it runs, nor what an allocator
-        keeps in reserve. The model is taken in the modes that its modules have.
+        until it is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
+        every row. Counted are the storages of tensors, not what an operator needs for itself while it runs, nor what an
+        allocator keeps in reserve. The model is taken in the modes that its modules have.
 
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.

@@ -31,7 +31,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_rules import CPU_RESULTS, SHAPE_RULES
-from modelsummary.capture.execution.shape_tensor import OnMeta, ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
+from modelsummary.capture.execution.shape_tensor import (
+    OnMeta,
+    ShapeTensor,
+    Spec,
+    new_tensor,
+    run_on_metadata,
+    spec_of,
+    storages_resized,
+)
 from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
@@ -86,7 +94,8 @@ class ShapeOnly:
         """Context in which shape tensors ask this execution for their values."""
         outer, ShapeOnly.current = ShapeOnly.current, self
         try:
-            yield
+            with storages_resized():
+                yield
         finally:
             ShapeOnly.current = outer
 

@@ -7,6 +7,8 @@ operator of a backend, arrives in Python. The device itself is not needed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["OnMeta", "ShapeTensor", "Spec", "new_tensor", "run_on_metadata", "spec_of"]
+__all__ = ["OnMeta", "ShapeTensor", "Spec", "new_tensor", "run_on_metadata", "spec_of", "storages_resized"]
 
 _META = torch.device("meta")
 _META_KEY = torch._C.DispatchKey.Meta
@@ -102,6 +104,30 @@ def new_tensor(spec: Spec, device: torch.device) -> Tensor:
     shape, stride, dtype = spec
     made: Tensor = Tensor._make_wrapper_subclass(ShapeTensor, shape, stride, dtype=dtype, device=device)
     return made
+
+
+@contextmanager
+def storages_resized() -> Iterator[None]:
+    """Context in which storages without memory may be resized, which torch refuses: they keep their size.
+
+    FSDP frees the storages of gathered parameters and allocates them again.
+    """
+
+    original: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        if storage.device.type != "meta":
+            try:
+                storage.data_ptr()
+            except RuntimeError:  # it has no memory
+                return storage
+        return original(storage, size)
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        del torch.UntypedStorage.resize_
 
 
 def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ class Running(Protocol):
     """Who knows whose operators run now."""
 
     running: Effects
+    is_open: bool
 
 
 class Effects:
@@ -43,7 +44,11 @@ class Noted:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator, and note what it does."""
-        out, cost = self._execution.run(func, rule, args, kwargs)
+        was_open, self._tracer.is_open = self._tracer.is_open, False  # what the execution asks is no code of the model
+        try:
+            out, cost = self._execution.run(func, rule, args, kwargs)
+        finally:
+            self._tracer.is_open = was_open
         counters = self._tracer.running
         for place in rule.writes:
             for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):

@@ -66,6 +66,7 @@ class Tracer(TorchFunctionMode):
         root: the call of the model.
         tensors: those that it met.
         decides: the forward asked for values of tensors that are known on shapes.
+        is_open: what runs now is the code of a module that could be replaced by what it calls.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Tracer(TorchFunctionMode):
         self._stack: list[Event] = []
         self._hooks: list[Any] = []  # of saved tensors, at the begin of each call on the stack
         self.running = Effects()
-        self._is_open = False  # what runs now is the code of a module that could be replaced by what it calls
+        self.is_open = False
         self._surroundings = surroundings()
         self._generators = Generators()
         self._thread = get_ident()
@@ -141,7 +142,7 @@ class Tracer(TorchFunctionMode):
 
     def _sees(self) -> bool:
         """What runs now is the code of a module that is looked into."""
-        return self._is_open and get_ident() == self._thread
+        return self.is_open and get_ident() == self._thread
 
     @contextmanager
     def _region(self) -> Iterator[None]:
@@ -164,9 +165,9 @@ class Tracer(TorchFunctionMode):
     ) -> Any:
         fqn = self._names.get(id(module))
         begins = self.root is None and module is self._model
-        if get_ident() != self._thread or fqn is None or not (begins or self._is_open):
+        if get_ident() != self._thread or fqn is None or not (begins or self.is_open):
             return original(module, *args, **kwargs)
-        self._is_open = False  # what follows is no code of the model
+        self.is_open = False  # what follows is no code of the model
         self._at_boundary()
         event = Event(fqn, None, None, None, self._stack[-1] if self._stack else None, training=module.training)
         event.call_index = self._calls[fqn]
@@ -195,23 +196,23 @@ class Tracer(TorchFunctionMode):
         around, self.running = self.running, Effects()
         self._stack.append(event)
         try:
-            self._is_open = not self._rules.is_whole(module)
+            self.is_open = not self._rules.is_whole(module)
             out = self._rules.layer_shapes.get(type(module), original)(module, *args, **kwargs)
-            self._is_open = False
+            self.is_open = False
             self._at_boundary()
         finally:
             self._stack.pop()
             self._hooks.pop()
             own, self.running = self.running, around
-            self._is_open = not begins
-        self._is_open = False
+            self.is_open = not begins
+        self.is_open = False
         self._states[id(module)] = state_of(module)
         self._note_state(event, before, self._states[id(module)])
         event.macs = own.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
         event.result = self._result_of_module(event, module, out)
         self._note_objects(event, objects, out)
-        self._is_open = not begins
+        self.is_open = not begins
         return out
 
     def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
@@ -301,11 +302,11 @@ class Tracer(TorchFunctionMode):
     def _function_call(
         self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self._is_open = False  # looking at tensors is no code of the model
+        self.is_open = False  # looking at tensors is no code of the model
         try:
             return self._noted_call(function, func, args, kwargs)
         finally:
-            self._is_open = True
+            self.is_open = True
 
     def _noted_call(
         self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
