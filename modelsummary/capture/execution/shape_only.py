@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
-from modelsummary.capture.execution.shape_rules import CPU_RESULTS, SHAPE_RULES
+from modelsummary.capture.execution.shape_rules import CPU_RESULTS, DEVICE_RESULTS, SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
     OnMeta,
     ShapeTensor,
@@ -285,6 +285,8 @@ class ShapeOnly:
             if rule.makes_tensor and kwargs.get("device") is None and not tensors:
                 kwargs["device"] = _META
             out = func(*there.leave(args), **kwargs)
+            if func in DEVICE_RESULTS and device is not None and all(type(tensor) is ShapeTensor for tensor in tensors):
+                out = DEVICE_RESULTS[func](out, *args)
         if func in CPU_RESULTS and device is not None and device.type == "cpu":
             out = CPU_RESULTS[func](out, *args)
         return out if device is None else there.enter(out)

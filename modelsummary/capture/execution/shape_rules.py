@@ -17,13 +17,14 @@ from torch import Tensor
 
 from modelsummary.capture.execution.flex_attention import FLEX_RULES
 
-__all__ = ["CPU_RESULTS", "SHAPE_RULES"]
+__all__ = ["CPU_RESULTS", "DEVICE_RESULTS", "SHAPE_RULES"]
 
 aten = torch.ops.aten
 _META = torch.device("meta")
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _GROUPED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _ROW_BYTES = 16
+_SUM, _MAX = 0, 2  # modes of embedding bags
 _STATISTICS_DTYPES = frozenset({torch.float32, torch.float64})  # half precision has statistics of another dtype
 Shape = Sequence[int]
 
@@ -295,10 +296,13 @@ def _layer_norm(
 
 
 def _cpu_batch_norm(out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> Any:
-    """In evaluation the CPU keeps no statistics."""
+    """In evaluation the CPU keeps no statistics; results are contiguous, or have the channels last if ``x`` has."""
     shape = out[1].shape if training else (0,)
     dtype = _dtype_of_statistics(x, weight, bias, mean, var)
-    return out[0], _new(shape, dtype), _new(shape, dtype)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.dim(), torch.contiguous_format)
+    chosen = last if x.is_contiguous(memory_format=last) else torch.contiguous_format
+    return _in_format(out[0], chosen), _new(shape, dtype), _new(shape, dtype)
 
 
 def _cpu_layer_norm(out: Any, x: Tensor, _: Shape, weight: Any, bias: Any, *__: Any) -> Any:
@@ -309,6 +313,54 @@ def _cpu_layer_norm(out: Any, x: Tensor, _: Shape, weight: Any, bias: Any, *__: 
 def _cpu_group_norm(out: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
     dtype = _dtype_of_statistics(x, weight, bias)
     return out[0], _new(out[1].shape, dtype), _new(out[2].shape, dtype)
+
+
+def _cpu_embedding_bag(
+    out: Any,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    _: Any = False,
+    mode: int = 0,
+    __: Any = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sums keep no numbers of bags where they add up rows in place (``is_fast_path`` in EmbeddingBag.cpp)."""
+    bags = offsets.shape[0] - bool(include_last_offset)
+    is_fast = (
+        mode == _SUM
+        and padding_idx < 0
+        and weight.stride(1) == 1
+        and weight.dtype in ((torch.float32,) if per_sample_weights is not None else _GROUPED)
+    )
+    number_of_bag = _new((0,) if is_fast else (indices.shape[0] + 1,), offsets.dtype)[: indices.shape[0]]
+    size_of_bag = _new(offsets.shape, offsets.dtype)[:bags]
+    chosen = _new((bags, weight.shape[1]) if mode == _MAX else (bags,), offsets.dtype)
+    return out[0], number_of_bag, size_of_bag, chosen
+
+
+def _laid_out(out: Tensor, x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+    """The result of a convolution in the memory format that the device's library chooses."""
+    return _in_format(out, _format_of_convolution(x, weight, *others))
+
+
+def _gradients_laid_out(out: Any, _: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *others: Any) -> Any:
+    chosen = _format_of_convolution(x, weight, None, *others[:6], bias_sizes)
+    return *(each if each is None else _in_format(each, chosen) for each in out[:2]), out[2]
+
+
+def _format_of_convolution(x: Tensor, weight: Tensor, *others: Any) -> torch.memory_format | None:
+    if weight.dim() == 3:  # a dimension is added on the way to the library
+        return None
+    backend = torch._C._select_conv_backend(x, weight, *others)
+    chosen: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, weight, backend)
+    return chosen
+
+
+def _in_format(tensor: Tensor, chosen: torch.memory_format | None) -> Tensor:
+    return tensor if chosen is None else tensor.contiguous(memory_format=chosen)
 
 
 def _dtype_of_statistics(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
@@ -360,4 +412,11 @@ CPU_RESULTS: dict[Any, Callable[..., Any]] = {
     **_rules(_cpu_batch_norm, "native_batch_norm"),
     **_rules(_cpu_layer_norm, "native_layer_norm"),
     **_rules(_cpu_group_norm, "native_group_norm"),
+    **_rules(_cpu_embedding_bag, "_embedding_bag _embedding_bag_forward_only"),
+}
+
+# The same for every device: from the results on meta and the arguments, which are on the device.
+DEVICE_RESULTS: dict[Any, Callable[..., Any]] = {
+    **_rules(_laid_out, "convolution"),
+    **_rules(_gradients_laid_out, "convolution_backward"),
 }

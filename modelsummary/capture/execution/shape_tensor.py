@@ -208,10 +208,19 @@ class OnMeta:
             return origin
         base = self._by_twin.get(meta.untyped_storage()._cdata)
         if base is None:
-            return new_tensor(spec_of(meta), self._device)
+            return self._new(meta)
         if type(base) is not ShapeTensor:
             return meta
         if meta.dtype is not base.dtype:
             raise RuntimeError(f"an operator returned a view of {base.dtype} as {meta.dtype}")
         view: Tensor = run_on_metadata(_AS_STRIDED, (base, meta.shape, meta.stride(), meta.storage_offset()), {})
+        return view
+
+    def _new(self, meta: Tensor) -> Tensor:
+        """Return a new tensor, in a storage of the same size: a kernel may return a part of what it made."""
+        nbytes = meta.untyped_storage().nbytes()
+        if not meta.is_contiguous() or nbytes == meta.nbytes:
+            return new_tensor(spec_of(meta), self._device)
+        whole = new_tensor(Spec(torch.Size((nbytes // meta.element_size(),)), (1,), meta.dtype), self._device)
+        view: Tensor = run_on_metadata(_AS_STRIDED, (whole, meta.shape, meta.stride(), meta.storage_offset()), {})
         return view
