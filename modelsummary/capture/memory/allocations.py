@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from modelsummary.op_costs import tensors_in
@@ -163,7 +164,7 @@ class Allocations(TorchDispatchMode):
 
     def _meet(self, value: Any, number: int) -> None:
         for tensor in tensors_in(value):
-            if tensor.layout is torch.strided and self.of(tensor) is None:
+            if tensor.layout is torch.strided and not _has_no_bytes(tensor) and self.of(tensor) is None:
                 self._follow(tensor, Allocation(self._rounded(tensor), number, made_at=self._where()))
 
     def keep(self, tensor: Tensor) -> None:
@@ -203,3 +204,8 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         step *= size
     return True
+
+
+def _has_no_bytes(tensor: Tensor) -> bool:
+    """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run, too."""
+    return type(tensor) is FakeTensor or tensor.is_meta
