@@ -13,7 +13,7 @@ __all__ = ["BLOCK_MASKED", "skipped_macs"]
 
 # Where the block mask is among the arguments; how many products have the head size of the query, and of the value.
 BLOCK_MASKED = {"flex_attention": (4, 1, 1), "flex_attention_backward": (9, 3, 2)}
-_NO_BLOCKS = 2**30  # the block size where there is no mask: one block has it all
+_NO_BLOCKS = 2**30  # the block size without a mask: one block covers everything
 
 
 def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tensor | None]) -> int | None:
@@ -32,7 +32,7 @@ def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tens
         return 0
     first = next(number for number, part in enumerate(parts) if isinstance(part, Tensor))
     computed = 0
-    # Blocks that the mask cuts through, then those that are computed in full: how many a row of blocks has, and which.
+    # Blocks that the mask cuts through, then those computed in full: how many each row of blocks has, and which.
     for counts, columns in (parts[first : first + 2], parts[first + 2 : first + 4]):
         if counts is None:
             continue

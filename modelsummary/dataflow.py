@@ -175,7 +175,7 @@ def holds_objects(template: Any) -> bool:
 
 
 def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects: bool = False) -> Any:
-    """Return ``template`` with ``function`` applied to everything in it that is no container.
+    """Return ``template`` with ``function`` applied to everything in it that is not a container.
 
     Args:
         makes_objects: make the objects of every ``ObjectState``.

@@ -44,7 +44,7 @@ class Noted:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
         """Run one operator, and note what it does."""
-        was_open, self._tracer.is_open = self._tracer.is_open, False  # what the execution asks is no code of the model
+        was_open, self._tracer.is_open = self._tracer.is_open, False  # not the model's code
         try:
             out, cost = self._execution.run(func, rule, args, kwargs)
         finally:

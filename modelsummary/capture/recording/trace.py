@@ -167,7 +167,7 @@ class Tracer(TorchFunctionMode):
         begins = self.root is None and module is self._model
         if get_ident() != self._thread or fqn is None or not (begins or self.is_open):
             return original(module, *args, **kwargs)
-        self.is_open = False  # what follows is no code of the model
+        self.is_open = False  # what follows is not the model's code
         self._at_boundary()
         event = Event(fqn, None, None, None, self._stack[-1] if self._stack else None, training=module.training)
         event.call_index = self._calls[fqn]
@@ -302,7 +302,7 @@ class Tracer(TorchFunctionMode):
     def _function_call(
         self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self.is_open = False  # looking at tensors is no code of the model
+        self.is_open = False  # looking at tensors is not the model's code
         try:
             return self._noted_call(function, func, args, kwargs)
         finally:
