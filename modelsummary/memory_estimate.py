@@ -44,7 +44,7 @@ class MemoryEstimate:
         mode: ``"train"`` or ``"inference"``.
         device: whose kernels were chosen.
         optimizer: its class, or None.
-        params, buffers: of the model, storages counted once.
+        params, buffers: of the model, storages counted once; a tensor in a plain attribute is a buffer.
         grads: of the parameters, at the end of the backward.
         optimizer_state: what the optimizer keeps.
         inputs: tensors that the model is given.

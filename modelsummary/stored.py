@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["inner_tensors", "is_distributed", "nbytes_of", "numel_of", "shape_of"]
+__all__ = ["inner_tensors", "is_distributed", "is_wrapper", "nbytes_of", "numel_of", "shape_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -54,6 +54,17 @@ def is_distributed(kind: type) -> bool:
     return distributed is not None and issubclass(kind, getattr(distributed, "DTensor", ()))
 
 
+def is_wrapper(tensor: Any) -> bool:
+    """Return True for a tensor that computes with inner tensors and can be taken apart; False for a nested one.
+
+    >>> is_wrapper(torch.ones(2, 3))
+    False
+    """
+    if type(tensor) in _PLAIN or not isinstance(tensor, Tensor) or tensor.is_nested:
+        return False
+    return is_traceable_wrapper_subclass(tensor)
+
+
 def shape_of(tensor: Tensor) -> torch.Size:
     """Return the shape that a tensor stands for: of a packed weight that of the weight.
 
@@ -74,8 +85,9 @@ def numel_of(tensor: Tensor) -> int:
 
 
 def _inner(tensor: Tensor) -> Iterator[Tensor]:
-    if is_traceable_wrapper_subclass(tensor) and not tensor.is_nested:
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    if is_wrapper(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        parts = [getattr(tensor, name) for name in names]
         for part in parts:
             if isinstance(part, Tensor):  # a distributed tensor lists its mesh, too
                 yield from _inner(part)

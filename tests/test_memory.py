@@ -18,6 +18,7 @@ from modelsummary import InputError, MissingExtraError, Statistics
 from modelsummary.statistics.sizing import largest
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd
+from tests.test_wrapped import int8
 from tests.untouched import untouched
 
 MIB = 2**20
@@ -295,6 +296,41 @@ def test_a_closure_of_a_checkpoint_keeps_tensors():
     measured = Statistics(Call(forward, a=nn.Linear(64, 64)), torch.randn(8, 64)).measure_memory()
     assert measured.predicted.activations == 8 * 64 * 4
     assert measured.predicted.held_after_forward == measured.held_after_forward
+
+
+def held_exactly(model, x, **options):
+    """Return the predicted memory of a step, which holds after the forward what a real step does."""
+    measured = Statistics(model, x).measure_memory(**options)
+    assert measured.predicted.held_after_forward == measured.held_after_forward
+    return measured.predicted
+
+
+def test_a_result_that_nothing_uses_is_gone():
+    """Its autograd node keeps its own result (here 8 x 64 floats); both die with the variable."""
+    model = Call(lambda self, x: (y := self.a(x), y.exp(), self.b(y))[2], a=nn.Linear(64, 64), b=nn.Linear(64, 64))
+    assert held_exactly(model, torch.randn(8, 64)).activations == 8 * 64 * 4
+
+
+def test_tensors_in_plain_attributes_are_buffers():
+    model = Call(lambda self, x: self.a(x) * self.scale, a=nn.Linear(8, 64))
+    model.scale = torch.ones(64)
+    assert held_exactly(model, torch.randn(2, 8)).buffers == 64 * 4
+
+
+def test_wrapped_weights():
+    """The inner tensors of a weight are parameters; only the weight that they make is an activation."""
+    model = nn.Sequential(nn.Linear(16, 8, bias=False), nn.Linear(8, 4, bias=False))
+    model[1].weight = int8(model[1].weight)
+    memory = held_exactly(model, torch.randn(2, 16))
+    assert (memory.params, memory.activations) == (16 * 8 * 4 + 8 * 4 + 4 * 4, 8 * 4 * 4)
+
+
+def test_a_step_that_runs_for_real_keeps_its_parameters():
+    """The optimizer's first step, which makes its state, leaves the forward a model that decides as it did."""
+    forward = lambda self, x: self.b(self.a(x)) if self.a.weight.isfinite().all() and x.sum() > 0 else self.a(x)  # noqa: E731
+    memory = held_exactly(Call(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), torch.ones(2, 8), optimizer="adam")
+    assert memory.execution == "real"
+    assert memory.grads == 2 * 4 * (64 + 8)
 
 
 @pytest.mark.parametrize("norm", [partial(nn.BatchNorm1d, 6), partial(nn.LayerNorm, 8), partial(nn.GroupNorm, 2, 6)])

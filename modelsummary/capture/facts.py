@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from modelsummary.capture.structure import tensors_of
 from modelsummary.stored import nbytes_of, numel_of, shape_of
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "module_facts",
     "modules_of",
     "named_modules",
+    "tensors_in_attributes",
     "tensors_of_modules",
     "totals",
     "unwrap",
@@ -117,6 +119,14 @@ def tensors_of_modules(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
                     yield tensor
 
 
+def tensors_in_attributes(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Tensors in plain attributes of these modules, which are neither parameters nor buffers."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in _REGISTRIES:
+                yield from tensors_of(value)
+
+
 def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
     """Facts of every module of ``model`` by ``id(module)``, in the order of ``named_modules()``."""
     facts: dict[int, ModuleFacts] = {}
@@ -202,6 +212,7 @@ def kernel_size_of(module: nn.Module) -> list[int]:
 
 
 _NOTHING = Totals(0, 0, 0)
+_REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def totals(owned: Collection[Owned]) -> Totals:

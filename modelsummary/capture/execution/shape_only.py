@@ -44,7 +44,7 @@ from modelsummary.capture.structure import map_tensors
 from modelsummary.errors import DataDependentError
 from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.op_formulas import is_outer_product, outer_product_macs
-from modelsummary.stored import is_distributed
+from modelsummary.stored import is_distributed, is_wrapper
 
 __all__ = ["ShapeOnly", "selects_by_mask"]
 
@@ -149,10 +149,11 @@ class ShapeOnly:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
-                    replaced = _is_plain(tensor) or (is_distributed(type(tensor)) and not keeps_distributed)
+                    replaced = _is_plain(tensor) or (
+                        is_wrapper(tensor) and not (keeps_distributed and is_distributed(type(tensor)))
+                    )
                     if replaced and not is_lazy(tensor):
-                        known_twin = self._twins.get(id(tensor))
-                        tensors[name] = known_twin[1] if known_twin is not None else self._adopt(tensor)
+                        tensors[name] = self._twin_of_own(tensor)
             if isinstance(module, nn.RNNBase):
                 flat = module._flat_weights
                 module._flat_weights = [weight if weight is None else self.twin(weight) for weight in flat]
@@ -343,21 +344,25 @@ class ShapeOnly:
         self._twins[key] = (weakref.ref(tensor, lambda _: self._twins.pop(key)) if is_stray else tensor, twin)
         return twin
 
-    def _distributed_twin(self, tensor: Any) -> Tensor:
-        """Return a distributed tensor with the twin of what this process holds."""
+    def _wrapper_twin(self, tensor: Any) -> Tensor:
+        """Return a wrapper, such as a distributed or a quantised tensor, around the twins of its inner tensors."""
         names, context = tensor.__tensor_flatten__()
         inner = {name: getattr(tensor, name) for name in names}
-        inner = {name: self.twin(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
+        inner = {name: self._twin_of_own(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
         twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
         return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+    def _twin_of_own(self, tensor: Tensor) -> Tensor:
+        known_twin = self._twins.get(id(tensor))
+        return known_twin[1] if known_twin is not None else self._adopt(tensor)
 
     def _without_data(self, tensor: Tensor, is_stray: bool) -> Tensor | None:
         """Return a tensor like this one without data, or None if there are none of its layout.
 
         Twins of the model's tensors share storages where the tensors do.
         """
-        if is_distributed(type(tensor)):
-            return self._distributed_twin(tensor)
+        if is_wrapper(tensor):
+            return self._wrapper_twin(tensor)
         if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_nested:
             try:
                 if tensor.is_sparse:

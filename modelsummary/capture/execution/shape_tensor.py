@@ -16,11 +16,21 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["OnMeta", "ShapeTensor", "Spec", "new_tensor", "run_on_metadata", "spec_of", "storages_resized"]
+__all__ = [
+    "OnMeta",
+    "ShapeTensor",
+    "Spec",
+    "new_tensor",
+    "run_on_metadata",
+    "spec_of",
+    "storages_resized",
+    "without_history",
+]
 
 _META = torch.device("meta")
 _META_KEY = torch._C.DispatchKey.Meta
 _AS_STRIDED = torch.ops.aten.as_strided.default
+_DETACH = torch.ops.aten.detach.default
 _RESIZE = torch.ops.aten.resize_.default
 _STRIDED = torch.strided
 
@@ -145,6 +155,22 @@ def _as_shape_tensor(tensor: Tensor) -> Tensor:
         return tensor
     made: Tensor = Tensor._make_subclass(ShapeTensor, tensor, False)
     return made
+
+
+def without_history(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same storage that no autograd node made; no mode hears of it.
+
+    Of a kind that is neither plain nor a shape tensor: the tensor itself.
+    """
+    if tensor.grad_fn is None:
+        return tensor
+    if type(tensor) is ShapeTensor:
+        alone: Tensor = run_on_metadata(_DETACH, (tensor,), {})
+        return alone
+    if type(tensor) is Tensor:
+        with torch._C._DisableTorchDispatch():
+            return tensor.detach()
+    return tensor
 
 
 class OnMeta:

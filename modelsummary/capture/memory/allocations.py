@@ -13,7 +13,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.op_costs import tensors_in
+from modelsummary.stored import inner_tensors
 
 __all__ = ["Allocation", "Allocations"]
 
@@ -70,14 +72,15 @@ class Allocations(TorchDispatchMode):
         self.operators: list[tuple[str, int]] = []
         self.every: list[Allocation] = []
         self._live: dict[int, tuple[Any, Allocation]] = {}
+        self._names: dict[Any, str] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Storages that are there already, each counted once."""
         for tensor in tensors:
-            found = self.of(tensor)
-            if found is None:
-                self._follow(tensor, Allocation(self._rounded(tensor), len(self.operators), kind))
+            for inner in inner_tensors(tensor):
+                if self.of(inner) is None:
+                    self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
 
     def of(self, tensor: Tensor) -> Allocation | None:
         """The storage behind a tensor, if it is followed."""
@@ -109,9 +112,15 @@ class Allocations(TorchDispatchMode):
             self._note_reuse(func, args, number)
         self._meet((args, kwargs), number)  # a number that Python passes becomes a tensor on its way here
         out = func(*args, **kwargs)
-        self.operators.append((str(func), self._where()))
+        self.operators.append((self._name(func), self._where()))
         self._meet(out, number)
         return out
+
+    def _name(self, func: Any) -> str:
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = str(func)
+        return name
 
     def _note_reuse(self, func: Any, args: Any, number: int) -> None:
         """Autograd works in place where nobody else holds a gradient, but not while a dispatch mode is on.
@@ -130,12 +139,15 @@ class Allocations(TorchDispatchMode):
                 allocation.reused_by = number
 
     def save(self, tensor: Tensor) -> Tensor:
-        """A tensor is kept for the backward; for ``saved_tensors_hooks``."""
+        """A tensor is kept for the backward; for ``saved_tensors_hooks``.
+
+        A node that keeps its own result must not keep, with the tensor, itself: such a cycle would never be freed.
+        """
         self._meet(tensor, max(len(self.operators) - 1, 0))
         allocation = self.of(tensor)
         if allocation is not None and allocation.saved_at is None:
             allocation.saved_at = self._where()
-        return tensor
+        return without_history(tensor)
 
     def note_node(self, node: Any) -> None:
         """Follow a node of the backward: when it ends, and the number that it keeps."""
@@ -164,8 +176,9 @@ class Allocations(TorchDispatchMode):
 
     def _meet(self, value: Any, number: int) -> None:
         for tensor in tensors_in(value):
-            if tensor.layout is torch.strided and not _has_no_bytes(tensor) and self.of(tensor) is None:
-                self._follow(tensor, Allocation(self._rounded(tensor), number, made_at=self._where()))
+            for inner in (tensor,) if type(tensor) is ShapeTensor else inner_tensors(tensor):
+                if inner.layout is torch.strided and not _has_no_bytes(inner) and self.of(inner) is None:
+                    self._follow(inner, Allocation(self._rounded(inner), number, made_at=self._where()))
 
     def keep(self, tensor: Tensor) -> None:
         """Follow a tensor that is made where no operator is seen, and kept for the backward."""
@@ -175,8 +188,12 @@ class Allocations(TorchDispatchMode):
     def forward_ended(self, results: Iterable[Tensor]) -> None:
         """What lives now beside the results is kept for the backward, also where no autograd node keeps it.
 
-        A closure may do so: that of a checkpoint, which has the arguments of the function to run again.
+        A closure may do so: that of a checkpoint, which has the arguments of the function to run again. What died
+        together with its node is not kept.
         """
+        for each in self.every:
+            if each.died is not None:
+                each.saved_at = None
         own = {id(self.of(tensor)) for tensor in results if tensor.layout is torch.strided}
         for _, allocation in self._live.values():
             if not allocation.kind and allocation.saved_at is None and id(allocation) not in own:

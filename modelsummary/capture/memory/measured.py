@@ -11,7 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.facts import modules_of, tensors_of_modules
+from modelsummary.capture.facts import modules_of, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.memory.predicted import StepPlan, casting, loss_of
 from modelsummary.capture.recording.fingerprint import Uncounted
@@ -20,6 +20,7 @@ from modelsummary.capture.structure import tensors_of
 from modelsummary.capture.watch import Operators
 from modelsummary.errors import InputError
 from modelsummary.recompute import apply_checkpoint
+from modelsummary.stored import inner_tensors
 
 __all__ = ["Measured", "measure_step"]
 
@@ -99,8 +100,10 @@ class _RealStep:
         state = self._optimizer.state.values() if self._optimizer is not None else ()
         own = tensors_of([list(each.values()) for each in state])
         grads = [each.grad for each in self._trained if each.grad is not None]
-        held = (*tensors_of_modules(modules_of(self._model)), *tensors_of((self._args, self._kwargs)), *own, *grads)
-        return {each.untyped_storage().data_ptr(): each.untyped_storage() for each in held}
+        modules, inputs = modules_of(self._model), tensors_of((self._args, self._kwargs))
+        held = (*tensors_of_modules(modules), *tensors_in_attributes(modules), *inputs, *own, *grads)
+        storages = [inner.untyped_storage() for each in held for inner in inner_tensors(each)]
+        return {each.data_ptr(): each for each in storages}
 
 
 def _on_cpu(step: _RealStep) -> tuple[int, int]:

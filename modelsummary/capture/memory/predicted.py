@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.facts import modules_of, named_modules, tensors_of_modules
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
+from modelsummary.capture.facts import modules_of, named_modules, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.memory.allocations import Allocation, Allocations
 from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
-from modelsummary.capture.structure import tensors_of
+from modelsummary.capture.structure import map_tensors, tensors_of
 from modelsummary.capture.timing.backward import BackwardTimer
 from modelsummary.capture.timing.timer import Step, Timer
 from modelsummary.capture.watch import Operators
@@ -186,6 +187,7 @@ class _Run:
         follow = self.allocations
         follow.hold(self._model.parameters(), "params")
         follow.hold(self._model.buffers(), "buffers")
+        follow.hold(tensors_in_attributes(modules_of(self._model)), "buffers")
         follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
         with follow:
             self._prepare()
@@ -205,17 +207,28 @@ class _Run:
         """The state that an optimizer makes in its first step, and gradients that are there already."""
         if self._plan.make_optimizer is not None and self._trained:
             self._optimizer = self._plan.make_optimizer(self._trained)
-            for parameter in self._trained:
-                parameter.grad = torch.empty_like(parameter)
-            self._optimizer.step()
+            self._first_step(self._optimizer)
             states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
             for state in states:
                 found = self.allocations.of(state)
                 if found is not None and not found.kind:
                     found.kind = "optimizer_state"
         for parameter in self._trained:
-            parameter.grad = torch.empty_like(parameter) if self._plan.accumulates else None
+            parameter.grad = torch.zeros_like(parameter) if self._plan.accumulates else None
         self._mark_gradients()
+
+    def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimizer's state. On shapes, parameters that are alike get copies of one's: a step is long."""
+        alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
+        for number, group in enumerate(optimizer.param_groups):
+            for each in group["params"]:
+                alike[(number, spec_of(each)) if type(each) is ShapeTensor else id(each)].append(each)
+        for first, *_ in alike.values():
+            first.grad = torch.zeros_like(first)  # a real step goes on with these parameters
+        optimizer.step()
+        for first, *others in alike.values():
+            for each in others if first in optimizer.state else ():
+                optimizer.state[each] = map_tensors(torch.clone, optimizer.state[first])
 
     def _mark_gradients(self) -> None:
         for parameter in self._trained:
