@@ -311,11 +311,16 @@ class TorchFunction:
         return (_named, (self.kind, self.name)) if is_public else (TorchFunction, (self.kind, self.name, self.function))
 
 
+_STANDINS = frozenset({"ShapeTensor.tolist", "ShapeTensor.numpy"})
+
+
 def torch_function(function: Any) -> TorchFunction:
     """``function`` as ``__torch_function__`` got it."""
     name = getattr(function, "__name__", "")
     if name == "__get__":
         return TorchFunction("get", function.__self__.__name__)
+    if getattr(function, "__qualname__", "") in _STANDINS:  # a shape tensor answers in the place of torch
+        function = getattr(torch.Tensor, name)
     public = resolve_name(function) or name or "function"
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         public = f"torch.ops.{public}"
@@ -417,6 +422,7 @@ class Record:
         batch_dim: dimension of the inputs that is the batch.
         no_other_mode: why the record holds for its mode (train or eval) only; empty if it holds for both.
         smallest_batch: the smallest batch size that the record holds for; many forwards do other things with one.
+        unread: FQNs of the attributes that the forward assigns for somebody else: a second forward would do the same.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory, for each run.
     """
 
@@ -426,4 +432,5 @@ class Record:
     no_batch: str
     no_other_mode: str
     smallest_batch: int
+    unread: frozenset[str]
     storages_of: dict[str, tuple[int, ...]]

@@ -379,3 +379,17 @@ def test_deferred_values():
 
     stats = Statistics(branching(condition), (3, 4))
     assert (stats.execution, stats.total_mult_adds) == ("shape", 24)
+
+
+def test_a_known_mask_selects_from_unknown_values():
+    def forward(self, x, mask):
+        y = self.a(x)
+        return self.a(y[mask]).sum() + y[0, mask[0]].sum() + y[:, torch.tensor([True, False, True])].sum()
+
+    model, x = Call(forward, a=nn.Linear(4, 4)), torch.rand(2, 3, 4)
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    shapes = Statistics(model, (x, mask), execution="shape")
+    real = Statistics(model, (x, mask), execution="real")
+    assert shapes.total_mult_adds == real.total_mult_adds == 6 * 16 + 3 * 16
+    assert shapes.to_records() == real.to_records()
+    assert shapes["a"].output_size == [2, 3, 4]

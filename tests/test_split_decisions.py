@@ -81,3 +81,55 @@ def test_what_floats_decide_is_never_opened():
     stats = Statistics(Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), (rows(2, 4), torch.ones(2)))
     with pytest.raises(SplitError, match="the model decides by values of tensors"):
         stats.split(2)
+
+
+def test_sizes_that_integers_decide():
+    """What a vision-language model does: the features of an image go where its tokens are."""
+
+    def forward(self, ids, image):
+        x, features = self.embed(ids), self.vision(image)
+        places = (ids == 0).nonzero()[:, 1]
+        for layer in self.layers:
+            x = layer(x.index_add(1, places, features[: len(places)].expand(len(x), -1, -1)))
+        return x
+
+    model = Call(
+        forward,
+        embed=nn.Embedding(9, 4),
+        vision=nn.Linear(4, 4),
+        layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(4)),
+    )
+    image = torch.ones(3, 4)
+    stages = Statistics(model, (torch.tensor([[0, 1, 0, 2]]), image)).split(4)
+    assert [each.macs for each in stages.facts] == [3 * 16 + 4 * 16, 4 * 16, 4 * 16, 4 * 16]
+    assert stages.verify(torch.tensor([[5, 0, 0, 2]]), image).outputs == 0.0
+    with pytest.raises(SplitError, match=r"size gave \(2, 2\) when it was recorded, and gives torch.Size\(\[1, 2\]\)"):
+        stages(torch.tensor([[5, 0, 3, 2]]), image)
+    graph = modelsummary.symbolic_trace(model, meta_args={"ids": torch.tensor([[0, 1, 0, 2]]), "image": image})
+    given = torch.tensor([[5, 0, 0, 2]]), image
+    assert torch.equal(graph(*given), model(*given))
+
+
+def test_lists_that_integers_decide():
+    def forward(self, x, lengths):
+        return self.b(torch.cat([self.a(each) for each in x.split(lengths.tolist())]))
+
+    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    stages = Statistics(model, (torch.ones(5, 4), torch.tensor([2, 3]))).split(2)
+    assert stages.verify(torch.rand(5, 4), torch.tensor([2, 3])).outputs == 0.0
+    with pytest.raises(SplitError, match=r"gave \[2, 3\] when it was recorded, and gives \[1, 4\]"):
+        stages(torch.rand(5, 4), torch.tensor([1, 4]))
+
+
+def test_attributes_that_the_stages_do_not_assign_are_named():
+    """A forward leaves something for a step of generation; a second forward does the same as the first."""
+
+    def forward(self, x):
+        self.seen = x.sum()
+        return self.b(self.a(x))
+
+    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    stages = Statistics(model, torch.ones(2, 4)).split(2)
+    assert "Not assigned by the stages, as the forward does not depend on it: seen" in str(stages)
+    assert stages.verify(torch.rand(3, 4)).outputs == 0.0
+    assert not hasattr(model, "seen")

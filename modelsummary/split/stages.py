@@ -91,6 +91,8 @@ class Stages(Sequence[nn.Sequential]):
         self.record: Record | None = record
         self._validity = _validity(record, any(event.is_decision for part in calls for event in part))
         self.calls = [list(each) for each in calls]
+        inside = (event.assigned for part in calls for call in part for event in call.walk())
+        self._not_assigned = sorted(record.unread.difference(*inside))
         self._class_name = type(model).__name__
         self._keys = list(model.state_dict(keep_vars=True))
 
@@ -353,6 +355,9 @@ class Stages(Sequence[nn.Sequential]):
             summary.append(f"Limited by {limit.name}, {limit.share:.1%} of the cost: {limit.reason}")
         if self._validity:
             summary.append(f"Valid for {self._validity}")
+        if self._not_assigned:
+            names = ", ".join(self._not_assigned)
+            summary.append(f"Not assigned by the stages, as the forward does not depend on it: {names}")
         for shared in self.shared_parameters:
             summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
         return "\n".join([line, table[0], line, *table[1:], line, *summary, line])

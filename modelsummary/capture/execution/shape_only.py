@@ -55,6 +55,7 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view of which the schema says nothing
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+_MASKS = (torch.bool, torch.uint8)
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 
@@ -193,6 +194,9 @@ class ShapeOnly:
         if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
             kwargs["generator"] = None
         known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
+        if not known and selects_by_mask(rule, args):
+            out, _ = self._run(func, rule, (args[0], self._places(args[1])), kwargs, key)
+            return out, op_cost(rule, args, kwargs, out)
         if rule.needs_values or selects_by_mask(rule, args):
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
         self._before_writes(written)
@@ -291,6 +295,19 @@ class ShapeOnly:
         if func in CPU_RESULTS and device is not None and device.type == "cpu":
             out = CPU_RESULTS[func](out, *args)
         return out if device is None else there.enter(out)
+
+    def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return integer indices for masks: a mask that is known tells how many elements it keeps."""
+        places: list[Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in _MASKS:
+                places.append(index)
+                continue
+            values = self._value_of(index)
+            if values is None:
+                raise self._needing_values("aten.index")
+            places += map(self._know, values.nonzero(as_tuple=True))
+        return places
 
     # --------------------------------------------------------------------------------------- twins
 
@@ -471,7 +488,7 @@ def _identity(value: Any) -> Any:
 
 def selects_by_mask(rule: OpRule, args: Any) -> bool:
     """``x[mask]``: how many elements it keeps is in the values of the mask."""
-    return rule.name == "aten.index" and any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
+    return rule.name == "aten.index" and any(index.dtype in _MASKS for index in tensors_in(args[1]))
 
 
 def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:

@@ -18,10 +18,12 @@ from torch import nn
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.facts import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.recording.fingerprint import Uncounted
 from modelsummary.capture.recording.rules import WHOLE_LAYERS, TraceRules
 from modelsummary.capture.recording.tensors_of_run import Foreign, Token
 from modelsummary.capture.recording.trace import Tracer
 from modelsummary.capture.run import running
+from modelsummary.capture.watch import Operators
 from modelsummary.dataflow import (
     Attribute,
     BatchSize,
@@ -68,6 +70,7 @@ def record(
 
 
 def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str) -> Iterator[Record]:
+    _check_assignments(first, call, trace)
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
     if batches:
@@ -85,6 +88,27 @@ def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | No
     yield _merged(again, dim, no_batch, no_mode or _NO_MODE)
 
 
+def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
+    """Note the attributes that the forward assigns and a second forward behind the first makes nothing of.
+
+    Calls that assign nothing then do the same. What is assigned may serve somebody else (a step of generation).
+    """
+    assigned = frozenset().union(*(event.assigned for event in first.root.walk()))
+    if not assigned:
+        return
+    with suppress(Exception):  # it cannot be run twice
+        merged = _merged([first, _Run(trace(call, is_second=True), None, is_other_mode=False)], 0, "", _NO_MODE)
+        pairs = zip(first.root.walk(), merged.root.walk(), strict=True)  # raises for runs of other calls
+        if all(_holds_twice(one, both) for one, both in pairs):
+            first.unread = assigned
+
+
+def _holds_twice(one: Event, both: Event) -> bool:
+    """What was recorded in one run holds for both."""
+    leaves = zip(*(leaves_of((each.args, each.kwargs, each.result)) for each in (one, both)), strict=True)
+    return all(isinstance(own, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for own, leaf in leaves)
+
+
 def record_once(model: nn.Module, call: CallArguments, execution: str) -> Record:
     """Record one forward: what it did, without knowing what holds at other batch sizes and in the other mode."""
     run = _Run(_tracing(model, execution)(call), None, is_other_mode=False)
@@ -95,8 +119,11 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS)
     modules = modules_of(model)
     device = device_of(tensors_of_modules(modules))
 
-    def trace(call: CallArguments, *, other_mode: bool = False) -> Tracer:
+    def trace(call: CallArguments, *, other_mode: bool = False, is_second: bool = False) -> Tracer:
         with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
+            if is_second:
+                with Operators(Uncounted(), executes):
+                    model(*args, **kwargs)
             tracer = Tracer(model, executes, device, rules)
             tracer.run(args, kwargs, other_mode=other_mode)
         return tracer
@@ -112,6 +139,7 @@ class _Run:
     tracer: Tracer
     batch: int | None
     is_other_mode: bool
+    unread: frozenset[str] = frozenset()  # assigned attributes that no later forward depends on
 
     @property
     def root(self) -> Event:
@@ -184,6 +212,7 @@ def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str,
         no_batch=no_batch,
         no_other_mode=no_other_mode,
         smallest_batch=smallest_batch,
+        unread=runs[0].unread,
         storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},
     )
 
@@ -199,6 +228,7 @@ class _Merge:
                 index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2
             )
         self._values: dict[tuple[int, ...], Value] = {}
+        self._unread = runs[0].unread
 
     def event(self, events: Sequence[Event], parent: Event | None) -> Event:
         first = events[0]
@@ -215,6 +245,9 @@ class _Merge:
         event.writes = tuple(each.writes[0] for each in events)
         event.assigned = frozenset().union(*(each.assigned for each in events))
         event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
+        read = sorted(event.assigned - self._unread)
+        if read and not event.obstacle:
+            event.obstacle = f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}"
         difference = self._difference(events)
         if difference:
             event.obstacle = event.obstacle or difference

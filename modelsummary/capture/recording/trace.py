@@ -207,7 +207,7 @@ class Tracer(TorchFunctionMode):
             self.is_open = not begins
         self.is_open = False
         self._states[id(module)] = state_of(module)
-        self._note_state(event, before, self._states[id(module)])
+        self._note_state(event, module, before)
         event.macs = own.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
         event.result = self._result_of_module(event, module, out)
@@ -230,16 +230,19 @@ class Tracer(TorchFunctionMode):
 
         return map_template(known, taken_apart(out))
 
-    def _note_state(self, event: Event, before: dict[str, Any], after: dict[str, Any]) -> None:
+    def _note_state(self, event: Event, module: nn.Module, before: dict[str, Any]) -> None:
+        after = self._states[id(module)]
         if before == after:
             return
         name = _first_difference(before, after)
         prefix = f"{event.fqn}." if event.fqn else ""
         event.assigned = frozenset(prefix + each for each in after if before.get(each, before) != after[each])
-        if numbers_in(before) != numbers_in(after):
+        is_number = numbers_in(before) != numbers_in(after)
+        if is_number:
             for around in self._stack:  # a number that another module may have read, and made a constant of
                 around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {name!r}"
-        event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
+        if is_number or name in module._parameters or name in module._buffers:  # a state dict knows of these
+            event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
 
     def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:
         """What the forward does to an object that it is given is known from the result, if the object is in it."""
@@ -349,7 +352,20 @@ class Tracer(TorchFunctionMode):
         dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
         self.tensors.taint(own.writes, tainted)
         event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
+        if self._on_shapes:
+            self._note_sizes(made)
         return out
+
+    def _note_sizes(self, made: list[Tensor]) -> None:
+        """On shapes, only values that are known can give a tensor its size: to make it was a decision."""
+        tokens = [(tensor, token) for tensor in made if isinstance(token := self.tensors.leaf(tensor), Token)]
+        for tensor, token in tokens:
+            if token.is_dynamic:
+                self.decides = True
+                if self._rules.checks_decisions:
+                    token.is_dynamic = False
+                    asked = self._decision(torch_function(Tensor.size), ((token,), {}), tuple(tensor.shape))
+                    self._stack[-1].children.append(asked)
 
     def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
         """On shapes, only values that follow from integers of the input and from buffers can be asked for."""

@@ -206,6 +206,7 @@ class Held:
         for cell in method.__closure__ or ():
             with suppress(ValueError):
                 self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
+                self._save_memory(cell.cell_contents)
         for name in _globals_set_in(method.__code__):
             put = functools.partial(_put_global, method.__globals__, name)
             self._states.append((put, method.__globals__.get(name, _MISSING)))
