@@ -136,6 +136,7 @@ def test_a_budget_is_not_kept_by_what_is_not_counted(capsys):
     assert output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-params", "6").err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_the_budgets_of_the_example(tmp_path):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))

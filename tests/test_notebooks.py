@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PICTURES = {"tour": 3, "will_it_fit": 1, "plan_405b": 0, "onnx_lab": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Jupyter
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebook(path):

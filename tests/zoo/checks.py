@@ -186,6 +186,13 @@ def memory(subject: Subject) -> Finding:
     close = abs(facts["peak_ratio_without_workspace"] - 1) <= PEAK
     texts = []
     at = ours.peak_at
+    if not (facts["held_exact"] and close):
+        with own_randomness():
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(1)
+            again = real_step(copy.deepcopy(example), OPTIMIZERS[OPTIMIZER])
+        if again.held != measured.held:
+            return Finding("none", f"by chance, a real step holds {measured.held:,} or {again.held:,} bytes", facts)
     if not facts["held_exact"]:
         texts.append(f"held {facts['held']:,} for {measured.held:,}")
     if not close:

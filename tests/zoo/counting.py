@@ -30,7 +30,7 @@ def _product(a: Tensor, b: Tensor) -> int:
     return a.numel() * b.shape[-1]
 
 
-def _added_product(_: Tensor, a: Tensor, b: Tensor, *rest: Any) -> int:
+def _added_product(_: Tensor, a: Tensor, b: Tensor, *rest: Any, **scales: Any) -> int:
     return _product(a, b)
 
 

@@ -32,7 +32,7 @@ _VALUES = "the forward asks for values of tensors"
 _MEMORY = "bytes held differ from those of the real step"
 _UNEVEN = "the stages are less even than cuts between operators allow"
 _QUANTISED = "quantised operators have no shape rule"
-_RECURRENT = "the layer is the model, and assigns its attribute '_flat_weight_refs'"
+_RECURRENT = "the model is one layer, and there is nothing to cut"
 _ONE_CALL = "there is one call, and nothing to cut"
 _SPLIT_BY_VALUES = {"split(2)": _VALUES, "split(4)": _VALUES, "trace": _VALUES, "meta": _VALUES}
 _ONE_LAYER = {"split(2)": _RECURRENT, "split(4)": _RECURRENT, "trace": _RECURRENT}
@@ -41,20 +41,17 @@ _ONE_LAYER = {"split(2)": _RECURRENT, "split(4)": _RECURRENT, "trace": _RECURREN
 KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("transformers", "bamba"): {"balance(4)": _UNEVEN},
     ("transformers", "deberta_v2"): {"meta": _VALUES},
-    ("transformers", "detr"): {"memory": _MEMORY},
     ("torchvision", "ssdlite320_mobilenet_v3_large"): {
         **_SPLIT_BY_VALUES,
         "on shapes": _VALUES,
         "memory": _MEMORY,
     },
     ("torchvision", "quantized_mobilenet_v2"): {"on shapes": _QUANTISED, "meta": _VALUES},
-    ("diffusers", "AutoencoderKL"): {"memory": _MEMORY},
-    ("torch_geometric", "GCNConv"): _SPLIT_BY_VALUES,
-    ("torch_geometric", "GATv2Conv"): {**_SPLIT_BY_VALUES, "on shapes": _VALUES},
-    ("torch_geometric", "RGCNConv"): _SPLIT_BY_VALUES,
+    ("torch_geometric", "GCNConv"): {"meta": _VALUES},
+    ("torch_geometric", "GATv2Conv"): {"meta": _VALUES},
+    ("torch_geometric", "RGCNConv"): {"meta": _VALUES},
+    ("torch_geometric", "ChebConv"): {"meta": _VALUES},
     ("torch_geometric", "HGTConv"): {"balance(3)": _UNEVEN},
-    ("torch_geometric", "ChebConv"): _SPLIT_BY_VALUES,
-    ("others", "torchao.int8_weight_only"): {"memory": _MEMORY},
     ("others", "torch.quantize_dynamic"): {"on shapes": _QUANTISED, "meta": _VALUES},
     ("others", "x_transformers.rotary"): {"meta": _VALUES},
     ("others", "nn.LSTM"): _ONE_LAYER,
