@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import modelsummary
-from modelsummary.split.costs import call_costs
+from modelsummary.split.call_costs import call_costs
 from modelsummary.split.partition import Chain, bottleneck_of, partition
 
 

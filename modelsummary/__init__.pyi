@@ -1,6 +1,6 @@
 from . import fx, onnx, tiling
-from .device_spec import DeviceSpec
-from .enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
+from .costs.devices import DeviceSpec
+from .torchinfo.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
 from .errors import (
     DataDependentError,
     ForwardError,
@@ -37,11 +37,11 @@ from .fx import (
     symbolic_trace,
 )
 from .layer_info import LayerInfo
-from .loading import load
-from .memory_estimate import MemoryEstimate
-from .op_formulas import register_op_cost
+from .files.loading import load
+from .memory.estimate import MemoryEstimate
+from .costs.formulas import register_op_cost
 from .profiler import Profiler, TIDSProfiler, profile
-from .recompute import CheckpointPlan, apply_checkpoint
+from .memory.checkpointing import CheckpointPlan, apply_checkpoint
 from .split import Stages
 from .statistics import ModelStatistics, Statistics, measure_memory
 from .torchinfo import summary

@@ -16,14 +16,14 @@ from torch.utils._pytree import tree_leaves
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.facts import modules_of, tensors_of_modules, unwrap
+from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.structure import argument_sizes
-from modelsummary.capture.timing.backward import BackwardTimer
-from modelsummary.capture.timing.clock import Clock, CpuClock, clock_for
-from modelsummary.capture.timing.latency import LatencyOverhead
-from modelsummary.capture.timing.timer import Step, Timer, cost_of_timing
-from modelsummary.capture.timing.timings import IN_THREADS, Timings, fill
+from modelsummary.capture.values import argument_sizes
+from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.clock import Clock, CpuClock, clock_for
+from modelsummary.latency.measure import LatencyOverhead
+from modelsummary.capture.timer import Step, Timer, cost_of_timing
+from modelsummary.latency.timings import IN_THREADS, Timings, fill
 from modelsummary.errors import InputError, ProfilerError
 from modelsummary.statistics.model_statistics import ModelStatistics
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary.capture.timing.backward import BackwardTimer
-from modelsummary.capture.timing.timer import Timer
+from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.timer import Timer
 from tests.clocks import ManualClock
 from tests.models import Call
 

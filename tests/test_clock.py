@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modelsummary.capture.timing.clock import CpuClock, EventClock, SynchronizingClock, clock_for
+from modelsummary.capture.clock import CpuClock, EventClock, SynchronizingClock, clock_for
 
 
 class Event:

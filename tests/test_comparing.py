@@ -10,7 +10,7 @@ from torch import nn
 
 from modelsummary import InputError, Statistics, load
 from modelsummary.cli import run
-from modelsummary.comparing import compare
+from modelsummary.files.comparing import compare
 from tests.onnx_models import distinct_values, export
 from tests.test_archive import exported, scripted
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.dataflow import (
+from modelsummary.record.events import (
     Attribute,
     BatchSize,
     TorchFunction,

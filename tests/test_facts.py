@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from modelsummary.capture.facts import module_facts, modules_of, named_modules, tensors_of_modules, totals, unwrap
+from modelsummary.capture.modules import module_facts, modules_of, named_modules, tensors_of_modules, totals, unwrap
 from tests.models import Decoder, Nested
 
 

@@ -29,7 +29,7 @@ from modelsummary import (
     symbolic_profile,
     symbolic_trace,
 )
-from modelsummary.fx.table import in_bytes, profile_table, rows_of
+from modelsummary.fx.profile_table import in_bytes, profile_table, rows_of
 from tests.idioms import IDIOMS
 from tests.untouched import untouched
 

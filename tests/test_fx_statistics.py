@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, LayerNotFoundError, Statistics, TraceError
-from modelsummary.fx.table import rows_of
+from modelsummary.fx.profile_table import rows_of
 from tests.graphs import assert_same
 from tests.idioms import IDIOMS
 from tests.untouched import untouched

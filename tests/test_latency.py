@@ -217,8 +217,8 @@ def test_a_copy_runs_on_another_device():
 def test_nothing_waits_inside_of_the_forward():
     from torch.profiler import ProfilerActivity, profile
 
-    from modelsummary.capture.timing.clock import clock_for
-    from modelsummary.capture.timing.timer import Timer
+    from modelsummary.capture.clock import clock_for
+    from modelsummary.capture.timer import Timer
 
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).cuda()
     x = torch.randn(8, 64, device="cuda")

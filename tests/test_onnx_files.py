@@ -11,8 +11,8 @@ import pytest
 import modelsummary
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, load
-from modelsummary.onnx.reading import import_onnx
-from modelsummary.onnx.stripping import without_weights
+from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.files.onnx.stripping import without_weights
 from tests.onnx_models import TensorProto, export, graph, helper, model, onnx, saved, value, weight
 
 node = helper.make_node

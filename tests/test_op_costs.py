@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.op_costs import NO_COST, op_cost, op_rule
+from modelsummary.costs.operators import NO_COST, op_cost, op_rule
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.views.profile import flops_with_elementwise, top_classes
+from modelsummary.views.reports import flops_with_elementwise, top_classes
 
 
 @pytest.fixture

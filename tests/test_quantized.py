@@ -10,8 +10,8 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from modelsummary import Statistics
-from modelsummary.op_costs import op_rule
-from modelsummary.stored import inner_tensors, nbytes_of, numel_of, shape_of
+from modelsummary.costs.operators import op_rule
+from modelsummary.costs.stored import inner_tensors, nbytes_of, numel_of, shape_of
 from tests.models import Call
 from tests.untouched import untouched
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import InputError, Statistics, apply_checkpoint
-from modelsummary.recompute import Block, blocks_of, least_recomputation, square_root
+from modelsummary.memory.checkpointing import Block, blocks_of, least_recomputation, square_root
 from tests.models import Call
 from tests.untouched import untouched
 

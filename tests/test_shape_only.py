@@ -12,7 +12,7 @@ from torch import nn
 
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.op_costs import op_rule
+from modelsummary.costs.operators import op_rule
 from tests.models import Call
 from tests.untouched import untouched
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.capture.structure import argument_sizes, map_tensors, result_sizes
+from modelsummary.capture.values import argument_sizes, map_tensors, result_sizes
 from modelsummary.layer_info import UNKNOWN, first_shape
 from tests.models import Output, Pair
 

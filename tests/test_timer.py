@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.capture.timing.clock import CpuClock
-from modelsummary.capture.timing.timer import Timer, cost_of_timing, suspended
+from modelsummary.capture.clock import CpuClock
+from modelsummary.capture.timer import Timer, cost_of_timing, suspended
 from tests.clocks import ManualClock, Takes
 from tests.models import Call
 from tests.untouched import untouched

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.capture.timing.timer import Timer
-from modelsummary.capture.timing.timings import Run, Timings, fill
+from modelsummary.capture.timer import Timer
+from modelsummary.latency.timings import Run, Timings, fill
 from tests.clocks import ManualClock, Takes
 from tests.models import Call
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.memory_estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.views.trace import trace_events
+from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.views.chrome_trace import trace_events
 from tests.trees import SPECS, tree
 from tests.untouched import untouched
 

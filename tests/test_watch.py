@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.execution.real import RealExecution
-from modelsummary.capture.watch import Watch
+from modelsummary.capture.calls import Watch
 from tests.models import Call, ClampsWeights
 
 

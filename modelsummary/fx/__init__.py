@@ -4,7 +4,7 @@ from modelsummary.fx.checkpoint import checkpoint_graph
 from modelsummary.fx.communication import CommunicationProfiler, MeshSpec
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
 from modelsummary.fx.meta_mode import MetaTensorMode
-from modelsummary.fx.profile import FlopProfiler, GraphProfiler, flop_count, symbolic_profile
+from modelsummary.fx.profiling import FlopProfiler, GraphProfiler, flop_count, symbolic_profile
 from modelsummary.fx.registry import (
     register_flop_count_impl,
     register_leaf_module,
@@ -15,7 +15,7 @@ from modelsummary.fx.registry import (
     register_tracer_impl,
 )
 from modelsummary.fx.shape_prop import ShapeProp
-from modelsummary.fx.trace import symbolic_trace
+from modelsummary.fx.tracing import symbolic_trace
 
 __all__ = [
     "CommunicationProfiler",

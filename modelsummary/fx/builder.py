@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from modelsummary.dataflow import (
+from modelsummary.record.events import (
     Attribute,
     BatchSize,
     Event,

@@ -11,7 +11,7 @@ from modelsummary.errors import InputError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen, region_of
 from modelsummary.fx.meta_info import MetaInfo
 from modelsummary.fx.shape_prop import checked
-from modelsummary.recompute import CheckpointPlan, segment_of
+from modelsummary.memory.checkpointing import CheckpointPlan, segment_of
 
 __all__ = ["checkpoint_graph"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from modelsummary.capture.structure import tensors_of
+from modelsummary.capture.values import tensors_of
 
 __all__ = ["MetaInfo", "TensorSet", "sim_env"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.capture.structure import tensors_of
+from modelsummary.capture.values import tensors_of
 
 __all__ = ["MetaTensorMode", "takes_gradients"]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelsummary.capture.recording.rules import TraceRules
+from modelsummary.record.rules import TraceRules
 from modelsummary.errors import RegistrationError
 
 __all__ = [

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.dataflow import Record
+from modelsummary.record.events import Record
 from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
 from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
-from modelsummary.split.costs import By, call_costs, held_by_calls
-from modelsummary.split.facts import Crossing, StageFacts, facts_of_parts
-from modelsummary.split.parts import parts_of
-from modelsummary.split.plan import Cluster, Plan, Plans, make_plans
+from modelsummary.split.call_costs import By, call_costs, held_by_calls
+from modelsummary.split.stage_facts import Crossing, StageFacts, facts_of_parts
+from modelsummary.split.stage_parts import parts_of
+from modelsummary.cluster.plan import Cluster, Plan, Plans, make_plans
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stages import Stages
 

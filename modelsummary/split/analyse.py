@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from modelsummary.dataflow import (
+from modelsummary.record.events import (
     BatchSize,
     Event,
     Record,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.dataflow import (
+from modelsummary.record.events import (
     Attribute,
     BatchSize,
     Event,
@@ -20,8 +20,8 @@ from modelsummary.dataflow import (
     values_in,
 )
 from modelsummary.split.analyse import CallSequence
-from modelsummary.split.homes import Homes
-from modelsummary.split.parts import Part
+from modelsummary.split.holdings import Homes
+from modelsummary.split.stage_parts import Part
 from modelsummary.split.stage import Function, Inputs, Plan, Scope, Slot, Stage, Step
 
 __all__ = ["build", "inputs_of"]

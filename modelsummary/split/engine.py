@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modelsummary.dataflow import BatchSize, holds_objects, leaves_of, map_template, with_leaves
+from modelsummary.record.events import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
-from modelsummary.split.facts import Crossing
+from modelsummary.split.stage_facts import Crossing
 from modelsummary.split.materialize import Checkpoint, Init, materialize
 from modelsummary.split.stage import Inputs, Slot
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary.dataflow import (
+from modelsummary.record.events import (
     Attribute,
     BatchSize,
     Marker,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.facts import modules_of
+from modelsummary.capture.modules import modules_of
 from modelsummary.capture.state.restore import unchanged
-from modelsummary.dataflow import leaves_of, map_template, structure_of, taken_apart
+from modelsummary.record.events import leaves_of, map_template, structure_of, taken_apart
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 

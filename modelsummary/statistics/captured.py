@@ -11,11 +11,11 @@ from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.facts import is_compiled, unwrap
+from modelsummary.capture.modules import is_compiled, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import DataDependentError, ForwardError, InputError
-from modelsummary.memory_estimate import MemoryMeasurement
+from modelsummary.memory.estimate import MemoryMeasurement
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.cells import TableOptions
 
@@ -67,7 +67,7 @@ class Statistics(ModelStatistics):
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
         """A path makes no ``Statistics``, but the statistics of that file."""
         if isinstance(model, (str, PathLike)):
-            from modelsummary.loading import statistics_of_file
+            from modelsummary.files.loading import statistics_of_file
 
             return statistics_of_file(model, *args, **options)
         return super().__new__(cls)

@@ -43,8 +43,8 @@ class Graphing(Live):
             InputError: there is no live model with an input.
             TraceError: the forward cannot be written as a graph; says why.
         """
-        from modelsummary.fx.profile import profile_call
-        from modelsummary.fx.trace import trace_call
+        from modelsummary.fx.profiling import profile_call
+        from modelsummary.fx.tracing import trace_call
 
         model, call = self._live("a graph module")
         names = dict(_names(model, call))

@@ -12,12 +12,12 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import available_device, call_like
-from modelsummary.capture.timing.latency import LatencyOverhead, measure_latency
-from modelsummary.device_spec import DeviceSpec, Precision
+from modelsummary.latency.measure import LatencyOverhead, measure_latency
+from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.errors import InputError
-from modelsummary.roofline import Roofline, estimate, roofline
+from modelsummary.costs.roofline import Roofline, estimate, roofline
 from modelsummary.statistics.live import Live
-from modelsummary.views.profile import latency_lines, profile_report
+from modelsummary.views.reports import latency_lines, profile_report
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,9 +10,9 @@ from types import EllipsisType
 from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.timing.latency import LatencyOverhead
+from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError, close_to
-from modelsummary.formatting import ReadableNumbers
+from modelsummary.torchinfo.formatting import ReadableNumbers
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.statistics.exporting import Exporting
 from modelsummary.statistics.graphing import Graphing

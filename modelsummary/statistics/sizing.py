@@ -13,12 +13,12 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.memory.measured import measure_step
-from modelsummary.capture.memory.predicted import RowMemory, StepPlan, simulate_step
+from modelsummary.memory.measure import measure_step
+from modelsummary.memory.predict import RowMemory, StepPlan, simulate_step
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory_estimate import MemoryEstimate, MemoryMeasurement
-from modelsummary.recompute import (
+from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
+from modelsummary.memory.checkpointing import (
     Block,
     CheckpointPlan,
     blocks_of,

@@ -12,7 +12,7 @@ from modelsummary.statistics.live import Live
 
 if TYPE_CHECKING:  # modelsummary.split takes as long to import as the rest
     from modelsummary.split import By, Plans, Stages
-    from modelsummary.statistics.model_splitter import ModelSplitter
+    from modelsummary.split.model_splitter import ModelSplitter
 
 __all__ = ["Splitting"]
 
@@ -108,7 +108,7 @@ class Splitting(Live):
 
     def _splitter(self) -> ModelSplitter:
         """Made at the first use, and where autocast was switched since."""
-        from modelsummary.statistics.model_splitter import ModelSplitter
+        from modelsummary.split.model_splitter import ModelSplitter
 
         if self._cut is None or not self._cut.is_current():
             rows = list(self.root.walk())

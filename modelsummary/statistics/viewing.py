@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.errors import InputError
-from modelsummary.memory_estimate import MemoryEstimate
+from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.statistics.measuring import Measuring
 from modelsummary.views.rows import check_depth
 
@@ -53,7 +53,7 @@ class Viewing(Measuring):
             InputError: an argument is unusable, or there is no live model with an input.
             SplitError: a parameter is not initialised yet, or the stages were pickled.
         """
-        from modelsummary.capture.recording.record import record_once
+        from modelsummary.record.runs import record_once
         from modelsummary.split import Stages, check_initialized
         from modelsummary.views.graph import dataflow_graph
 
@@ -90,7 +90,7 @@ class Viewing(Measuring):
             InputError: nothing was measured and no ``memory`` is given, it is that of another model, or the file cannot
                 be written.
         """
-        from modelsummary.views.trace import trace_events
+        from modelsummary.views.chrome_trace import trace_events
 
         if memory is not None and not isinstance(memory, MemoryEstimate):
             raise InputError(f"memory={memory!r:.80} is no MemoryEstimate; pass what memory() returned")

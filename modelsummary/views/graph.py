@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from modelsummary.dataflow import Event, Record, Value, attributes_in, values_in
+from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.layer_info import LayerInfo
 from modelsummary.units import auto_prefix, format_number
 from modelsummary.views.rows import one_line

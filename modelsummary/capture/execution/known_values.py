@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.structure import map_leaves
-from modelsummary.op_costs import OpRule, tensors_in
+from modelsummary.capture.values import map_leaves
+from modelsummary.costs.operators import OpRule, tensors_in
 
 __all__ = ["KnownValues"]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
-from modelsummary.op_costs import OpCost, OpRule, op_cost, tensors_in
+from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
+from modelsummary.costs.operators import OpCost, OpRule, op_cost, tensors_in
 
 __all__ = ["RealExecution"]
 

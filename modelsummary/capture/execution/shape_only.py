@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from modelsummary.attention_blocks import BLOCK_MASKED, skipped_macs
+from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_rules import CPU_RESULTS, DEVICE_RESULTS, SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
@@ -40,11 +40,11 @@ from modelsummary.capture.execution.shape_tensor import (
     spec_of,
     storages_resized,
 )
-from modelsummary.capture.structure import map_tensors
+from modelsummary.capture.values import map_tensors
 from modelsummary.errors import DataDependentError
-from modelsummary.op_costs import NO_COST, OpCost, OpRule, op_cost, tensors_in
-from modelsummary.op_formulas import is_outer_product, outer_product_macs
-from modelsummary.stored import is_distributed, is_wrapper
+from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, tensors_in
+from modelsummary.costs.formulas import is_outer_product, outer_product_macs
+from modelsummary.costs.stored import is_distributed, is_wrapper
 
 __all__ = ["ShapeOnly", "selects_by_mask"]
 

@@ -63,7 +63,7 @@ class ShapeTensor(Tensor):
     ) -> Any:
         """Run an operator on shapes, outside of any run."""
         from modelsummary.capture.execution.shape_only import ShapeOnly
-        from modelsummary.op_costs import op_rule
+        from modelsummary.costs.operators import op_rule
 
         device = next((each.device for each in args if isinstance(each, Tensor)), _META)
         return ShapeOnly(device).run(func, op_rule(func), args, kwargs or {})[0]

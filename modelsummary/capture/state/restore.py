@@ -20,7 +20,7 @@ from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
-from modelsummary.capture.state.held import Held
+from modelsummary.capture.state.reachable import Held
 
 __all__ = ["unchanged"]
 

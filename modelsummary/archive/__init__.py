@@ -1,1 +1,0 @@
-"""Archives of torch: exported programs (``.pt2``) and TorchScript (``.pt``). ``modelsummary.load`` reads them."""

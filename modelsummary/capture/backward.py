@@ -1,0 +1,154 @@
+"""Time the backward of modules by the autograd nodes that their calls made.
+
+A mark is made before each node runs, and one when the backward has ended; the time until the next mark is the node's,
+with the sums of gradients that follow from it. Nothing is added to the graph, so in-place operations, which full
+backward hooks refuse, and residual additions, which they read as zero, are timed like all others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelsummary.capture.values import tensors_of
+from modelsummary.capture.clock import Clock
+from modelsummary.capture.timer import Step, TimedCall
+
+__all__ = ["BackwardTimer"]
+
+_LEAF = 2**63  # numbers from here on are those of nodes that add up gradients of leaves
+_REENTRANT = "CheckpointFunctionBackward"
+
+
+class BackwardTimer:
+    """Times the backward of one step, whose output must have been kept.
+
+    Only nodes that the step made are marked: they go with its graph. (Nodes that add up gradients of leaves may live
+    longer, with ``DistributedDataParallel`` for ever; their time is that of the node before them.)
+
+    Args:
+        on_node: is given each node.
+
+    Attributes:
+        unknown: calls whose backward runs out of sight, inside of re-entrant activation checkpointing.
+        unreached: calls that made nodes to which the output does not lead; they run as part of others.
+    """
+
+    def __init__(self, step: Step, clock: Clock, on_node: Callable[[Any], object] | None = None) -> None:
+        self._clock = clock
+        # by backward and thread: call and mark of each node that begins; None for the call where others' nodes begin
+        self._logs: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
+        self._ends: dict[int, Any] = {}  # by backward
+        self._times: defaultdict[TimedCall, float] = defaultdict(float)
+        self._handles: list[Any] = []
+        self.ran = False
+        self.unknown: set[TimedCall] = set()
+        numbers, calls = _ranges(step.root())
+        seen_numbers: set[int] = set()
+        reentrant: list[tuple[TimedCall, int]] = []
+        pending = [tensor.grad_fn for tensor in tensors_of(step.output) if tensor.grad_fn is not None]
+        seen: set[Any] = set()
+        while pending:
+            node = pending.pop()
+            number = node._sequence_nr()
+            call = calls[place] if (place := bisect_right(numbers, number) - 1) >= 0 else None
+            if node in seen or number >= _LEAF or call is None:
+                continue
+            seen.add(node)
+            seen_numbers.add(number)
+            if on_node is not None:
+                on_node(node)
+            if node.name() == _REENTRANT:
+                reentrant.append((call, number))
+            inner = [each for each, _ in node.next_functions if each is not None]
+            self._handles.append(node.register_prehook(self._mark(call)))
+            if any(each._sequence_nr() < numbers[0] for each in inner):  # what made the model's input is next
+                self._handles.append(node.register_hook(self._mark(None)))
+            pending.extend(inner)
+        step.output = None
+        for call, number in reentrant:  # what it ran made no node that is left
+            inside = [child for child in call.children if child.nodes[0] == number + 1]
+            inside = [child for child in inside if seen_numbers.isdisjoint(range(*child.nodes))]
+            self.unknown.update(each for child in inside for each in child.walk())
+        unreached = {call for call, own in _own_numbers(step.root()) if own and own.isdisjoint(seen_numbers)}
+        self.unreached = unreached - self.unknown
+
+    def _mark(self, call: TimedCall | None) -> Callable[..., None]:
+        logs, ends, now = self._logs, self._ends, self._clock.now
+        queue: Any = torch.autograd.Variable._execution_engine.queue_callback
+
+        def mark(*_: Any) -> None:
+            backward = torch._C._current_graph_task_id()
+            if backward not in ends:
+                ends[backward] = None
+                queue(lambda: ends.__setitem__(backward, now()))
+                self.ran = True
+            logs[backward, get_ident()] += (call, now())
+
+        return mark
+
+    def intervals(self) -> list[tuple[TimedCall, Any, Any]]:
+        """Which call's nodes ran between which two marks, in backwards that have ended."""
+        found = []
+        for (backward, _), log in self._logs.items():
+            if self._ends[backward] is not None:
+                marks = [*log[1::2], self._ends[backward]]
+                found += [(call, *marks[place : place + 2]) for place, call in enumerate(log[::2]) if call is not None]
+        return found
+
+    def milliseconds(self) -> dict[TimedCall, float]:
+        """Time of the nodes that each call made itself, in all backwards that have ended; waits for the device."""
+        for key in [key for key in self._logs if self._ends[key[0]] is not None]:
+            log = self._logs.pop(key)
+            marks = [*log[1::2], self._ends[key[0]]]
+            times = self._clock.milliseconds(marks)
+            self._clock.release(log[1::2])
+            for call, (begin, end) in zip(log[::2], pairwise(times), strict=True):
+                if call is not None:
+                    self._times[call] += end - begin
+        return dict(self._times)
+
+    def detach(self) -> None:
+        """Take the marks off the graph."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _own_numbers(root: TimedCall) -> Iterator[tuple[TimedCall, set[int]]]:
+    """Numbers of the nodes that each call made itself."""
+    for call in root.walk():
+        own = set(range(*call.nodes))
+        for child in call.children:
+            own.difference_update(range(*child.nodes))
+        yield call, own
+
+
+def _ranges(root: TimedCall) -> tuple[list[int], list[TimedCall | None]]:
+    """From which node number on which call is the innermost; a node from before or after the root has none."""
+    numbers: list[int] = []
+    calls: list[TimedCall | None] = []
+    pending: list[tuple[TimedCall, bool]] = [(root, True)]
+    while pending:
+        call, begins = pending.pop()
+        numbers.append(call.nodes[0] if begins else call.nodes[1])
+        if begins:
+            calls.append(call)
+            pending.append((call, False))
+            pending.extend((child, True) for child in reversed(call.children))
+        else:
+            calls.append(call.parent)
+    return numbers, calls
+
+
+def gradients_of(output: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of an output that have a gradient, and ones to begin their backward with."""
+    tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+    return tensors, [torch.ones_like(tensor) for tensor in tensors]

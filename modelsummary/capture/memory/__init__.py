@@ -1,1 +1,0 @@
-"""Memory of a step, predicted and measured."""

@@ -1,0 +1,228 @@
+"""What a model's modules are, apart from any run: names, parameters, buffers, kernel sizes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from modelsummary.capture.values import tensors_of
+from modelsummary.costs.stored import nbytes_of, numel_of, shape_of
+
+__all__ = [
+    "ModuleFacts",
+    "Owned",
+    "Totals",
+    "groups_of",
+    "kernel_size_of",
+    "module_facts",
+    "modules_of",
+    "named_modules",
+    "tensors_in_attributes",
+    "tensors_of_modules",
+    "totals",
+    "unwrap",
+]
+
+
+class Owned(NamedTuple):
+    """One parameter or buffer. ``shape`` is None while a lazy module has not initialised it."""
+
+    name: str
+    key: int
+    shape: list[int] | None
+    numel: int
+    nbytes: int
+    trainable: bool
+
+
+class Totals(NamedTuple):
+    """Elements and bytes of a set of parameters or buffers, each tensor once."""
+
+    numel: int
+    trainable: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class ModuleFacts:
+    """One module, whatever calls it gets.
+
+    Attributes:
+        fqn: first path in ``named_modules()``.
+        children: id of each child module -> its attribute name (the first, if it has several).
+        parameters, buffers: what the module registers itself.
+        all_parameters, all_buffers: with those of its submodules, by ``Owned.key``.
+        has_uninitialized: some of these are lazy and have no shape yet.
+    """
+
+    fqn: str
+    module: nn.Module
+    children: dict[int, str]
+    parameters: list[Owned]
+    buffers: list[Owned]
+    all_parameters: dict[int, Owned] = field(default_factory=dict)
+    all_buffers: dict[int, Owned] = field(default_factory=dict)
+    has_uninitialized: bool = False
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif is_compiled(model):
+            model = model._modules["_orig_mod"] or model
+        else:
+            return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """What ``torch.compile(model)`` returned."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # absent: nothing is compiled
+    return dynamo is not None and isinstance(model, getattr(dynamo, "OptimizedModule", ()))
+
+
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What ``model.named_modules()`` gives; its nested generators take ten times as long on deep models."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    pending = [("", model)]
+    while pending:
+        fqn, module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((fqn, module))
+        prefix = f"{fqn}." if fqn else ""
+        children = [(prefix + name, child) for name, child in module._modules.items() if child is not None]
+        pending.extend(reversed(children))
+    return found
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Every module of the model once, in the order of ``model.modules()``."""
+    return [module for _, module in named_modules(model)]
+
+
+def tensors_of_modules(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Parameters and buffers of these modules, tied ones as often as they are registered."""
+    for module in modules:
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    yield tensor
+
+
+def tensors_in_attributes(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Tensors in plain attributes of these modules, which are neither parameters nor buffers."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in _REGISTRIES:
+                yield from tensors_of(value)
+
+
+def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
+    """Facts of every module of ``model`` by ``id(module)``, in the order of ``named_modules()``."""
+    facts: dict[int, ModuleFacts] = {}
+    for fqn, module in named_modules(model):
+        children: dict[int, str] = {}
+        for name, child in module._modules.items():
+            if child is not None:
+                children.setdefault(id(child), name)
+        facts[id(module)] = ModuleFacts(
+            fqn=fqn,
+            module=module,
+            children=children,
+            parameters=[_owned(name, each) for name, each in module._parameters.items() if each is not None],
+            buffers=[_owned(name, each) for name, each in module._buffers.items() if each is not None]
+            + _packed_weights(module),
+        )
+    _collect(facts)
+    return facts
+
+
+def _collect(facts: dict[int, ModuleFacts]) -> None:
+    """Fill ``all_parameters`` and ``all_buffers``, descendants first; without recursion, models can be deep."""
+    done: set[int] = set()
+    pending = [next(iter(facts))]
+    while pending:
+        own = facts[pending[-1]]
+        missing = [child for child in own.children if child not in done]
+        if missing:
+            pending.extend(missing)
+            continue
+        key = pending.pop()
+        if key in done:
+            continue
+        done.add(key)
+        if own.parameters:
+            own.all_parameters = {each.key: each for each in own.parameters}
+        if own.buffers:
+            own.all_buffers = {each.key: each for each in own.buffers}
+        own.has_uninitialized = any(each.shape is None for each in (*own.parameters, *own.buffers))
+        for child in map(facts.__getitem__, own.children):
+            own.all_parameters.update(child.all_parameters)
+            own.all_buffers.update(child.all_buffers)
+            own.has_uninitialized |= child.has_uninitialized
+
+
+def _owned(name: str, tensor: Tensor) -> Owned:
+    if is_lazy(tensor):
+        return Owned(name, id(tensor), None, 0, 0, tensor.requires_grad)
+    return Owned(name, id(tensor), list(shape_of(tensor)), numel_of(tensor), nbytes_of(tensor), tensor.requires_grad)
+
+
+def _packed_weights(module: nn.Module) -> list[Owned]:
+    """Weight and bias of a quantised layer, which torch packs into an object that is no tensor."""
+    packed = vars(module).get("_packed_params")
+    if not isinstance(packed, torch.ScriptObject) or not hasattr(module, "_weight_bias"):
+        return []
+    weight_and_bias: Any = module._weight_bias
+    tensors = zip(("weight", "bias"), weight_and_bias(), strict=False)
+    # Unpacking makes new tensors each time: the packed object identifies them.
+    return [
+        _owned(name, tensor)._replace(key=id(packed) + position, trainable=False)
+        for position, (name, tensor) in enumerate(tensors)
+        if tensor is not None
+    ]
+
+
+def groups_of(module: nn.Module) -> int | None:
+    """Groups of a convolution."""
+    groups = vars(module).get("groups")
+    return groups if type(groups) is int else None
+
+
+def kernel_size_of(module: nn.Module) -> list[int]:
+    """Kernel size of a convolution or pooling; empty for other modules."""
+    size: Any = vars(module).get("kernel_size")
+    if isinstance(size, Tensor) and not size.is_meta:  # audio codecs keep it in a tensor
+        size = size.tolist()
+    if type(size) is int:
+        return [size]
+    if isinstance(size, (tuple, list)) and all(type(each) is int for each in size):
+        return list(size)
+    return []
+
+
+_NOTHING = Totals(0, 0, 0)
+_REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+def totals(owned: Collection[Owned]) -> Totals:
+    """Sums over parameters or buffers."""
+    if not owned:  # as in most modules
+        return _NOTHING
+    numel = trainable = nbytes = 0
+    for each in owned:
+        numel += each.numel
+        nbytes += each.nbytes
+        if each.trainable:
+            trainable += each.numel
+    return Totals(numel, trainable, nbytes)

@@ -1,0 +1,317 @@
+"""What a forward can reach and change: attributes, containers, objects, closures, classes, globals.
+
+``Held.save`` walks from the modules and the arguments and remembers what it meets; ``Held.put_back`` writes back what
+differs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from operator import is_
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from modelsummary.capture.values import is_array
+
+__all__ = ["Held"]
+
+_MISSING = object()
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+_PLAIN = {bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
+_PLAIN |= {BuiltinFunctionType, ModuleType}
+# Objects are followed this many steps from a module or an argument, and not into machinery that lives on its own:
+# a worker thread may change it meanwhile, and putting it back would undo that.
+_OBJECT_STEPS = 3
+_MACHINERY = frozenset("threading queue multiprocessing concurrent asyncio logging lightning pytorch_lightning".split())
+_LIBRARIES = frozenset("builtins torch abc typing collections contextlib functools dataclasses enum".split())
+_MAX_ARRAY_BYTES = 2**20
+_BASES: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+_BASE_KINDS = frozenset(_BASES)
+
+
+class Held:
+    """What can be reached from some objects: attributes, contents of containers, states of generators.
+
+    Attributes:
+        tensors: the tensors met, gradients of parameters included.
+        modules: the modules met, registered or not.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.modules: list[nn.Module] = []
+        self._objects: list[tuple[Any, type, dict[str, Any]]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any, Any]] = []  # base class, container, copy
+        self._empty: list[Any] = []
+        self._states: list[tuple[Callable[[Any], object], Any]] = []
+        self._visited: set[int] = set()
+        self._slot_names: dict[type, tuple[str, ...]] = {}
+
+    def save(self, values: Sequence[Any]) -> None:
+        """Save what is reachable from ``values``."""
+        pending: list[tuple[Any, int]] = []
+        self._reach(values, _OBJECT_STEPS, pending)
+        while pending:
+            value, steps = pending.pop()
+            if id(value) in self._visited:
+                continue
+            self._visited.add(id(value))
+            if isinstance(value, nn.Module):
+                self._reach_object(value, _OBJECT_STEPS, pending)
+            elif isinstance(value, Tensor):
+                self.tensors.append(value)
+                if not is_lazy(value) and value.is_leaf and value.grad is not None:
+                    self.tensors.append(value.grad)
+            elif isinstance(value, _BASES):
+                self._save_container(value)
+                self._reach(value.values() if isinstance(value, dict) else value, steps, pending)
+                self._reach(getattr(value, "__dict__", {}).values(), steps, pending)
+            elif isinstance(value, (tuple, frozenset)):
+                self._reach(value, steps, pending)
+            elif isinstance(value, (FunctionType, MethodType, functools.partial)):
+                if steps:
+                    self._reach(self._save_function(value), steps - 1, pending)
+            elif steps and self._is_followed(value):
+                self._reach_object(value, steps - 1, pending)
+
+    def _reach(self, values: Iterable[Any], steps: int, pending: list[tuple[Any, int]]) -> None:
+        """Add to ``pending`` what holds something: most of what a module has is plain or empty."""
+        for value in values:
+            kind = type(value)
+            if kind in _PLAIN:
+                continue
+            if kind in _BASE_KINDS and not value:
+                self._empty.append(value)
+            else:
+                pending.append((value, steps))
+
+    def _reach_object(self, value: Any, steps: int, pending: list[tuple[Any, int]]) -> None:
+        kind = type(value)
+        if kind not in self._slot_names:
+            self._slot_names[kind] = tuple(_slots_of(kind))
+            self._reach(self._save_class(kind), _OBJECT_STEPS, pending)
+        self._reach(self._save_object(value), steps, pending)
+
+    def _save_container(self, value: Any) -> None:
+        base = next(base for base in _BASES if isinstance(value, base))
+        contents = dict(base.items(value)) if issubclass(base, dict) else list(base.__iter__(value))
+        self._containers.append((base, value, contents))
+
+    def _save_function(self, value: Any) -> list[Any]:
+        """What a function carries along (an activation, a hook): its object, closure, defaults, and globals to fill."""
+        if isinstance(value, functools.partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        if isinstance(value, MethodType):
+            return [value.__self__, value.__func__]
+        carried = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                carried.append(cell.cell_contents)
+        for name in _names_in(value.__code__):
+            known = value.__globals__.get(name)
+            if type(known) in _BASES:
+                self._save_container(known)
+            elif isinstance(known, FunctionType) and not _is_library(known):
+                carried.append(known)
+            self._save_memory(known)
+        return carried
+
+    def _is_followed(self, value: Any) -> bool:
+        """An object whose attributes a forward may assign."""
+        if isinstance(value, type) or self._save_state(value):
+            return False
+        return type(value).__module__.partition(".")[0] not in _MACHINERY
+
+    def _save_object(self, value: Any) -> list[Any]:
+        """Save attributes and slots; returns their values."""
+        values: list[Any] = []
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            saved = attributes.copy()
+            self._objects.append((value, type(value), saved))
+            values.extend(saved.values())
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
+        for name in self._slot_names[type(value)]:
+            inner = getattr(value, name, _MISSING)
+            self._slots.append((value, name, inner))
+            values.append(inner)
+        if isinstance(value, torch.jit.ScriptModule) and "_c" in vars(value):
+            self._save_script_module(value)
+        return values
+
+    def _save_script_module(self, module: Any) -> None:
+        """A ScriptModule keeps its attributes in C++, where an assignment in its forward goes."""
+        names = [*module._parameters.keys(), *module._buffers.keys()]
+        concrete = vars(module).get("_concrete_type")
+        if concrete is not None:
+            names += list(concrete.get_attributes())
+        for name in dict.fromkeys(names):
+            if module._c.hasattr(name):
+                saved = module._c.getattr(name)
+                self._states.append((functools.partial(module._c.setattr, name), saved))
+                self.save([saved])
+
+    def _save_state(self, value: Any) -> bool:
+        """Generators of random numbers tell their state and take it back."""
+        if isinstance(value, torch.Generator):
+            self._states.append((value.set_state, value.get_state()))
+        elif isinstance(value, random.Random):
+            self._states.append((value.setstate, value.getstate()))
+        elif type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+            generator = value.bit_generator
+            self._states.append((functools.partial(setattr, generator, "state"), generator.state))
+        elif is_array(value):
+            if value.nbytes <= _MAX_ARRAY_BYTES and value.flags.writeable:
+                self._states.append((functools.partial(value.__setitem__, ...), value.copy()))
+            elif value.flags.writeable:  # operators that write its memory are seen, as for a tensor
+                with suppress(TypeError, ValueError):  # a dtype or strides that torch does not know
+                    self.tensors.append(torch.from_numpy(value))
+        else:
+            return False
+        return True
+
+    def _save_class(self, kind: type) -> list[Any]:
+        """Attributes of the class; returns what its methods reach in closures and in the globals of their module."""
+        reached: list[Any] = []
+        for owner in kind.__mro__:
+            if _is_library(owner) or id(owner) in self._visited:
+                continue
+            self._visited.add(id(owner))
+            attributes = dict(vars(owner))
+            self._classes.append((owner, attributes))
+            for value in attributes.values():
+                if type(value) in _BASES:
+                    self._save_container(value)
+                function = getattr(value, "__func__", value)  # of a static or class method
+                if isinstance(function, FunctionType):
+                    reached += self._save_function(function)
+                    self._save_names(function)
+                self._save_memory(function)
+        return reached
+
+    def _save_names(self, method: FunctionType) -> None:
+        """Names outside of a method that it may assign. Of functions that are no methods (hooks) it is their affair."""
+        for cell in method.__closure__ or ():
+            with suppress(ValueError):
+                self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
+                self._save_memory(cell.cell_contents)
+        for name in _globals_set_in(method.__code__):
+            put = functools.partial(_put_global, method.__globals__, name)
+            self._states.append((put, method.__globals__.get(name, _MISSING)))
+
+    def _save_memory(self, function: Any) -> None:
+        """A memoised function must not remember the tensors of this run."""
+        if isinstance(function, functools._lru_cache_wrapper):
+            misses = function.cache_info().misses
+
+            def forget(_: object) -> None:
+                if function.cache_info().misses != misses:
+                    function.cache_clear()
+
+            self._states.append((forget, None))
+
+    def put_back(self) -> None:
+        """Write back what differs from what was saved."""
+        for put, state in self._states:
+            put(state)
+        for container in self._empty:
+            if container:
+                container.clear()
+        for base, container, contents in self._containers:
+            if not _same_contents(container, contents):
+                base.clear(container)
+                (base.update if hasattr(base, "update") else base.extend)(container, contents)
+        for owner, name, value in self._slots:
+            if getattr(owner, name, _MISSING) is not value:
+                object.__delattr__(owner, name) if value is _MISSING else object.__setattr__(owner, name, value)
+        for kind, attributes in self._classes:
+            _put_back_class(kind, attributes)
+        for owner, owner_class, attributes in self._objects:
+            if type(owner) is not owner_class:  # a lazy module becomes its eager class
+                owner.__class__ = owner_class
+            _put_back_attributes(owner.__dict__, attributes)
+
+
+def _is_library(value: Any) -> bool:
+    """A class or function of torch or of the standard library's foundations: nothing in there is the model's."""
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Global names and attributes that a function uses, with those of the functions written inside it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names_in(each))]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_set_in(code: CodeType) -> tuple[str, ...]:
+    """Global names that a function assigns, with those of the functions written inside it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    names = [name for each in inner for name in _globals_set_in(each)]
+    if _STORE_GLOBAL in code.co_code[::2]:  # a look at the instructions takes longer, and is rarely needed
+        instructions = dis.get_instructions(code)
+        names += [each.argval for each in instructions if each.opcode == _STORE_GLOBAL]
+    return tuple(dict.fromkeys(names))
+
+
+def _put_global(namespace: dict[str, Any], name: str, value: Any) -> None:
+    if value is _MISSING:
+        namespace.pop(name, None)
+    else:
+        namespace[name] = value
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for owner in kind.__mro__:
+        names = vars(owner).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and not name.startswith("__"):
+                yield name
+
+
+def _same_contents(container: Any, contents: Any) -> bool:
+    """The same objects in the same order."""
+    if len(container) != len(contents):
+        return False
+    if isinstance(container, dict):
+        return all(map(is_, container, contents)) and all(map(is_, container.values(), contents.values()))
+    if isinstance(container, set):
+        return {id(each) for each in container} == {id(each) for each in contents}
+    return all(map(is_, container, contents))
+
+
+def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
+    attributes = vars(kind)
+    for name in attributes.keys() - saved.keys():
+        if not name.startswith("__"):  # Python adds some of those itself when it likes
+            type.__delattr__(kind, name)
+    for name, value in saved.items():
+        if attributes.get(name, _MISSING) is not value and not name.startswith("__"):
+            type.__setattr__(kind, name, value)
+
+
+def _put_back_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
+    if _same_contents(attributes, saved):
+        return
+    for name in attributes.keys() - saved.keys():
+        del attributes[name]
+    in_order = list(attributes) == list(saved)
+    for name, value in saved.items():
+        if attributes.get(name, _MISSING) is not value:
+            attributes[name] = value
+    if not in_order:
+        attributes.clear()
+        attributes.update(saved)

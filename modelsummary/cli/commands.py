@@ -1,0 +1,375 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The command ``modelsummary``: what is in a model, what it costs, and whether that is within a budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from modelsummary.capture.inputs import available_device
+from modelsummary.files.comparing import compare
+from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.files.loading import is_file, load
+from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.cli.sources import SOURCES, Source, build_model
+from modelsummary.split import Stages
+from modelsummary.statistics import Statistics
+from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.statistics.sizing import OPTIMIZERS
+from modelsummary.units import PREFIXES
+from modelsummary.views.cells import TableOptions
+from modelsummary.views.columns import COLUMNS
+
+__all__ = ["main", "run"]
+
+_FORMATS = ("text", "json", "csv", "markdown", "latex", "html")
+_EXAMPLES = f"""\
+a model is one of
+  {SOURCES}
+an input is a size, NAME=SIZE for a keyword argument, with :DTYPE at the end where it is not the model's
+
+examples
+  modelsummary torchvision:resnet50 --input 1,3,224,224
+  modelsummary timm:vit_small_patch16_224 --input 8,3,224,224 --memory adamw --split 4
+  modelsummary hf:config.json --input input_ids=1,128:long --depth 3
+  modelsummary models.net:build --kwargs '{{"width": 64}}' --input 1,3,32,32 --format markdown --output net.md
+  modelsummary model.onnx --input images=1,3,224,224
+  modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
+  modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
+
+exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known, 2 where the command is unusable
+
+columns: {", ".join(COLUMNS)}
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line in place of the usage and a line."""
+        raise InputError(message)
+
+
+def main() -> NoReturn:
+    """Run the command of this process and leave with its exit status."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the terminal or the pipe has no box-drawing characters
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments; returns its exit status."""
+    debug = "--debug" in arguments
+    try:
+        if arguments[:1] == ["compare"]:
+            return _compare(arguments[1:])
+        options = _parsed(arguments)
+        return _run(options)
+    except ModelSummaryError as error:
+        if debug:
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        print(f"{_red('error:')} {lines[0]}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # status 1 is for budgets alone
+        if debug:
+            raise
+        lines = str(error).splitlines() or [""]
+        name = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        print(f"{_red('error:')} {name}{lines[0]} (--debug shows the traceback)", file=sys.stderr)
+        return 2
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        "modelsummary",
+        description="Layers, shapes, parameters, multiply-adds and memory of a PyTorch model; nothing is computed.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", help="see below")
+    add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
+    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes the model")
+    add("--mode", choices=["train", "eval"], help="of the model (default: as it is made)")
+    add("--columns", type=lambda text: text.split(","), metavar="A,B", help="of the table; see below")
+    add("--depth", type=int, metavar="N", help="deepest level shown")
+    add("--units", metavar="PREFIX", help="of counts and bytes in the table: K, M, G, Ki ...")
+    add("--format", choices=_FORMATS, default="text", help="of the output (default: text)")
+    add("--output", type=Path, metavar="FILE", help="write there")
+    add("--split", type=int, metavar="N", help="cut the model into N stages")
+    add("--latency", action="store_true", help="run the model and time its layers")
+    add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help=_help_of_memory())
+    add("--diff", metavar="MODEL", help="compare with another model, made and called alike")
+    for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
+        add(f"--max-{what}", type=_amount, metavar=unit, help=f"exit with 1 where the model has more {what}")
+    add("--device", help="where to run the model; default: the CPU")
+    add("--dtype", type=_dtype, help="floating point dtype of the model, such as bfloat16 (default: as it is made)")
+    add("--debug", action="store_true", help="show tracebacks")
+    add("--version", action="version", version=_version())
+    _complete(parser)
+    return parser.parse_args(arguments)
+
+
+def _compare(arguments: Sequence[str]) -> int:
+    """The command ``modelsummary compare``."""
+    parser = _Parser("modelsummary compare", description="Forms of one model side by side.", allow_abbrev=False)
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="as for modelsummary: a name, or a file")
+    add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
+    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes a live model")
+    add("--mode", choices=["train", "eval"], default="eval", help="of live models (default: eval)")
+    add("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
+    add("--output", type=Path, metavar="FILE", help="write there")
+    add("--debug", action="store_true", help="show tracebacks")
+    options = parser.parse_args(arguments)
+    models: dict[str, ModelStatistics] = {}
+    for name in options.models:
+        if is_file(name):
+            models[name] = load(name, _inputs_of_file(options.input))
+        else:
+            source = build_model(name, options.kwargs, with_values=False)
+            args, kwargs = _arguments(source, options.input or (), False)
+            models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
+    found = compare(models)
+    facts = {"forms": found.to_records(), "reasons": found.reasons}
+    _write(json.dumps(facts) if options.format == "json" else str(found), options.output)
+    return 0
+
+
+def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any] | None:
+    """The inputs as ``load`` takes them; where a dtype is said, tensors without data."""
+    sizes = [torch.empty(size, dtype=dtype, device="meta") if dtype else size for _, size, dtype in given or ()]
+    return _named([name for name, _, _ in given or ()], sizes) or sizes or None
+
+
+def _named(names: Sequence[str | None], values: Sequence[Any]) -> dict[str, Any]:
+    """Values by their names; none where they are given by position."""
+    named = {name: value for name, value in zip(names, values, strict=True) if name is not None}
+    if named and len(named) < len(values):
+        raise InputError("--input: give different names to all inputs, or none")
+    return named
+
+
+def _help_of_memory() -> str:
+    return f"memory of a training step: none, {', '.join(OPTIMIZERS)}; or of an inference: inference"
+
+
+def _version() -> str:
+    import modelsummary
+
+    return f"modelsummary {modelsummary.__version__}, torch {torch.__version__}"
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Completion in the shell, where argcomplete is installed."""
+    if "_ARGCOMPLETE" in os.environ:
+        try:
+            import argcomplete
+        except ImportError:
+            return
+        argcomplete.autocomplete(parser)
+
+
+# ------------------------------------------------------------------------------------------- arguments
+
+_INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
+
+
+_Input = tuple[str | None, list[int], torch.dtype | None]
+
+
+def _input(text: str) -> _Input:
+    found = _INPUT.fullmatch(text)
+    if found is None or not text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no input; expected a size such as 1,3,224,224 or ids=1,128:long")
+    dtype = getattr(torch, found["dtype"], None) if found["dtype"] else None
+    if found["dtype"] and not isinstance(dtype, torch.dtype):
+        raise argparse.ArgumentTypeError(f"{found['dtype']!r} is no dtype of torch, in {text!r}")
+    size = [int(number) for number in found["size"].split(",")] if found["size"] else []
+    return found["name"], size, dtype
+
+
+def _dtype(text: str) -> torch.dtype:
+    dtype = getattr(torch, text, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no floating point dtype of torch; expected bfloat16, float16 ..."
+        )
+    return dtype
+
+
+def _settings(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return settings
+
+
+def _amount(text: str) -> int:
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount; expected a number such as 25M, 4.1G or 16GiB")
+    prefix = (found["prefix"] or "").replace("k", "K")
+    return int(Decimal(found["number"]) * PREFIXES[prefix])
+
+
+# ------------------------------------------------------------------------------------------------ work
+
+
+def _run(options: argparse.Namespace) -> int:
+    extra = [name for name in ("memory", "split", "diff") if getattr(options, name) is not None]
+    if extra and options.format not in ("text", "json"):
+        raise InputError(f"--format {options.format} holds only the table; --{extra[0]} needs text or json")
+    stats = _statistics(options.model, options)
+    asks = ("max_macs", "max_memory", "memory", "split", "latency")
+    asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
+    if stats.execution == "none" and asked:
+        raise InputError(f"--{asked[0]} needs an --input")
+    memory = _memory(stats, options)
+    stages = None if options.split is None else stats.split(options.split)
+    other = None if options.diff is None else _statistics(options.diff, options)
+    for each in (stats, other) if options.latency else ():
+        if each is not None:
+            each.measure_latency()
+    _write(_report(stats, memory, stages, other, options), options.output)
+    return _exceeded(stats, memory, options)
+
+
+def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
+    runs = options.latency or any(
+        getattr(options, each) is not None for each in ("memory", "max_memory", "split", "device", "mode")
+    )
+    if is_file(name) and options.dtype is not None:
+        raise InputError(f"{name!r} is in one dtype; --dtype {options.dtype} cannot be applied")
+    if is_file(name) and not (runs and name.endswith(".pt2")):  # of these, torch can make a module again
+        if options.kwargs:
+            raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
+        if options.mode is not None:
+            raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
+        file = load(name, _inputs_of_file(options.input))
+        file.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
+        return file
+    with_values = options.latency or options.device not in (None, "meta")
+    source = build_model(name, options.kwargs, with_values=with_values)
+    model = source.model if options.device is None else source.model.to(available_device(options.device))
+    if options.dtype is not None:
+        model.to(options.dtype)
+    if options.mode is not None:
+        model.train(options.mode == "train")
+    args, kwargs = _arguments(source, options.input or (), with_values)
+    stats = Statistics(model, args, **kwargs)
+    stats.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
+    return stats
+
+
+def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tuple[Any, dict[str, Any]]:
+    """``input_data`` and keyword arguments of the forward; None and none without an input."""
+    if not given:
+        return source.inputs or (None, {})
+    usual, device = torch.float32, torch.device("cpu")
+    for parameter in source.model.parameters():
+        if parameter.is_floating_point():
+            usual, device = parameter.dtype, parameter.device
+            break
+    tensors: list[torch.Tensor] = []
+    for _, size, dtype in given:
+        kind = dtype or (torch.long if source.takes_indices and not tensors else usual)
+        tensor = torch.zeros(size, dtype=kind, device=device if with_values else "meta")
+        tensors.append(tensor.normal_() if with_values and kind.is_floating_point else tensor)
+    return _named([name for name, _, _ in given], tensors) or tuple(tensors), {}
+
+
+def _memory(stats: ModelStatistics, options: argparse.Namespace) -> MemoryEstimate | None:
+    if options.memory is None and options.max_memory is None:
+        return None
+    if options.memory in (None, "inference"):
+        return stats.memory("inference")
+    return stats.memory(optimizer=None if options.memory == "none" else options.memory)
+
+
+def _report(
+    stats: ModelStatistics,
+    memory: MemoryEstimate | None,
+    stages: Stages | None,
+    other: ModelStatistics | None,
+    options: argparse.Namespace,
+) -> str:
+    difference = None if other is None else stats.diff(other)
+    asked = memory if options.memory is not None else None
+    if options.format == "text":
+        parts = [str(stats) if difference is None else str(difference), asked, stages]
+        return "\n\n".join(str(part) for part in parts if part is not None)
+    if options.format == "json":
+        facts = stats.to_dict()
+        if asked is not None:
+            facts["memory"] = asked.to_dict()
+        if stages is not None:
+            facts["stages"] = stages.to_records()
+        if difference is not None:
+            facts["diff"] = difference.to_dict()
+        return json.dumps(facts)
+    writers: dict[str, Callable[..., str]] = {
+        "csv": stats.to_csv,
+        "markdown": stats.to_markdown,
+        "latex": stats.to_latex,
+        "html": stats.to_html,
+    }
+    return writers[options.format](columns=options.columns, depth=options.depth, units=options.units).rstrip()
+
+
+def _write(text: str, path: Path | None) -> None:
+    if path is None:
+        print(text)
+    else:
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: argparse.Namespace) -> int:
+    """Say which budgets are exceeded; returns the exit status."""
+    found = {
+        "params": (stats.total_params, options.max_params),
+        "macs": (stats.total_mult_adds, options.max_macs),
+        "memory": (memory.peak if memory is not None else 0, options.max_memory),
+    }
+    status = 0
+    for what, (value, most) in found.items():
+        if most is not None and value > most:
+            unit = " bytes" if what == "memory" else ""
+            print(f"{_red('exceeded:')} {value:,} {what}{unit}, of {most:,} allowed", file=sys.stderr)
+            status = 1
+        elif most is not None and what == "macs" and any(row.is_uncertain for row in stats.root.walk()):
+            why = ", ".join(stats.uncounted_ops) or "calls that cannot be seen"
+            print(
+                f"{_red('unknown:')} at least {value:,} macs, of {most:,} allowed; not counted: {why}", file=sys.stderr
+            )
+            status = 1
+    return status
+
+
+def _red(text: str) -> str:
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[31m{text}\x1b[0m" if colour else text

@@ -1,0 +1,1 @@
+"""Plans for training on a cluster."""

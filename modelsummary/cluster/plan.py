@@ -1,0 +1,195 @@
+"""Plan a cluster: how deep a pipeline, how many copies of it, which schedule, how many micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from tabulate import tabulate
+
+from modelsummary.errors import InputError, SplitError
+from modelsummary.split.stage_facts import StageFacts, loads_of
+from modelsummary.split.schedule import SCHEDULES, simulate
+
+__all__ = ["Cluster", "Plan", "Plans", "make_plans"]
+
+_PER_DEVICE = 2  # stages a device in the interleaved schedule
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What there is to run on.
+
+    Attributes:
+        devices: number of devices.
+        memory_bytes: of each.
+        seconds_per_flop: that a device takes; None: the costs of the stages are seconds.
+        bandwidth: bytes per second between two devices.
+        optimizer_states: copies of the parameters that the optimizer keeps: 2 for Adam, 1 for SGD with momentum.
+        backward: time of a backward, as a multiple of its forward.
+    """
+
+    devices: int
+    memory_bytes: int
+    seconds_per_flop: float | None = 1e-14
+    bandwidth: float = 25e9
+    optimizer_states: float = 2
+    backward: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "memory_bytes"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InputError(f"{name}={value!r}; expected an integer >= 1")
+        for name in ("bandwidth", "backward"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}={getattr(self, name)!r}; expected a number > 0")
+        if not self.optimizer_states >= 0:
+            raise InputError(f"optimizer_states={self.optimizer_states!r}; expected a number >= 0")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to train on a cluster; times in seconds.
+
+    Attributes:
+        pipeline: devices that one copy of the model is cut over.
+        data_parallel: copies.
+        schedule: name of the schedule; the interleaved one has two stages a device.
+        n_microbatches: of each copy in a step; a micro-batch is the recorded batch.
+        samples_per_second: of all copies.
+        step_seconds: pipeline and, after it, the reduction of the gradients over the copies.
+        bubble: part of the time that devices wait in the pipeline, 0 to 1.
+        memory_bytes: of the fullest device: parameters, gradients, states of the optimizer, buffers, activations.
+    """
+
+    pipeline: int
+    data_parallel: int
+    schedule: str
+    n_microbatches: int
+    samples_per_second: float
+    step_seconds: float
+    bubble: float
+    memory_bytes: int
+
+
+class Plans(Sequence[Plan]):
+    """Plans that fit, best throughput first."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans = list(plans)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plan]: ...
+    def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
+        return self._plans[index]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self._plans)
+
+    def __str__(self) -> str:
+        headers = [
+            "Pipeline",
+            "Data parallel",
+            "Schedule",
+            "Micro-batches",
+            "Samples/s",
+            "Step (s)",
+            "Bubble",
+            "Memory (GiB)",
+        ]
+        rows = [
+            [
+                each.pipeline,
+                each.data_parallel,
+                each.schedule,
+                each.n_microbatches,
+                f"{each.samples_per_second:,.4g}",
+                f"{each.step_seconds:.4g}",
+                f"{each.bubble:.1%}",
+                f"{each.memory_bytes / 2**30:.3f}",
+            ]
+            for each in self._plans
+        ]
+        align = ["right", "right", "left", *["right"] * 5]
+        return tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True)
+
+    __repr__ = __str__
+
+
+def make_plans(
+    facts_of: Callable[[int], Sequence[StageFacts] | None],
+    batch_size: int,
+    cluster: Cluster,
+    n_microbatches: int | Sequence[int],
+    schedules: Sequence[str],
+) -> Plans:
+    """All depths that divide the devices, with every schedule and number of micro-batches, best first.
+
+    Args:
+        facts_of: facts of the model in so many stages; None where that is not possible.
+        batch_size: samples in a micro-batch.
+
+    Raises:
+        InputError: an argument is unusable.
+        SplitError: nothing fits into the memory; says what the leanest needs.
+    """
+    unknown = [each for each in schedules if each not in SCHEDULES]
+    if unknown or isinstance(schedules, str) or not schedules:
+        raise InputError(f"schedules={schedules!r}; expected a list of {', '.join(map(repr, SCHEDULES))}")
+    counts = [n_microbatches] if isinstance(n_microbatches, int) else list(n_microbatches)
+    if not counts or any(type(count) is not int or count < 1 for count in counts):
+        raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1, or a list of such")
+    plans = []
+    for depth in (depth for depth in range(1, cluster.devices + 1) if cluster.devices % depth == 0):
+        for schedule in schedules:
+            facts = facts_of(depth * (_PER_DEVICE if schedule == "interleaved1f1b" else 1))
+            for count in counts if facts is not None else ():
+                if schedule == "interleaved1f1b" and count % max(1, count // depth):
+                    continue
+                assert facts is not None
+                plans.append(_plan(facts, batch_size, cluster, depth, schedule, count))
+    if not plans:
+        raise SplitError("the model cannot be split into as many stages as any schedule needs", possible=1)
+    fitting = [plan for plan in plans if plan.memory_bytes <= cluster.memory_bytes]
+    if not fitting:
+        leanest = min(plans, key=lambda plan: plan.memory_bytes)
+        raise SplitError(
+            f"nothing fits into {cluster.memory_bytes:,} bytes a device: the leanest plan, {leanest.pipeline} stages "
+            f"by {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller batch, or take more devices"
+        )
+    return Plans(sorted(fitting, key=lambda plan: (-plan.samples_per_second, plan.memory_bytes)))
+
+
+def _plan(
+    facts: Sequence[StageFacts], batch_size: int, cluster: Cluster, depth: int, schedule: str, count: int
+) -> Plan:
+    per_flop = cluster.seconds_per_flop
+    loads = loads_of(facts, lambda each: each.cost if per_flop is None else 2 * each.macs * per_flop, cluster.backward)
+    simulation = simulate(loads, count, schedule, bandwidth=cluster.bandwidth)
+    copies = cluster.devices // depth
+    on_device = [facts[device::depth] for device in range(depth)]
+    gradient_bytes = max(sum(each.param_bytes for each in held) for held in on_device)
+    reduction = 2 * (copies - 1) / copies * gradient_bytes / cluster.bandwidth
+    step = simulation.makespan + reduction
+    return Plan(
+        pipeline=depth,
+        data_parallel=copies,
+        schedule=schedule,
+        n_microbatches=count,
+        samples_per_second=batch_size * count * copies / step,
+        step_seconds=step,
+        bubble=simulation.bubble,
+        memory_bytes=max(map(_memory, on_device, simulation.peak_activation_bytes, [cluster] * depth)),
+    )
+
+
+def _memory(held: Sequence[StageFacts], activations: float, cluster: Cluster) -> int:
+    copies_of_params = 2 + cluster.optimizer_states  # with the gradients
+    return int(activations + sum(copies_of_params * each.param_bytes + each.buffer_bytes for each in held))

@@ -1,0 +1,1 @@
+"""What work costs: formulas of operators, bytes of tensors, devices and rooflines."""

@@ -1,0 +1,237 @@
+"""What one operator costs: multiply-adds, element-wise operations, bytes read and written.
+
+``op_rule`` says what is known of an operator before it is called (from its schema, tags and name);
+``op_cost`` adds the shapes of one call. An operator that looks like a matrix product and has no formula
+is reported as uncounted, never as a silent zero.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+import modelsummary.costs.solve_formulas  # noqa: F401 - registers them
+from modelsummary.costs.formulas import Formula, find_formula, is_own, outer_product_macs
+from modelsummary.costs.stored import inner_tensors, nbytes_of
+
+__all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
+
+
+class OpCost(NamedTuple):
+    """Cost of one call of an operator; ``uncounted`` names it where no MAC formula is known.
+
+    ``skipped_macs``: of ``macs``, those that a block mask spares; None where the values of the mask are not known.
+    """
+
+    macs: int
+    elementwise_ops: int
+    bytes_read: int
+    bytes_written: int
+    uncounted: str | None
+    skipped_macs: int | None = 0
+
+
+_ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype})
+NO_COST = OpCost(0, 0, 0, 0, None)
+
+# Parts of the names of operators that multiply matrices (or solve, factorise, transform), and parts that
+# tell the helpers beside them, which do not.
+_PRODUCT_WORDS = frozenset(
+    "mm addmm bmm baddbmm addbmm matmul smm hspmm sspaddmm mv addmv addr ger dot vdot outer gemm"
+    " convolution conv conv1d conv2d conv3d linear bilinear trilinear attention attn mha transformer rnn lstm gru"
+    " linalg fft stft istft cholesky qr svd eig eigh solve lstsq lu geqrf orgqr ormqr cdist pdist matrix".split()
+)
+_HELPER_WORDS = frozenset(
+    "thnn prepack pack unpack reorder convert flatten check cross diagonal vector powsum vander fftfreq rfftfreq"
+    " cache search norm".split()
+)
+_COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional".split())
+# Collectives, FSDP's copies, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
+_FREE_NAMESPACES = _COLLECTIVES | frozenset("fsdp prim profiler rngprims torchvision".split())
+# Namespaces of torch whose operators are named as in aten: one that multiplies says so.
+_NAMED_NAMESPACES = frozenset("aten quantized quantized_decomposed".split())
+# Parts of the names of operators that only convert what they get, in any namespace.
+_CONVERSIONS = frozenset("quant dequant quantize dequantize qparams".split())
+
+_MOVES_DATA = frozenset("clone _to_copy copy lift_fresh_copy equal".split())
+_PER_INPUT = re.compile(
+    r".*(batch|layer|group|instance|rms)_norm|_?(safe_|log_)?softmax$|.*pool[123]?d|cum(sum|prod|max|min)"
+    r"|logcumsumexp|linalg_vector_norm|(nan)?(sum|mean|median|prod)$|all$|any$|arg(max|min)$|a(max|min)$|aminmax$"
+    r"|count_nonzero$|logsumexp$|norm$|std$|var$|(std|var)_mean$|max$|min$"
+)
+_PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
+# Tagged as of dynamic shape, but only some arguments (a boolean mask, a LAPACK driver) make them so.
+_SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
+# Not tagged, but how much they keep is in the values.
+_UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
+# These read the rows they select, not the whole table.
+_GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
+
+
+@dataclass(slots=True)
+class OpRule:
+    """What is known of an operator before its arguments are.
+
+    Attributes:
+        name: ``aten.addmm``.
+        formula: MACs of a call, or None.
+        matrix_like: a call without a formula belongs into the ledger of uncounted operators.
+        returns_alias: the result shares storage with an argument.
+        writes: positions (names, where keyword-only) of the arguments that are written in place.
+        keeps_shape: in place on its first argument, whose shape stays.
+        moves_shape: in place on the shape or the storage of its first argument.
+        is_random: draws random numbers.
+        is_collective: other processes take part; the result does not follow from the arguments.
+        needs_values: shape or value of the result depends on the values of tensors.
+        makes_tensor: has a ``device`` argument.
+        per_element: "in", "out" or "": which elements count as element-wise operations.
+        gathers: reads only the rows it returns.
+        is_composite: made of other operators; met whole only under ``torch.inference_mode``.
+    """
+
+    name: str
+    formula: Formula | None = None
+    matrix_like: bool = False
+    returns_alias: bool = False
+    writes: tuple[int | str, ...] = ()
+    keeps_shape: bool = False
+    moves_shape: bool = False
+    is_random: bool = False
+    is_collective: bool = False
+    needs_values: bool = False
+    makes_tensor: bool = False
+    per_element: str = ""
+    gathers: bool = False
+    is_composite: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Nothing is computed: the result is the argument, seen otherwise."""
+        return self.returns_alias and not self.writes
+
+
+def op_rule(func: Any) -> OpRule:
+    """Classify an operator by its schema, its tags, its name and the registered formulas."""
+    return _classify(func, find_formula(func))  # a formula may be registered at any time
+
+
+@lru_cache(maxsize=4096)
+def _classify(func: Any, formula: Formula | None) -> OpRule:
+    if not isinstance(func, OpOverload):
+        return OpRule(str(func), formula, matrix_like=True)
+    namespace, _, base = func._schema.name.partition("::")
+    arguments = func._schema.arguments
+    writes: tuple[int | str, ...] = tuple(
+        argument.name if argument.kwarg_only else position
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    moves_shape = torch.Tag.inplace_view in func.tags or base in {"set_", "resize_", "resize_as_"}
+    return OpRule(
+        name=f"{namespace}.{base}",
+        formula=formula,
+        matrix_like=_may_multiply(namespace, base),
+        returns_alias=any(result.alias_info is not None for result in func._schema.returns),
+        writes=writes if namespace != "c10d" else (0,),  # what its schemas do not say
+        moves_shape=moves_shape,
+        keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        is_collective=namespace in _COLLECTIVES,
+        needs_values=base in _UNTAGGED_DYNAMIC
+        or (
+            base not in _SOMETIMES_DYNAMIC
+            and (torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags)
+        ),
+        makes_tensor=any(argument.name == "device" for argument in arguments),
+        per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
+        gathers=base in _GATHERS,
+        is_composite=torch._C._dispatch_has_kernel(func.name())  # some are known to Python only
+        and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+    )
+
+
+def _may_multiply(namespace: str, base: str) -> bool:
+    """An operator of a library that is not known may do anything, unless its name says that it converts."""
+    words = set(base.split("_"))
+    looks_like_product = not words.isdisjoint(_PRODUCT_WORDS) and words.isdisjoint(_HELPER_WORDS)
+    if namespace in _NAMED_NAMESPACES:
+        return looks_like_product
+    return namespace not in _FREE_NAMESPACES and (looks_like_product or words.isdisjoint(_CONVERSIONS))
+
+
+def _per_element(func: OpOverload, base: str) -> str:
+    base = base.removesuffix("_")
+    pointwise = torch.Tag.pointwise in func.tags
+    takes_two = any(argument.name == "other" for argument in func._schema.arguments)
+    if _PER_OUTPUT.match(base):
+        return "out"
+    if _PER_INPUT.match(base) and not (pointwise and takes_two):  # max(a, b) is pointwise, max(a) a reduction
+        return "in"
+    return "out" if pointwise and base not in _MOVES_DATA else ""
+
+
+def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> OpCost:
+    """Cost of one call, from the shapes of its arguments and its result. Views cost nothing."""
+    if rule.is_view:
+        return NO_COST
+    macs, uncounted = 0, rule.name if rule.formula is None and rule.matrix_like else None
+    if rule.formula is not None:
+        try:
+            result = rule.formula(*args, **{**kwargs, "out": out})
+            macs = int(result)
+            if macs != result or macs < 0:
+                raise ValueError(f"it returned {result!r:.80}; expected an integer >= 0")
+        except Exception as error:  # a formula that does not know these arguments must not break the summary
+            macs, uncounted = 0, rule.name
+            if not is_own(rule.formula) and not isinstance(error, NotImplementedError):
+                said = f"{type(error).__name__}: {error}"
+                warnings.warn(f"the formula of {rule.name} failed, the call is not counted: {said}", stacklevel=2)
+    written = _bytes_of(out)
+    read = min(written, _bytes_of(args[0])) + _bytes_of(args[1:]) if rule.gathers else _bytes_of((args, kwargs))
+    return OpCost(macs, 0 if macs else _elementwise_ops(rule, args, out), read, written, uncounted)
+
+
+def _elementwise_ops(rule: OpRule, args: Sequence[Any], out: Any) -> int:
+    if not rule.per_element:
+        return 0
+    tensor = next(tensors_in(args if rule.per_element == "in" else out), None)
+    return 0 if tensor is None else tensor.numel()
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes in memory behind the tensors in ``value``, each tensor object once."""
+    tensors = {id(inner): inner for tensor in tensors_in(value) for inner in inner_tensors(tensor)}
+    return sum(map(_touched_bytes, tensors.values()))
+
+
+def _touched_bytes(tensor: Tensor) -> int:
+    """Bytes in memory behind a tensor: an expanded dimension repeats one element."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return nbytes_of(tensor)
+    strides = tensor.stride()
+    if 0 not in strides:
+        return tensor.numel() * tensor.element_size()
+    distinct = (size for size, stride in zip(tensor.shape, strides, strict=True) if stride or not size)
+    return tensor.element_size() * prod(distinct)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in an operator's arguments: nested lists, tuples and dicts, no other objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            if type(inner) not in _ATOMS:
+                yield from tensors_in(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from tensors_in(inner)

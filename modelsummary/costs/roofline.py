@@ -1,0 +1,107 @@
+"""Rooflines of a tree: how fast each call could be on a device at best, and how near to that it came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["Roofline", "RooflineRow", "estimate", "roofline"]
+
+
+def estimate(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
+    """Write ``estimated_latency_ms`` into every row: the sum of the bounds of all rows in it; returns the root's.
+
+    The operators of a row bound it together, so this is the least the device allows; launches, and what a device does
+    not reach, are left out.
+    """
+    rows = list(root.walk())
+    for row in rows:
+        row.estimated_latency_ms = 1e3 * _own_seconds(row, spec, dtype)
+    for row in reversed(rows):
+        if row.parent_info is not None:
+            row.parent_info.estimated_latency_ms += row.estimated_latency_ms  # type: ignore[operator]
+    return root.estimated_latency_ms or 0.0
+
+
+def _own_seconds(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
+    return spec.bound(row.self_flops, row.self_bytes_read + row.self_bytes_written, dtype).seconds
+
+
+@dataclass(frozen=True)
+class RooflineRow:
+    """A called module against the roof of a device.
+
+    Attributes:
+        arithmetic_intensity: FLOPs for each byte moved; None where none moves.
+        bound_ms: the least time on the device.
+        limited_by: ``"compute"`` or ``"memory"``, whichever has the larger part of the bound.
+        latency_ms: what was measured, or None.
+        part_of_roof: ``bound_ms / latency_ms``; None where nothing was measured. Above 1 the spec is too low for this
+            device, or data stays in its caches.
+    """
+
+    fqn: str
+    class_name: str
+    flops: int
+    moved_bytes: int
+    arithmetic_intensity: float | None
+    bound_ms: float
+    limited_by: str
+    latency_ms: float | None
+    part_of_roof: float | None
+
+
+class Roofline(tuple[RooflineRow, ...]):
+    """Rows in printed order; prints as a table."""
+
+    def __str__(self) -> str:
+        headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by", "Latency (ms)"]
+        table = [
+            [
+                row.fqn or "(model)",
+                row.class_name,
+                f"{row.flops:,}",
+                f"{row.moved_bytes:,}",
+                _decimals(row.arithmetic_intensity, 2),
+                _decimals(row.bound_ms, 4),
+                row.limited_by,
+                _decimals(row.latency_ms, 3),
+                "--" if row.part_of_roof is None else f"{row.part_of_roof:.1%}",
+            ]
+            for row in self
+        ]
+        align = ["left", "left", *["right"] * 4, "left", "right", "right"]
+        return tabulate(table, [*headers, "Of roof"], tablefmt="plain", colalign=align, disable_numparse=True)
+
+    __repr__ = __str__
+
+
+def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | None) -> Roofline:
+    """Every called row down to ``depth`` against the roof of ``spec``."""
+    return Roofline(_row(row, spec, dtype) for row in root.walk(depth) if row.executed)
+
+
+def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
+    moved = row.bytes_read + row.bytes_written
+    bounds = [spec.bound(each.self_flops, each.self_bytes_read + each.self_bytes_written, dtype) for each in row.walk()]
+    seconds = sum(bound.seconds for bound in bounds)
+    computing = sum(bound.seconds for bound in bounds if bound.limited_by == "compute")
+    return RooflineRow(
+        fqn=row.fqn,
+        class_name=row.class_name,
+        flops=row.flops,
+        moved_bytes=moved,
+        arithmetic_intensity=row.arithmetic_intensity,
+        bound_ms=1e3 * seconds,
+        limited_by="compute" if 2 * computing >= seconds else "memory",
+        latency_ms=row.latency_ms,
+        part_of_roof=1e3 * seconds / row.latency_ms if row.latency_ms else None,
+    )
+
+
+def _decimals(value: float | None, digits: int) -> str:
+    return "--" if value is None else f"{value:,.{digits}f}"

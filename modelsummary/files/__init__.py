@@ -1,0 +1,1 @@
+"""Models that are files, read without running anything in them."""

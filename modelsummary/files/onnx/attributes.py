@@ -1,0 +1,87 @@
+"""Attributes of ONNX operators as Python values of the right type, with defaults and constant inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from modelsummary.files.onnx.reading import import_onnx
+
+__all__ = ["attributes_of", "input_names", "value_of"]
+
+_LONGEST = 16  # elements of a constant that is shown
+
+
+def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Name -> value: what the node says, defaults of its operator, and what small constant inputs say.
+
+    Args:
+        version: of the operators of the node's domain.
+        constants: name -> value of the constants around the node.
+    """
+    types = import_onnx().AttributeProto
+    values: dict[str, Any] = dict(_defaults(node.op_type, version, node.domain))
+    for each in node.attribute:
+        if each.type not in (types.GRAPH, types.GRAPHS):
+            values[each.name] = value_of(each)
+    for name, used in zip(input_names(node.op_type, version, node.domain), node.input, strict=False):
+        if (value := constants.get(used)) is not None and name not in values:
+            values[name] = value
+    return values
+
+
+def value_of(attribute: Any) -> Any:
+    """A number, a text, a list of those; of a tensor its value if it is small, else its shape as text."""
+    kind, kinds = attribute.type, import_onnx().AttributeProto
+    if kind == kinds.INT:
+        return attribute.i
+    if kind == kinds.INTS:
+        return list(attribute.ints)
+    if kind == kinds.FLOAT:
+        return attribute.f
+    if kind == kinds.STRING:
+        return attribute.s.decode(errors="replace")
+    if kind == kinds.TENSOR:
+        value = small_value(attribute.t)
+        return f"tensor {list(attribute.t.dims)}" if value is None else value
+    if kind == kinds.STRINGS:
+        return [each.decode(errors="replace") for each in attribute.strings]
+    return list(attribute.floats)
+
+
+def small_value(tensor: Any) -> Any:
+    """The value of a 0-d tensor, or a list of the integers of a short 1-d tensor; None for others."""
+    onnx = import_onnx()
+    is_integer = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+    if len(tensor.dims) > 1 or (tensor.dims and not (is_integer and tensor.dims[0] <= _LONGEST)):
+        return None
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return None
+    try:
+        return onnx.numpy_helper.to_array(tensor).tolist()
+    except (ValueError, TypeError, KeyError):  # types that numpy lacks
+        return None
+
+
+@lru_cache(4096)
+def _schema(op_type: str, version: int, domain: str) -> Any:
+    """What onnx knows of an operator; None for one of other makers."""
+    try:
+        return import_onnx().defs.get_schema(op_type, version, domain)
+    except Exception:  # its SchemaError, and what broken names and versions raise
+        return None
+
+
+@lru_cache(4096)
+def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
+    schema = _schema(op_type, version, domain)
+    given = {} if schema is None else {name: each.default_value for name, each in schema.attributes.items()}
+    return {name: value_of(default) for name, default in given.items() if default.type}
+
+
+@lru_cache(4096)
+def input_names(op_type: str, version: int, domain: str) -> Sequence[str]:
+    """Names of an operator's inputs by position; none for an unknown operator."""
+    schema = _schema(op_type, version, domain)
+    return [] if schema is None else [each.name for each in schema.inputs]

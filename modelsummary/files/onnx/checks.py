@@ -1,0 +1,225 @@
+"""Check what an ONNX file claims before anything is made of it: its weights are there, its operators have an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from modelsummary.errors import ModelFileError
+from modelsummary.files.onnx.dtypes import element_of
+from modelsummary.files.onnx.reading import import_onnx
+
+__all__ = ["check_model", "check_texts", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
+
+_DEEPEST = 16  # subgraphs within subgraphs
+_MOST_NODES = 1_000_000
+_LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
+
+Names = tuple[set[str], ...]
+
+
+def check_model(
+    model: Any, path: Path, *, left_out: Mapping[int, int] | None = None, drop_weights: bool = False
+) -> set[str]:
+    """Check everything that the graph says.
+
+    Args:
+        path: of the model's file, beside which its external weights are.
+        left_out: position of an initializer -> length of its data, where they were not read.
+        drop_weights: take the values away that are no sizes or indices, once their length is checked; a sparse weight
+            becomes a dense one, as runtimes make it.
+
+    Returns:
+        The names of files that hold external weights.
+
+    Raises:
+        ModelFileError: the model contradicts itself.
+    """
+    files: set[str] = set()
+    graph = model.graph
+    if not model.HasField("graph") or not (graph.node or graph.output):
+        raise ModelFileError("there is no graph in it")
+    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+        raise ModelFileError("it does not say which version of the operators it uses")
+    nodes = 0
+    for inner, around in walk_graphs(graph):
+        nodes += len(inner.node)
+        if nodes > _MOST_NODES:
+            raise ModelFileError(f"more than {_MOST_NODES:,} operators")
+        lengths = left_out or {} if inner is graph else {}
+        for position, tensor in enumerate(tensors_of(inner)):  # initializers come first
+            _check_tensor(tensor, path, lengths.get(position), drop_weights)
+            files.update(each.value for each in tensor.external_data if each.key == "location")
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            _check_type(value)
+        _check_order(inner, around)
+        if drop_weights:
+            _make_dense(inner)
+    return files
+
+
+def _make_dense(graph: Any) -> None:
+    """Weights without values in the place of sparse ones, which shape inference takes for tensors of another type."""
+    for each in graph.sparse_initializer:
+        if any(dim < 0 for dim in each.dims):
+            raise ModelFileError(f"tensor {quoted(each.values.name)} has the shape {list(each.dims[:8])}")
+        graph.initializer.add(name=each.values.name, data_type=each.values.data_type, dims=each.dims)
+    del graph.sparse_initializer[:]
+
+
+def check_texts(model: Any) -> None:
+    """Raise ``ModelFileError`` where a name is no text: Protocol Buffers give such bytes as they are."""
+    for text in _texts(model):
+        if type(text) is not str:
+            raise ModelFileError(f"the name {text[:80]!r} is no text")
+
+
+def _texts(model: Any) -> Iterator[Any]:
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload, *function.input, *function.output)
+        yield from (each.domain for each in function.opset_import)
+    yield from (each.domain for each in model.opset_import)
+    graphs, bodies = [model.graph], [function.node for function in model.functions]
+    while graphs or bodies:
+        if graphs:
+            graph = graphs.pop()
+            yield from _graph_texts(graph)
+            bodies.append(graph.node)
+        for node in bodies.pop():
+            yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            for each in node.attribute:
+                yield from (each.name, each.ref_attr_name)
+                graphs += graphs_in(each)
+
+
+def _graph_texts(graph: Any) -> Iterator[Any]:
+    yield graph.name
+    for values in (graph.input, graph.output, graph.value_info):
+        for value in values:
+            yield value.name
+            for dim in value.type.tensor_type.shape.dim:
+                yield dim.dim_param
+    for tensor in tensors_of(graph):
+        yield tensor.name
+        for each in tensor.external_data:
+            yield from (each.key, each.value)
+
+
+def quoted(name: Any) -> str:
+    """A name from a file, fit for a message."""
+    return repr(str(name)[:80])
+
+
+def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
+    """The graph and all graphs in it, each with the names that it sees around it."""
+    pending: list[tuple[Any, Names]] = [(graph, ())]
+    while pending:
+        graph, around = pending.pop()
+        if len(around) > _DEEPEST:
+            raise ModelFileError(f"subgraphs lie more than {_DEEPEST} deep in one another")
+        yield graph, around
+        inner = [sub for node in graph.node for sub in subgraphs_of(node).values()]
+        if inner:
+            own = {each.name for each in (*graph.input, *graph.initializer)}
+            own.update(name for node in graph.node for name in node.output)
+            pending.extend((sub, (*around, own)) for sub in inner)
+
+
+def subgraphs_of(node: Any) -> dict[str, Any]:
+    """Attribute -> graph, of the operators that run other operators."""
+    found = {}
+    for each in node.attribute:
+        for number, graph in enumerate(graphs_in(each)):
+            found[f"{each.name}.{number}" if each.graphs else each.name] = graph
+    return found
+
+
+def graphs_in(attribute: Any) -> Sequence[Any]:
+    """The graphs of an attribute, whatever it says that its type is."""
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
+def tensors_of(graph: Any) -> Iterator[Any]:
+    """The ``TensorProto`` in a graph: initializers and constants, without those of the graphs in it."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _check_tensor(tensor: Any, path: Path, length: int | None, drop: bool) -> None:
+    """The data of a tensor is as long as its type and shape say."""
+    name, onnx = quoted(tensor.name), import_onnx()
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelFileError(f"tensor {name} has the shape {list(tensor.dims[:8])}")
+    element = element_of(tensor.data_type)
+    if element is None:
+        raise ModelFileError(f"tensor {name} has the unknown type {tensor.data_type}")
+    numel = prod(tensor.dims)
+    needed = (numel * element.bits + 7) // 8
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        _check_external(tensor, needed, path)
+    elif length is not None or tensor.HasField("raw_data"):
+        length = len(tensor.raw_data) if length is None else length  # copies the data
+        if length != needed:
+            raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
+        if drop and length > _LONGEST_KEPT:
+            tensor.ClearField("raw_data")
+    else:
+        data = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
+        parts = 2 if element.name.startswith("complex") else 1
+        if len(data) not in (numel * parts, needed):  # elements of less than a byte may be packed
+            raise ModelFileError(f"tensor {name} needs {numel:,} elements by its shape, and has {len(data):,}")
+
+
+def _check_external(tensor: Any, needed: int, path: Path) -> None:
+    """External data lie in the directory of the model, and suffice; they may be missing, nothing is read of them."""
+    facts = {each.key: each.value for each in tensor.external_data}
+    name, location = quoted(tensor.name), facts.get("location", "")
+    folder = path.resolve().parent
+    try:
+        place = (folder / location).resolve()
+        offset, length = int(facts.get("offset", 0)), int(facts.get("length", needed))
+        size = place.stat().st_size if place.exists() else None
+    except (ValueError, OSError, RuntimeError):
+        raise ModelFileError(f"tensor {name}: external data cannot be at {facts!s:.120}") from None
+    if not location or not place.is_relative_to(folder) or place.is_dir():
+        raise ModelFileError(f"tensor {name}: external data {quoted(location)} are not in the model's directory")
+    if offset < 0 or length != needed:
+        there = f"{length:,} at {offset:,}"
+        raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {there}")
+    if size is not None and size < offset + length:
+        raise ModelFileError(f"tensor {name}: external data {quoted(location)} end before byte {offset + length:,}")
+
+
+def _check_type(value: Any) -> None:
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.dim_value < 0:
+            raise ModelFileError(f"{quoted(value.name)} is declared with a negative dimension")
+
+
+def _check_order(graph: Any, around: Names) -> None:
+    """Every operator comes after what it reads, and every name is made once."""
+    made = {each.name for each in (*graph.input, *graph.initializer)} | {""}  # "": an optional input left out
+    made.update(each.values.name for each in graph.sparse_initializer)
+    later = {name for node in graph.node for name in node.output}
+    for position, node in enumerate(graph.node):
+        who = quoted(node.name or position)
+        for name in node.input:
+            if name in made or any(name in names for names in around):
+                continue
+            why = "is made after it: the graph has a cycle or no order" if name in later else "nothing makes"
+            raise ModelFileError(f"operator {who} reads {quoted(name)}, which {why}")
+        for name in filter(None, node.output):
+            if name in made:
+                raise ModelFileError(f"operator {who} makes {quoted(name)}, which there is already")
+            made.add(name)
+    for value in graph.output:
+        if value.name not in made and not any(value.name in names for names in around):
+            raise ModelFileError(f"the result {quoted(value.name)} is made by nothing")

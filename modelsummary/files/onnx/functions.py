@@ -1,0 +1,150 @@
+"""Put the bodies of a model's functions in the place of their calls; rows of the tree keep the name of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+from modelsummary.errors import ModelFileError
+from modelsummary.files.onnx.checks import subgraphs_of
+from modelsummary.files.onnx.reading import import_onnx
+
+__all__ = ["inline_functions"]
+
+_DEEPEST = 64
+_MOST_NODES = 1_000_000
+
+Key = tuple[str, str, str]
+
+
+class _Frame(NamedTuple):
+    """The call in which nodes stand.
+
+    Attributes:
+        path: of names of calls, ending in a slash; empty for the graph of the model.
+        names: a value's name in the body -> outside; the rest gets the path in front.
+        attributes: of the call, with the function's defaults.
+    """
+
+    path: str
+    names: dict[str, str]
+    attributes: dict[str, Any]
+
+    def renamed(self, name: str) -> str:
+        """What a value of the body is called outside."""
+        return self.names.get(name, self.path + name if name else "")
+
+    def attributes_of(self, node: Any) -> Iterator[Any]:
+        """Copies of a node's attributes; one that refers to the call has what was given there."""
+        for attribute in node.attribute:
+            given = self.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+            if given is not None:
+                copy = import_onnx().AttributeProto()
+                copy.CopyFrom(given)
+                copy.name = attribute.name
+                yield copy
+
+
+def inline_functions(model: Any) -> dict[str, str]:
+    """Expand all calls in place; returns the path of each call -> the name of its function.
+
+    onnx has an inliner, too; it forgets which call a node is from.
+
+    Raises:
+        ModelFileError: functions call one another in a circle, or make too many operators.
+    """
+    functions: dict[Key, Any] = {(each.domain, each.name, each.overload): each for each in model.functions}
+    inliner = _Inliner(functions)
+    if functions:
+        _check_size(model.graph, functions)
+        nodes = list(inliner.expanded(model.graph.node, _Frame("", {}, {})))
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        imported = {each.domain for each in model.opset_import}
+        model.opset_import.extend(
+            each for function in functions.values() for each in function.opset_import if each.domain not in imported
+        )
+        del model.functions[:]
+    return inliner.called
+
+
+def _check_size(graph: Any, functions: Mapping[Key, Any]) -> None:
+    calls = {
+        key: [each for each in map(_key, _all_nodes(body.node)) if each in functions] for key, body in functions.items()
+    }
+    try:
+        order = list(TopologicalSorter(calls).static_order())
+    except CycleError as error:
+        circle = " -> ".join(key[1][:40] for key in error.args[1][:5])
+        raise ModelFileError(f"functions call one another in a circle: {circle}") from None
+    depth: dict[Key, int] = {}
+    size: dict[Key, int] = {}
+    for key in order:
+        depth[key] = 1 + max((depth[each] for each in calls[key]), default=0)
+        size[key] = sum(1 for _ in _all_nodes(functions[key].node)) + sum(size[each] for each in calls[key])
+    total = sum(size.get(_key(node), 1) for node in _all_nodes(graph.node))
+    if total > _MOST_NODES or max(depth.values()) > _DEEPEST:
+        limits = f"more than {_MOST_NODES:,} operators, or lie more than {_DEEPEST} deep in one another"
+        raise ModelFileError(f"its functions make {limits}")
+
+
+def _key(node: Any) -> Key:
+    return node.domain, node.op_type, node.overload
+
+
+def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        yield node
+        for graph in subgraphs_of(node).values():
+            pending.extend(graph.node)
+
+
+class _Inliner:
+    """Expands calls.
+
+    Attributes:
+        called: path of each call -> the name of its function.
+    """
+
+    def __init__(self, functions: Mapping[Key, Any]) -> None:
+        self.functions = functions
+        self.called: dict[str, str] = {}
+
+    def expanded(self, nodes: Iterable[Any], frame: _Frame) -> Iterator[Any]:
+        """The nodes of a graph or body, with calls replaced by what they run."""
+        for position, node in enumerate(nodes):
+            name = f"{frame.path}{node.name or f'{node.op_type}_{position}'}"
+            function = self.functions.get(_key(node))
+            if function is None:
+                yield self._copy(node, name, frame)
+                continue
+            while name in self.called:
+                name += "'"
+            self.called[name] = function.name
+            inputs = [frame.renamed(each) for each in node.input]
+            names = dict(zip(function.input, inputs + [""] * len(function.input), strict=False))
+            outputs = zip(function.output, map(frame.renamed, node.output), strict=False)
+            names |= {inside: outside for inside, outside in outputs if outside}
+            defaults = {each.name: each for each in function.attribute_proto}
+            given = {each.name: each for each in frame.attributes_of(node)}
+            yield from self.expanded(function.node, _Frame(f"{name}/", names, defaults | given))
+
+    def _copy(self, node: Any, name: str, frame: _Frame) -> Any:
+        copy = import_onnx().NodeProto()
+        copy.CopyFrom(node)
+        copy.name = name
+        copy.input[:] = [frame.renamed(each) for each in node.input]
+        copy.output[:] = [frame.renamed(each) for each in node.output]
+        attributes = list(frame.attributes_of(copy))
+        del copy.attribute[:]
+        copy.attribute.extend(attributes)
+        for graph in subgraphs_of(copy).values():
+            for each in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+                each.name = frame.renamed(each.name)
+            body = list(self.expanded(graph.node, frame))
+            del graph.node[:]
+            graph.node.extend(body)
+        return copy

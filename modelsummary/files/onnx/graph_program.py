@@ -1,0 +1,307 @@
+"""An ONNX graph as a ``Program``: tensors with shapes, operators with attributes, scopes and costs."""
+
+from __future__ import annotations
+
+from collections import ChainMap, Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from modelsummary.errors import ModelFileError
+from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
+from modelsummary.files.onnx.checks import subgraphs_of
+from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
+from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
+from modelsummary.files.onnx.scopes import class_of_model, scopes_of
+from modelsummary.files.program import Operation, Program, Scope, Tensor
+
+__all__ = ["program_of"]
+
+_ONNX = ("", "ai.onnx")
+_NO_ELEMENT = Element("?", 0)
+_LONGEST_NAME = 400
+_LOOKS_AT_SHAPES = frozenset({"Shape", "Size"})
+_GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+
+
+def program_of(model: Any, called: Mapping[str, str]) -> Program:
+    """The operators of a model whose shapes were inferred.
+
+    Args:
+        called: path of each call of a function -> the name of the function, as ``inline_functions`` returned it.
+    """
+    return _Builder(model, called).built()
+
+
+class _Names(NamedTuple):
+    """What the names mean in a graph: tensors, and small values of constants."""
+
+    tensors: ChainMap[str, Tensor]
+    values: ChainMap[str, Any]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing has a name yet."""
+        return not (self.tensors or self.values)
+
+
+class _Builder:
+    """A program under construction."""
+
+    def __init__(self, model: Any, called: Mapping[str, str]) -> None:
+        self.graph = model.graph
+        self.called = called
+        self.versions = {"" if each.domain in _ONNX else each.domain: each.version for each in model.opset_import}
+        self.operations: list[Operation] = []
+        self.constants: Counter[str] = Counter()
+        self.taken: dict[str, int] = {}  # name -> how many have it, with a number
+        self.open: dict[str, None] = {}
+        dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
+        self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
+
+    def built(self) -> Program:
+        graph = self.graph
+        names = self._names(graph, _Names(ChainMap(), ChainMap()))
+        weights = {each.name for each in graph.initializer}
+        inputs = [names.tensors[each.name] for each in graph.input if each.name not in weights]
+        for tensor in inputs:
+            tensor.kind = "input"
+        self._add(graph, names, (), 1)
+        used = {tensor for operation in self.operations for tensor in operation.inputs}
+        unused = [each for each in names.tensors.values() if each.kind in ("parameter", "buffer") and each not in used]
+        outputs = [names.tensors[each.name] for each in graph.output]
+        name = class_of_model(graph.node[0]) if graph.node else ""
+        return Program(
+            name or graph.name or "graph",
+            inputs,
+            outputs,
+            self.operations,
+            unused,
+            constants=self.constants,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> list[str]:
+        if not self.open:
+            return []
+        listed = ", ".join(name[:40] for name in list(self.open)[:4])
+        return [f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them"]
+
+    # ------------------------------------------------------------------------------------------ tensors
+
+    def _names(self, graph: Any, around: _Names) -> _Names:
+        names = around if around.is_empty else _Names(around.tensors.new_child(), around.values.new_child())
+        own = names.tensors.maps[0]
+        for weight in graph.initializer:
+            own[weight.name] = _constant(weight, weight.name)
+            names.values[weight.name] = small_value(weight)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name not in own:  # older versions list weights among the inputs
+                own[value.name] = self._declared(value)
+        return names
+
+    def _declared(self, value: Any) -> Tensor:
+        kind = value.type.WhichOneof("value")
+        declared = value.type.sparse_tensor_type if kind == "sparse_tensor_type" else value.type.tensor_type
+        element = element_of(declared.elem_type) or _NO_ELEMENT
+        if not declared.HasField("shape"):
+            return Tensor(value.name, None, None, *element)
+        shape: list[int | str] = []
+        for dim in declared.shape.dim:
+            if dim.dim_value or dim.HasField("dim_value"):
+                shape.append(dim.dim_value)
+            else:
+                shape.append(dim.dim_param or "?")
+        names = [dim for dim in shape if isinstance(dim, str)]
+        if names and not self.can_bind:  # values decide
+            return Tensor(value.name, tuple(shape), None, *element)
+        self.open |= dict.fromkeys(names)
+        return Tensor(value.name, tuple(shape), tuple(1 if isinstance(dim, str) else dim for dim in shape), *element)
+
+    # ---------------------------------------------------------------------------------------- operators
+
+    def _add(self, graph: Any, names: _Names, scopes: tuple[Scope, ...], repeats: int) -> None:
+        for node in graph.node:
+            if node.op_type == "Constant" and node.domain in _ONNX:
+                self._add_constant(node, names)
+                continue
+            given = [names.tensors.get(name) for name in node.input]
+            made = [names.tensors.setdefault(name, _unknown(name)) if name else None for name in node.output]
+            version = self.versions.get("" if node.domain in _ONNX else node.domain, 1)
+            _sort_weights(node, given, input_names(node.op_type, version, node.domain))
+            name = self._unique(node.name or node.op_type)
+            operation = Operation(
+                name,
+                node.op_type if node.domain in _ONNX else f"{node.domain}.{node.op_type}",
+                (*scopes, *scopes_of(node, node.name, self.called)),
+                [each for each in given if each is not None],
+                [each for each in made if each is not None],
+                attributes_of(node, version, names.values),
+                repeats=repeats,
+                is_free=node.op_type in _LOOKS_AT_SHAPES,
+                gathers=node.op_type in _GATHERS,
+            )
+            _check_inner(operation, given)
+            _count(operation, given, made)
+            _describe_input(operation, given)
+            self.operations.append(operation)
+            subgraphs = subgraphs_of(node)
+            if subgraphs:
+                self._add_subgraphs(operation, subgraphs, given, names)
+
+    def _unique(self, name: str) -> str:
+        name = base = name[:_LONGEST_NAME]
+        while name in self.taken:
+            self.taken[base] += 1
+            name = f"{base}_{self.taken[base]}"
+        self.taken[name] = 1
+        return name
+
+    def _add_constant(self, node: Any, names: _Names) -> None:
+        self.constants["Constant"] += 1
+        for attribute in node.attribute[:1]:
+            for name in node.output:
+                if attribute.HasField("t"):
+                    names.tensors[name], names.values[name] = _constant(attribute.t, name), small_value(attribute.t)
+                    continue
+                names.values[name] = value_of(attribute)
+                names.tensors.setdefault(name, _unknown(name)).kind = "buffer"
+
+    def _add_subgraphs(
+        self, operation: Operation, subgraphs: Mapping[str, Any], given: Sequence[Tensor | None], names: _Names
+    ) -> None:
+        """The operators of an If, Loop or Scan stand below it."""
+        operation.is_free = True
+        times = _iterations(operation, given, names)
+        if times is None:
+            operation.uncounted = f"{operation.op_type} (unknown number of runs)"
+        bodies: dict[str, list[Operation]] = {}
+        for key, graph in subgraphs.items():
+            start = len(self.operations)
+            around = Scope(operation.name, operation.name, operation.op_type)
+            body = Scope(f"{operation.name}.{key}", f"{operation.name}.{key}", key)
+            inside = self._names(graph, names)
+            self._add(graph, inside, (*operation.scopes, around, body), operation.repeats * (times or 1))
+            bodies[key] = self.operations[start:]
+        if operation.op_type == "If":
+            counted = max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
+            operation.attributes["counted"] = counted
+            for each in (each for key, body in bodies.items() if key != counted for each in body):
+                each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0
+
+
+def _iterations(operation: Operation, given: Sequence[Tensor | None], names: _Names) -> int | None:
+    """How often a subgraph runs; None if the file does not tell. Of an If one branch runs, once."""
+    times: Any
+    if operation.op_type == "If":
+        return 1
+    if operation.op_type == "Loop" and given and given[0] is not None:
+        times = names.values.get(given[0].name)
+        return times if isinstance(times, int) and times >= 0 else None
+    if operation.op_type == "Scan":
+        number, axes = operation.attributes.get("num_scan_inputs"), operation.attributes.get("scan_input_axes")
+        axis = axes[0] if isinstance(axes, list) and axes else 0
+        scanned = given[-number] if type(number) is int and 0 < number <= len(given) else None
+        if (
+            scanned is not None
+            and scanned.size
+            and type(axis) is int
+            and -len(scanned.size) <= axis < len(scanned.size)
+        ):
+            return int(scanned.size[axis])
+    return None
+
+
+def _unknown(name: str) -> Tensor:
+    return Tensor(name, None, None, *_NO_ELEMENT)
+
+
+def _constant(proto: Any, name: str) -> Tensor:
+    """A weight: a parameter if its type can be trained, or quantised, and it has a dimension; else a buffer."""
+    element, dims = element_of(proto.data_type) or _NO_ELEMENT, tuple(proto.dims)
+    is_parameter = is_weight_type(element) and bool(dims)
+    return Tensor(name, dims, dims, *element, "parameter" if is_parameter else "buffer", is_parameter)
+
+
+def _sort_weights(node: Any, given: Sequence[Tensor | None], names: Sequence[str]) -> None:
+    """Running statistics, scales and zero points are no parameters."""
+    for position, tensor in enumerate(given):
+        name = names[position] if position < len(names) else ""
+        is_statistic = node.op_type == "BatchNormalization" and position in (3, 4)
+        is_helper = is_statistic or name.endswith(("_scale", "_zero_point"))
+        if tensor is not None and tensor.kind == "parameter" and is_helper:
+            tensor.kind, tensor.trainable = "buffer", False
+
+
+def _describe_input(operation: Operation, given: Sequence[Tensor | None]) -> None:
+    """Kernel and input of a convolution, which its attributes may lack."""
+    if operation.op_type not in ("Conv", "ConvTranspose", "ConvInteger") or len(given) < 2:
+        return
+    data, weight = given[:2]
+    if weight is not None and weight.size is not None and "kernel_shape" not in operation.attributes:
+        operation.attributes["kernel_shape"] = list(weight.size[2:])
+    if data is not None and data.shape is not None:
+        names = (
+            "channel",
+            *(("width",) if len(data.shape) == 3 else ("depth", "height", "width")[-len(data.shape) + 2 :]),
+        )
+        operation.attributes |= dict(zip(names, data.shape[1:], strict=False))
+
+
+def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
+    """The dimensions that a product sums over are equal, which onnx does not check for these operators."""
+    if operation.op_type not in ("Conv", "Gemm") or len(given) < 2:
+        return
+    left, right = ((each.shape if each is not None else None) for each in given[:2])
+    if not left or not right or len(left) < 2 or len(right) < 2:
+        return
+    facts = operation.attributes
+    if operation.op_type == "Conv":
+        groups = facts.get("group", 1)
+        inner: tuple[Any, Any] = left[1], right[1] * groups if type(right[1]) is type(groups) is int else "?"
+    else:
+        inner = left[0 if facts.get("transA") else 1], right[1 if facts.get("transB") else 0]
+    if isinstance(inner[0], int) and isinstance(inner[1], int) and inner[0] != inner[1]:
+        sizes = f"{list(left)} and {list(right)}"
+        raise ModelFileError(f"its shapes cannot be: {operation.op_type} {operation.name[:80]!r} has {sizes}")
+
+
+def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> None:
+    """Multiply-adds of one operator, as a number and, where dimensions are open, as an expression."""
+    op_type, times = operation.op_type, operation.repeats
+    formula = FORMULAS.get(op_type)
+    if formula is None:
+        domain, _, name = op_type.rpartition(".")
+        operation.uncounted = op_type if looks_like_product(domain, name) else None
+    else:
+        try:
+            sizes = Called(_sizes(given), _sizes(made), operation.attributes)
+            operation.macs = times * int(formula(sizes))
+            if any(isinstance(dim, str) for each in (*given, *made) if each is not None for dim in each.shape or ()):
+                symbols = Called(_symbols(given), _symbols(made), operation.attributes)
+                operation.macs_expr = times * formula(symbols)
+        except (
+            TypeError,
+            ValueError,
+            IndexError,
+            KeyError,
+            AttributeError,
+        ):  # a size is unknown, or the formula knows no such call
+            operation.uncounted = op_type
+    counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
+    if counted and counted[0] is not None:
+        operation.elementwise_ops = times * counted[0].numel
+
+
+def _sizes(tensors: Sequence[Tensor | None]) -> list[tuple[int, ...] | None]:
+    return [None if each is None else each.size for each in tensors]
+
+
+def _symbols(tensors: Sequence[Tensor | None]) -> list[tuple[Any, ...] | None]:
+    """Sizes with a sympy symbol for each open dimension."""
+    import sympy
+
+    shapes = [None if each is None else each.shape for each in tensors]
+    return [
+        None if shape is None else tuple(sympy.Symbol(dim) if isinstance(dim, str) else dim for dim in shape)
+        for shape in shapes
+    ]

@@ -1,0 +1,45 @@
+"""An ONNX file as statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.statistics import FileStatistics
+from modelsummary.files.onnx.checks import check_model, check_texts
+from modelsummary.files.onnx.functions import inline_functions
+from modelsummary.files.onnx.graph_program import program_of
+from modelsummary.files.onnx.reading import read_outline
+from modelsummary.files.onnx.shapes import bind, inferred
+from modelsummary.files.program import GivenSizes
+
+__all__ = ["load_onnx"]
+
+
+def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
+    """The model in an ONNX file; nothing is computed, and weights beside the file are not read.
+
+    Args:
+        path: of the file.
+        sizes: of inputs; the rest is as the file says.
+
+    Raises:
+        InputError: a size does not fit.
+        ModelFileError: the file is broken.
+        MissingExtraError: onnx is not installed.
+    """
+    model, left_out = read_outline(path)
+    try:
+        check_texts(model)
+        called = inline_functions(model)
+        files = check_model(model, path, left_out=left_out, drop_weights=True)
+        missing = sorted(name for name in files if not (path.parent / name).exists())
+        if sizes:
+            bind(model.graph, sizes)
+        program = program_of(inferred(model), called)
+    except (InputError, ModelFileError) as error:
+        kind = InputError if isinstance(error, InputError) or (sizes and "shapes" in str(error)) else ModelFileError
+        raise kind(f"{str(path)!r}: {error}") from None
+    if missing:
+        program.notes.append(f"weights are missing: {', '.join(missing)[:80]}")
+    return FileStatistics(program, path)

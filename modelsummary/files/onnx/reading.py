@@ -1,0 +1,88 @@
+"""Read an ONNX file that nobody vouches for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from modelsummary.errors import MissingExtraError, ModelFileError
+from modelsummary.files.onnx.stripping import without_weights
+
+__all__ = ["import_onnx", "read_model", "read_outline"]
+
+# Protocol Buffers hold no larger message; larger models keep their weights in files beside it.
+_LARGEST = 2**31 - 1
+
+
+@cache
+def import_onnx() -> Any:
+    """The onnx library.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import onnx
+        import onnx.external_data_helper
+        import onnx.shape_inference
+    except ImportError as error:
+        raise MissingExtraError("onnx", "onnx") from error
+    return onnx
+
+
+def read_model(path: Path) -> Any:
+    """The ``ModelProto`` in a file, as it is; external weights are not read.
+
+    Raises:
+        ModelFileError: there is none.
+    """
+    return _read(path, import_onnx().ModelProto.FromString)
+
+
+def read_outline(path: Path) -> tuple[Any, dict[int, int]]:
+    """The ``ModelProto`` in a file without most of its weights, which are not read.
+
+    Returns:
+        The model, and for each initializer whose data were left out, by its position, how many bytes they have.
+
+    Raises:
+        ModelFileError: there is none.
+    """
+
+    parsed = import_onnx().ModelProto.FromString
+
+    def parse(data: Any) -> tuple[Any, dict[int, int]]:
+        outline, lengths = without_weights(data)
+        return parsed(outline), lengths
+
+    outline: tuple[Any, dict[int, int]] = _read(path, parse)
+    return outline
+
+
+def _read(path: Path, parse: Callable[[Any], Any]) -> Any:
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise ModelFileError(f"{str(path)!r} has {size:,} bytes; an ONNX file has at most {_LARGEST:,}")
+        with path.open("rb") as file, _memory_of(file, size) as data:
+            return parse(data)
+    except OSError as error:
+        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except ModelFileError:
+        raise
+    except Exception:  # the DecodeError of whichever protobuf is installed
+        raise ModelFileError(f"{str(path)!r} is no ONNX file, or a truncated one") from None
+
+
+@contextmanager
+def _memory_of(file: BinaryIO, size: int) -> Iterator[memoryview | bytes]:
+    """The bytes of a file without a copy of them."""
+    if not size:  # of which there is no mapping
+        yield b""
+        return
+    with mmap(file.fileno(), size, access=ACCESS_READ) as mapped, memoryview(mapped) as view:
+        yield view

@@ -1,0 +1,147 @@
+"""The tree of ``LayerInfo`` of a program: a row for each module that its operators name, and one for each operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from modelsummary.capture.modules import ModuleFacts, Owned
+from modelsummary.capture.tree import finish_tree
+from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes
+from modelsummary.files.program import Operation, Program, Scope, Tensor
+
+__all__ = ["program_tree"]
+
+_NO_MODULE = nn.Module()
+
+
+def program_tree(program: Program) -> LayerInfo:
+    """The tree of a program; its first row is the model."""
+    return _Tree(program).built()
+
+
+class _Tree:
+    """Rows under construction."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.facts: dict[int, ModuleFacts] = {}
+        self.rows: dict[str, LayerInfo] = {}  # by key of their scope
+        self.calls: dict[str, int] = {}  # by FQN
+        self.root = self._row(Scope("", "", program.name), None)
+        self.root.note = "; ".join(program.notes)
+
+    def built(self) -> LayerInfo:
+        program = self.program
+        self.root.executed = bool(program.operations)
+        for scopes, tensors in program.owned:
+            self._own(self._scope(scopes), tensors)
+        for operation in program.operations:
+            self._add(operation)
+        self._own(self.root, program.unused)
+        self._cross_borders()
+        self.root.input_size, self.root.input_bytes = _sizes(program.inputs)
+        self.root.output_size, self.root.output_bytes = _sizes(program.outputs)
+        return finish_tree(self.root, self.facts)
+
+    def _row(self, scope: Scope, parent: LayerInfo | None) -> LayerInfo:
+        prefix = f"{parent.fqn}." if parent is not None and parent.fqn else ""
+        row = LayerInfo(
+            fqn=scope.fqn,
+            name=scope.fqn.removeprefix(prefix),
+            class_name=scope.class_name,
+            layer_id=len(self.facts),
+            module=None,
+            parent_info=parent,
+            call_index=self.calls.get(scope.fqn, 0),
+        )
+        self.calls[scope.fqn] = row.call_index + 1
+        self.facts[row.layer_id] = ModuleFacts(scope.fqn, _NO_MODULE, {}, [], [])
+        if parent is not None:
+            parent.children.append(row)
+        return row
+
+    def _scope(self, scopes: tuple[Scope, ...]) -> LayerInfo:
+        row = self.root
+        for scope in scopes:
+            if scope.key not in self.rows:
+                self.rows[scope.key] = self._row(scope, row)
+            row = self.rows[scope.key]
+        return row
+
+    def _add(self, operation: Operation) -> None:
+        around = self._scope(operation.scopes)
+        name = operation.name
+        row = self._row(Scope(name, name, operation.op_type), around)
+        self.rows[name] = row
+        if operation.executed:
+            each: LayerInfo | None = row
+            while each is not None and not each.executed:
+                each.executed, each = True, each.parent_info
+        activations = [each for each in operation.inputs if each.kind in ("input", "activation")]
+        row.input_size, row.input_bytes = _sizes(activations)
+        row.output_size, row.output_bytes = _sizes(operation.outputs)
+        row.self_macs, row.self_elementwise_ops = operation.macs, operation.elementwise_ops
+        row.self_bytes_read, row.self_bytes_written = operation.bytes_read, operation.bytes_written
+        if operation.uncounted is not None and operation.executed:
+            row.uncounted_ops[operation.uncounted] = operation.repeats
+        kernel, groups = operation.attributes.get("kernel_shape"), operation.attributes.get("group")
+        row.kernel_size = list(kernel) if isinstance(kernel, (list, tuple)) else []
+        row.groups = groups if type(groups) is int else None
+        self._own(row, [each for each in operation.inputs if each.kind in ("parameter", "buffer")])
+
+    def _own(self, row: LayerInfo, tensors: list[Tensor]) -> None:
+        """Parameters and buffers of a row, which the rows around it have, too."""
+        facts = self.facts[row.layer_id]
+        for tensor in dict.fromkeys(tensors):
+            size = None if tensor.size is None else list(tensor.size)
+            owned = Owned(tensor.name, id(tensor), size, tensor.numel, tensor.nbytes, tensor.trainable)
+            is_parameter = tensor.kind == "parameter"
+            (facts.parameters if is_parameter else facts.buffers).append(owned)
+            if is_parameter:
+                row.inner_layers[tensor.name] = size
+            around: LayerInfo | None = row
+            while around is not None:
+                each = self.facts[around.layer_id]
+                (each.all_parameters if is_parameter else each.all_buffers)[owned.key] = owned
+                around = around.parent_info
+
+    def _cross_borders(self) -> None:
+        """Inputs and outputs of the modules: tensors that operators outside make, or use."""
+        made_in: dict[Tensor, tuple[Scope, ...]] = dict.fromkeys(self.program.inputs, ())
+        entering: dict[str, dict[Tensor, None]] = {}
+        leaving: dict[str, dict[Tensor, None]] = {}
+
+        def use(tensor: Tensor, scopes: tuple[Scope, ...]) -> None:
+            maker = made_in.get(tensor)
+            if maker is None or maker == scopes:
+                return
+            for scope in scopes:
+                if scope not in maker:
+                    entering.setdefault(scope.key, {})[tensor] = None
+            for scope in maker:
+                if scope not in scopes:
+                    leaving.setdefault(scope.key, {})[tensor] = None
+
+        for operation in self.program.operations:
+            for tensor in operation.inputs:
+                use(tensor, operation.scopes)
+            made_in.update(dict.fromkeys(operation.outputs, operation.scopes))
+        for tensor in self.program.outputs:
+            use(tensor, ())
+        scopes = {scope.key: scope for operation in self.program.operations for scope in operation.scopes}
+        for key in scopes:
+            row = self.rows[key]
+            row.input_size, row.input_bytes = _sizes(entering.get(key, {}))
+            row.output_size, row.output_bytes = _sizes(leaving.get(key, {}))
+
+
+def _sizes(tensors: Any) -> tuple[Sizes, int]:
+    """Shapes and bytes of some tensors, each once. A sole one stands without its tuple."""
+    if not tensors:
+        return None, 0
+    distinct = list(dict.fromkeys(tensors))
+    sizes = tuple(UNKNOWN if each.shape is None else list(each.shape) for each in distinct)
+    nbytes = sum(each.nbytes for each in distinct)
+    return (sizes[0] if len(sizes) == 1 else sizes if sizes else None), nbytes

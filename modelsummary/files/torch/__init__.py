@@ -1,0 +1,1 @@
+"""Files of torch: exported programs (``.pt2``) and TorchScript."""

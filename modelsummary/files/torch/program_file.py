@@ -1,0 +1,237 @@
+"""An exported program as a ``Program``: costs come from the values that the graph describes, nothing is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor as TorchTensor
+from torch import fx, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modelsummary.files.torch.exported import read_exported
+from modelsummary.files.torch.symbols import Symbols
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.calls import Call, Operators
+from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.statistics import FileStatistics
+from modelsummary.costs.operators import op_rule
+from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
+
+__all__ = ["load_exported"]
+
+_NO_MODULE = nn.Module()
+
+
+def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
+    """The exported program in a ``.pt2`` file; neither its weights nor its pickles are read.
+
+    Args:
+        path: of the file.
+        sizes: of inputs; default: those that were exported.
+
+    Raises:
+        InputError: a size does not fit.
+        ModelFileError: the file is broken.
+    """
+    exported = read_exported(path)
+    try:
+        return FileStatistics(_Builder(exported, sizes).built(), path)
+    except InputError as error:
+        raise InputError(f"{str(path)!r}: {error}") from None
+    except Exception as error:  # a graph whose values are not what they should be
+        raise ModelFileError(f"{str(path)!r} contradicts itself: {type(error).__name__} {error}") from None
+
+
+class _Builder:
+    """A program under construction."""
+
+    def __init__(self, exported: Any, sizes: GivenSizes) -> None:
+        self.exported = exported
+        self.signature = exported.graph_signature
+        self.nodes = {node.name: node for node in exported.graph.nodes}
+        inputs = {name: self.nodes[name].meta["val"] for name in self.signature.user_inputs if name in self.nodes}
+        self.symbols = Symbols({name: each for name, each in inputs.items() if isinstance(each, TorchTensor)}, sizes)
+        self.tensors: dict[fx.Node, list[Tensor]] = {}
+        self.tied: dict[int, Tensor] = {}  # by identity of what the state_dict holds
+        self.operations: list[Operation] = []
+        self.name = ""
+
+    def built(self) -> Program:
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                self._add_input(node)
+        self._add(self.exported.graph_module, self.exported.graph.nodes, "", ())
+        used = {tensor for operation in self.operations for tensor in operation.inputs}
+        given = [each for node, found in self.tensors.items() if node.op == "placeholder" for each in found]
+        output = next(node for node in self.exported.graph.nodes if node.op == "output")
+        returned = {name for name in self.signature.user_outputs if name in self.nodes}
+        results = [
+            each for node in output.all_input_nodes if node.name in returned for each in self.tensors.get(node, [])
+        ]
+        return Program(
+            self.name or "ExportedProgram",
+            [each for each in given if each.kind == "input"],
+            results,
+            self.operations,
+            [each for each in given if each.kind != "input" and each not in used],
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> list[str]:
+        if not self.symbols.open:
+            return []
+        listed = ", ".join(f"{name} = {number}" for name, number in list(self.symbols.open.items())[:4])
+        return [f"open dimensions count as they were exported: {listed}"]
+
+    def _add_input(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if not isinstance(value, TorchTensor):
+            return
+        if node.name in self.signature.user_inputs:
+            self.tensors[node] = [self.symbols.tensor(node.name, value, kind="input")]
+            return
+        facts: dict[str, Any] = {"kind": "buffer"}
+        name = self.signature.inputs_to_parameters.get(node.name)
+        if name is not None:
+            facts = {"kind": "parameter", "trainable": self.exported.state_dict[name].requires_grad}
+        name = name or self.signature.inputs_to_buffers.get(node.name)
+        held = self.exported.state_dict.get(name, node)
+        if id(held) not in self.tied:
+            self.tied[id(held)] = self.symbols.tensor(name or node.name, value, **facts)
+        self.tensors[node] = [self.tied[id(held)]]
+
+    def _add(self, owner: Any, nodes: Any, prefix: str, around: tuple[Scope, ...]) -> None:
+        for node in nodes:
+            if node.op != "call_function":
+                continue
+            if node.target.__name__ == "getitem" and isinstance(node.args[0], fx.Node):
+                self.tensors[node] = self.tensors.get(node.args[0], [])[node.args[1] : node.args[1] + 1]
+            elif isinstance(node.target, HigherOrderOperator) and node.target.name().startswith("wrap_with"):
+                self._add_wrapped(owner, node, prefix, around)
+            elif isinstance(node.target, (OpOverload, HigherOrderOperator)):
+                self._add_operation(node, prefix, around)
+
+    def _add_wrapped(self, owner: Any, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> None:
+        """Operators under ``torch.no_grad`` or autocast stand in a graph of their own."""
+        position = next(n for n, each in enumerate(node.args) if isinstance(each, fx.Node) and each.op == "get_attr")
+        graph = getattr(owner, str(node.args[position].target))  # type: ignore[union-attr]
+        inner = list(graph.graph.nodes)
+        given = [self.tensors.get(each, []) for each in node.args[position + 1 :] if isinstance(each, fx.Node)]
+        self.tensors |= dict(zip((each for each in inner if each.op == "placeholder"), given, strict=True))
+        self._add(graph, inner, f"{prefix}{node.name}.", around)
+        self.tensors[node] = [tensor for each in inner[-1].all_input_nodes for tensor in self.tensors.get(each, [])]
+
+    def _add_operation(self, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> None:
+        value = node.meta.get("val")
+        made = [
+            each for each in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(each, TorchTensor)
+        ]
+        inputs = [tensor for each in node.all_input_nodes for tensor in self.tensors.get(each, [])]
+        if not made:  # sizes, assertions
+            return
+        name = prefix + node.name
+        numbered = [name] if len(made) == 1 else [f"{name}_{number}" for number in range(len(made))]
+        outputs = [self.symbols.tensor(each, value) for each, value in zip(numbered, made, strict=True)]
+        self.tensors[node] = outputs
+        operation = Operation(name, _type_of(node.target), (*around, *self._scopes(node)), inputs, outputs)
+        if isinstance(node.target, OpOverload):
+            operation.attributes = _constants_of(node)
+            self._count(operation, node)
+        else:
+            operation.uncounted = operation.op_type
+        self.operations.append(operation)
+
+    def _scopes(self, node: fx.Node) -> tuple[Scope, ...]:
+        scopes = []
+        for key, (fqn, kind) in node.meta.get("nn_module_stack", {}).items():
+            name = kind if isinstance(kind, str) else kind.__name__
+            if fqn and fqn != key:
+                scopes.append(Scope(key, fqn.partition("@")[0], name.rpartition(".")[2]))
+            elif not fqn:
+                self.name = name.rpartition(".")[2]
+        return tuple(scopes)
+
+    def _count(self, operation: Operation, node: fx.Node) -> None:
+        """Run the operator on meta tensors of the described sizes."""
+        rule = op_rule(node.target)
+        call = Call(_NO_MODULE, None)
+        try:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
+            with torch.no_grad(), Operators(SimpleNamespace(running=call), ShapeOnly()):
+                node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # it needs values, or has no meta kernel
+            operation.uncounted = operation.op_type if rule.formula is not None or rule.matrix_like else None
+            if rule.formula is not None and any(each.size is None for each in operation.inputs):
+                operation.macs_expr = _expression(node)
+            return
+        operation.macs, operation.elementwise_ops = call.macs, call.elementwise_ops
+        operation.uncounted = next(iter(call.uncounted), None)
+        operation.gathers = rule.gathers
+        operation.is_free = call.bytes_read == call.bytes_written == 0
+        operation.aliases = bool(operation.inputs) and (operation.is_free or 0 in rule.writes)
+        if call.macs and any(
+            isinstance(dim, str) for each in (*operation.inputs, *operation.outputs) for dim in each.shape or ()
+        ):
+            operation.macs_expr = _expression(node)
+
+
+def _type_of(target: Any) -> str:
+    return op_rule(target).name if isinstance(target, OpOverload) else str(target.name())
+
+
+def _constants_of(node: fx.Node) -> dict[str, Any]:
+    """Arguments of the operator that are no tensors, by name, with defaults."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    values = {each.name: each.default_value for each in schema if each.has_default_value()}
+    values |= dict(zip((each.name for each in schema), node.args, strict=False))
+    values |= node.kwargs
+    return {name: value for name, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (int, float, str, bool)) or value is None
+
+
+class _Symbolic(TorchDispatchMode):
+    """Adds up multiply-adds as expressions."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: Any = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = op_rule(func)
+        if rule.is_composite and rule.formula is None:
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        if rule.formula is not None:
+            self.total = self.total + rule.formula(*args, **{**kwargs, "out": out})
+        return out
+
+
+def _expression(node: fx.Node) -> Any:
+    """Multiply-adds of a node in the symbols of its sizes."""
+    import sympy
+
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    counted = _Symbolic()
+    try:
+        with torch.no_grad(), counted:
+            node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:  # no formula of sizes: it keeps its name
+        return sympy.Symbol(f"macs({node.name})")
+    total = counted.total
+    if not isinstance(total, torch.SymInt):
+        return sympy.Integer(total)
+    expression = total.node.expr  # symbols of torch say that they are positive: those of that name alone differ
+    return expression.xreplace({symbol: sympy.Symbol(symbol.name) for symbol in expression.free_symbols})

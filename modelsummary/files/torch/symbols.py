@@ -1,0 +1,89 @@
+"""Numbers for the symbolic sizes of an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor as TorchTensor
+
+from modelsummary.errors import InputError
+from modelsummary.files.program import GivenSizes, Tensor, sizes_by_name
+
+__all__ = ["Symbols"]
+
+
+class Symbols:
+    """What symbols stand for: what the user says, else the sizes of the example that was exported.
+
+    Args:
+        inputs: name -> fake tensor, of the program's inputs.
+        sizes: of inputs; default: those that were exported.
+
+    Raises:
+        InputError: a size does not fit.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], sizes: GivenSizes) -> None:
+        self._values: dict[Any, int] = {}
+        self.open: dict[str, int] = {}
+        for name, size in sizes_by_name(list(inputs), sizes).items():
+            self._bind(inputs[name].shape, size)
+
+    def _bind(self, shape: Sequence[Any], size: Sequence[int]) -> None:
+        shown = [str(dim) for dim in shape]
+        if len(shape) != len(size):
+            raise InputError(f"an input of size [{', '.join(shown)}] cannot be {list(size)}")
+        for dim, number in zip(shape, size, strict=True):
+            if isinstance(dim, torch.SymInt):
+                self._values |= _solved(self._bound(dim), number)
+            if self.number(dim) != number:
+                raise InputError(f"an input of size [{', '.join(shown)}] cannot be {list(size)}: it was exported so")
+
+    def number(self, size: Any) -> int:
+        """The number to count with; raises ``ValueError`` where values decide."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expression = self._bound(size)
+        known = size.node.shape_env.backed_var_to_val if size.node.shape_env is not None else {}
+        if not expression.free_symbols <= known.keys():
+            raise ValueError(f"{expression} depends on values")
+        hints = {symbol: int(known[symbol]) for symbol in expression.free_symbols}
+        self.open |= {str(symbol): number for symbol, number in hints.items()}
+        return int(expression.xreplace(hints))
+
+    def _bound(self, size: torch.SymInt) -> Any:
+        """The size as a sympy expression of the symbols that nobody bound."""
+        return size.node.expr.subs(self._values)
+
+    def tensor(self, name: str, value: TorchTensor, **facts: Any) -> Tensor:
+        """Plain data of a fake tensor."""
+        try:
+            size = tuple(self.number(dim) for dim in value.shape)
+        except ValueError:
+            size = None
+        bound = (self._bound(dim) if isinstance(dim, torch.SymInt) else dim for dim in value.shape)
+        shape = tuple(str(dim) if getattr(dim, "free_symbols", None) else int(dim) for dim in bound)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Tensor(name, shape, size, dtype, 8 * value.dtype.itemsize, **facts)
+
+    def meta(self, value: Any) -> Any:
+        """A meta tensor, or a number, in the place of a fake tensor or a symbolic size."""
+        if isinstance(value, TorchTensor):
+            sizes = [self.number(dim) for dim in value.shape]
+            strides = [self.number(dim) for dim in value.stride()]
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
+        return self.number(value) if isinstance(value, torch.SymInt) else value
+
+
+def _solved(expression: Any, number: int) -> dict[Any, int]:
+    """The symbol of a size such as 2*s, where it is this number; nothing where there is no such whole number."""
+    if len(expression.free_symbols) != 1:
+        return {}
+    (symbol,) = expression.free_symbols
+    slope = expression.diff(symbol)
+    start = (expression - slope * symbol).expand()
+    if not (slope.is_Integer and slope and start.is_Integer) or (number - int(start)) % int(slope):
+        return {}
+    return {symbol: (number - int(start)) // int(slope)}

@@ -1,0 +1,357 @@
+"""Profile a graph without running it on data: what each node keeps for the backward, and what it costs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.run import no_collection
+from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.errors import InputError, TraceError
+from modelsummary.fx import registry
+from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
+from modelsummary.fx.traced_module import FunctionModule
+from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, said, without_data
+from modelsummary.fx.profile_table import profile_table
+
+__all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
+
+
+def symbolic_profile(
+    gm: GraphModule, *args: Any, device: torch.device | str | None = None, verbose: bool = False, **kwargs: Any
+) -> GraphModule:
+    """Profile every node of a graph: memory and FLOPs of forward and backward, in the mode the graph is in.
+
+    The graph runs once on tensors without data. A graph that needs values runs for real, and is afterwards as it was.
+
+    Args:
+        gm: of ``symbolic_trace``, or any other graph module.
+        *args: its inputs; only their shapes, dtypes and devices matter.
+        **kwargs: likewise, by name.
+        device: whose kernels are assumed; None: that of the module. Where it is not there, those of the CPU. On
+            ``"meta"`` attention is that of the formula, which keeps the scores; on others the fused kernel.
+        verbose: print the table of ``profile_table``.
+
+    Returns:
+        ``gm``; the ``MetaInfo`` of its nodes (``node.meta["info"]``) is filled.
+
+    Raises:
+        InputError: ``gm`` is no graph module.
+        TraceError: a node failed.
+    """
+    profile_call(gm, CallArguments(args, kwargs, None), device)
+    if verbose:
+        print(profile_table(gm))
+    return gm
+
+
+class GraphProfiler:
+    """Fills what each node keeps for the backward: the sizes in its ``MetaInfo``.
+
+    Args:
+        module: the graph.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+
+    def propagate(self, *args: Any, device: torch.device | str | None = None, **kwargs: Any) -> Any:
+        """Run the graph without data; arguments as for ``symbolic_profile``. Returns what it returns."""
+        return profile_call(self.module, CallArguments(args, kwargs, None), device, counts=False)
+
+
+class FlopProfiler:
+    """Fills what each node costs: the FLOPs in its ``MetaInfo``, and what is registered for it.
+
+    Args:
+        module: the graph.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+
+    def propagate(self, *args: Any, device: torch.device | str | None = None, **kwargs: Any) -> Any:
+        """Run the graph without data, forward and backward; arguments as for ``symbolic_profile``."""
+        return profile_call(self.module, CallArguments(args, kwargs, None), device, keeps_memory=False)
+
+
+@exclusive
+def flop_count(
+    module: nn.Module | Callable[..., Any],
+    *args: Any,
+    device: torch.device | str | None = None,
+    verbose: bool = False,
+    **kwargs: Any,
+) -> tuple[int, int]:
+    """FLOPs of products in a forward and in the backward from all of its results: 2 a multiply-add.
+
+    By operators (``register_op_cost``): what ``register_flop_count_impl`` has is of nodes of graphs.
+
+    Args:
+        module: a module, or a function of tensors; it runs once, without data if it needs no values.
+        *args: of the call. An input gets a gradient where it requires one, of a function every one.
+        **kwargs: of the call, by name.
+        device: whose kernels are assumed; None: that of the module and the inputs.
+        verbose: print both, and operators that are not counted for want of a formula.
+
+    Raises:
+        InputError: there is nothing to call.
+        TraceError: it failed; the original exception is ``__cause__``.
+    """
+    if not callable(module) or isinstance(module, type):
+        raise InputError(f"expected a module or a function, got {type(module).__name__}: {module!r:.80}")
+    called = module if isinstance(module, nn.Module) else FunctionModule(module)
+    call = CallArguments(args, kwargs, None)
+    place = _place(called, call, device)
+
+    def run(*, really: bool) -> tuple[_Cost, _Cost]:
+        counters = _Counters()
+        with without_data(called, call, place, counters, really=really) as (own, named):
+            given = (own, named) if called is module else _with_gradients((own, named))
+            result = called(*given[0], **given[1])
+            forward, counters.running = counters.running, _Cost()
+            _backward(result)
+        return forward, counters.running
+
+    try:
+        forward, backward = _run(run, device)
+    except Exception as error:
+        raise TraceError(f"{getattr(module, '__name__', type(module).__name__)} failed: {said(error)}") from error
+    if verbose:
+        uncounted = ", ".join({**forward.uncounted, **backward.uncounted}) or "none"
+        print(f"Forward {2 * forward.macs:,} FLOPs\nBackward {2 * backward.macs:,} FLOPs")
+        print(f"Not counted: {uncounted}")
+    return 2 * forward.macs, 2 * backward.macs
+
+
+def _with_gradients(value: Any) -> Any:
+    """Copies of the tensors that take gradients, and may be written to."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return tensor
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().requires_grad_().clone()
+        return copies[id(tensor)]
+
+    return map_tensors(copy, value)
+
+
+def _run(run: Callable[..., Any], device: torch.device | str | None) -> Any:
+    """What ``run`` gives without data; with values if it needs them, and no device is assumed."""
+    try:
+        return run(really=False)
+    except Exception as error:
+        if device is not None or not (needs_values(error) or needs_values(error.__cause__)):
+            raise
+        return run(really=True)
+
+
+def _place(module: nn.Module, call: CallArguments, device: torch.device | str | None) -> torch.device:
+    """Where the tensors without data are: autograd runs on devices that are there, so else the kernels of the CPU."""
+    own = [*tensors_of_modules(modules_of(module)), *call.tensors()]
+    place = torch.device(device) if device is not None else device_of(iter(own))
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    is_there = place.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == place.type)
+    return place if is_there else torch.device("cpu")
+
+
+class _Cost(Uncounted):
+    """What the operators of one node, or of its backward, cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = None
+
+
+class _Counters:
+    """Who pays for the operators that run now."""
+
+    def __init__(self) -> None:
+        self.running = _Cost()
+
+
+@exclusive
+def profile_call(
+    gm: GraphModule,
+    call: CallArguments,
+    device: torch.device | str | None,
+    *,
+    keeps_memory: bool = True,
+    counts: bool = True,
+) -> Any:
+    """Profile a graph as it is called: its sizes, its costs. Returns what it returns."""
+    place = _place(checked(gm), call, device)
+
+    def run(*, really: bool) -> Any:
+        counters = _Counters()
+        pause = nullcontext() if really else no_collection()
+        with pause, without_data(gm, call, place, counters, really=really) as (own, named):
+            profiler = _Profiler(gm, counters)
+            result = profiler.profile(in_order(gm, own, named), runs_backward=counts)
+        if keeps_memory:
+            profiler.write_sizes()
+        if counts:
+            profiler.write_costs()
+        return result
+
+    return _run(run, device)
+
+
+class _Profiler(NodeRunner):
+    """Runs a graph forward and backward, and notes what each node saves and costs."""
+
+    def __init__(self, module: GraphModule, counters: _Counters) -> None:
+        super().__init__(module)
+        self._counters = counters
+        self._env = sim_env(module)
+        self._forward: dict[Node, _Cost] = {}
+        self._of_backward: dict[Node, _Cost] = {}
+        self._saved: dict[Node, TensorSet] = {}
+        self._results: dict[Node, Any] = {}  # all are kept, or their places in memory would be taken by others
+        self._given: dict[Node, list[Tensor]] = {}
+        self._begins: list[int] = []  # number of the first autograd node that each node may make
+        self._registered: dict[Node, tuple[int, ...]] = {}
+        self._own = {memory for memory, _ in (*self._env.param_ctx, *self._env.buffer_ctx)}
+
+    def profile(self, args: list[Any], *, runs_backward: bool) -> Any:
+        """Run forward, and backward where asked for. Returns the result."""
+        with self._env:
+            result = self.run(*args)
+        if runs_backward:
+            nodes = list(self._forward)
+
+            def pays(number: int) -> None:
+                place = bisect_right(self._begins, number) - 1
+                self._counters.running = self._of_backward.setdefault(nodes[max(place, 0)], _Cost())
+
+            _backward(result, pays)
+        return result
+
+    @contextmanager
+    def around(self, node: Node) -> Iterator[None]:
+        """Context in which a node runs: what it saves and costs is its own."""
+        self._env.ctx = self._saved[node] = TensorSet()
+        self._counters.running = self._forward[node] = _Cost()
+        self._begins.append(_next_number())
+        values = [self.env.get(each) for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, Node)]
+        self._given[node] = [value for value in values if isinstance(value, Tensor)]
+        self._register(node)
+        yield
+
+    def _register(self, node: Node) -> None:
+        """The costs that the user registered."""
+        if node.op not in ("call_module", "call_function", "call_method"):
+            return
+        target: Any = node.target
+        if node.op != "call_function":
+            target = self.fetch_attr(target) if node.op == "call_module" else getattr(Tensor, target, None)
+        impl = registry.find_impl(registry.profile_impls, target) or registry.find_impl(registry.flop_impls, target)
+        if impl is None:
+            return
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        costs = impl(*((target, *args) if node.op == "call_module" else args), **kwargs)
+        is_known = isinstance(costs, (tuple, list)) and len(costs) in (2, 4)
+        if not is_known or any(type(each) is not int or each < 0 for each in costs):
+            expected = "(fwd_flop, bwd_flop) or (fwd_flop, bwd_flop, fwd_comm, bwd_comm), integers"
+            raise InputError(f"{impl} gave {costs!r:.80} for {node.name}; expected {expected}")
+        self._registered[node] = tuple(costs)
+
+    def after(self, node: Node, result: Any) -> None:
+        """Keep the result."""
+        self._results[node] = result
+
+    # ------------------------------------------------------------------------------------- what it means
+
+    def write_sizes(self) -> None:
+        """Fill the sizes of each node's ``MetaInfo``."""
+        later = TensorSet()
+        for node in reversed(self._results):
+            info = _info(node)
+            info.saved = self._saved[node]
+            info.outputs = TensorSet() if node.op == "get_attr" else TensorSet.of(self._results[node])
+            info.kept = later.intersect(info.outputs)
+            info.param_size, info.backward_size = self._param_size(node), self._backward_size(node)
+            # what a node saves of its own results is no reason to keep those of others
+            later = later.union(info.saved.subtract(info.outputs))
+        held, so_far = TensorSet(), 0
+        for node in self._results:
+            info = _info(node)
+            new = info.saved.union(info.kept).subtract(held)
+            held.update(new)
+            so_far += new.nbytes
+            info.incremental_size, info.accumulate_size = new.nbytes, so_far
+
+    def _param_size(self, node: Node) -> int:
+        if node.op == "call_module":
+            return sum(each.nbytes for each in self.fetch_attr(str(node.target)).parameters())
+        parameters = {id(each): each for each in self._given[node] if isinstance(each, nn.Parameter)}
+        return sum(each.nbytes for each in parameters.values())
+
+    def _backward_size(self, node: Node) -> int:
+        def gets_gradient(tensor: Tensor) -> bool:
+            return tensor.is_floating_point() and not any(key in self._own for key, _ in TensorSet.of(tensor))
+
+        return sum(each.numel() * each.element_size() for each in self._given[node] if gets_gradient(each))
+
+    def write_costs(self) -> None:
+        """Fill the costs of each node's ``MetaInfo``."""
+        for node in self._results:
+            info = _info(node)
+            forward, backward = self._forward[node], self._of_backward.get(node, _Cost())
+            info.fwd_flop, info.bwd_flop = 2 * forward.macs, 2 * backward.macs
+            info.elementwise_ops = forward.elementwise_ops
+            info.uncounted = {**forward.uncounted, **backward.uncounted}
+            if node in self._registered:
+                info.fwd_flop, info.bwd_flop, info.fwd_comm, info.bwd_comm = (*self._registered[node], 0, 0)[:4]
+
+
+def _info(node: Node) -> MetaInfo:
+    info: MetaInfo = node.meta["info"]
+    return info
+
+
+def _next_number() -> int:
+    """The number that the next autograd node gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
+    """Run the backward from all results; ``pays`` is given the number of each autograd node before it runs."""
+    roots = [tensor for tensor in tensors_of(result) if tensor.requires_grad and tensor.grad_fn is not None]
+    if not roots:
+        return
+    handles = []
+    seen: set[Any] = set()
+    pending: list[Any] = [tensor.grad_fn for tensor in roots] if pays is not None else []
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending.extend(each for each, _ in node.next_functions)
+        if not hasattr(node, "variable") and pays is not None:  # who adds up the gradient of a leaf pays nothing
+            handles.append(node.register_prehook(_paying(pays, node._sequence_nr())))
+    unique = list({id(tensor): tensor for tensor in roots}.values())
+    try:
+        torch.autograd.backward(unique, [torch.empty_like(tensor) for tensor in unique])
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _paying(pays: Callable[[int], None], number: int) -> Callable[[Any], None]:
+    return lambda _: pays(number)

@@ -1,0 +1,172 @@
+"""``TracedModule``: a ``GraphModule`` that holds the model's own modules and tensors, and pickles with its graph."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph_module import _format_import_block
+from torch.fx.node import map_arg
+from torch.package.importer import sys_importer
+
+from modelsummary.record.events import TorchFunction, torch_function
+from modelsummary.fx.builder import Apply
+from modelsummary.fx.codegen import CheckpointCodeGen
+
+__all__ = ["FunctionModule", "TracedModule", "graph_module"]
+
+
+class FunctionModule(nn.Module):
+    """A function as a module; of a method of a module, that one is inside."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, nn.Module):
+            self.owner = owner
+
+
+class TracedModule(GraphModule):
+    """A graph module that pickles node by node.
+
+    ``GraphModule`` pickles its code and traces that again, which loses what is no tensor: the mode and sizes become
+    constants.
+    """
+
+    def to_folder(self, folder: str | os.PathLike[str], module_name: str = "FxModule") -> None:
+        """Write the graph as a package: ``from folder import module_name``, and ``module_name()`` is it again.
+
+        ``module.py`` has the code, ``state.pt`` next to it the layers as they are: with shared parameters, hooks, modes
+        and dtypes, which ``GraphModule.to_folder`` does not keep.
+
+        Args:
+            folder: becomes a package.
+            module_name: of the class in it.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self._state(), folder / "state.pt")
+        code = _CODE.format(imports=_imports(self.graph), code=self.code.strip(), name=module_name)
+        (folder / "module.py").write_text(code)
+        (folder / "__init__.py").write_text(f"from .module import {module_name}\n")
+
+    def _state(self) -> dict[str, Any]:
+        """All but the graph, and what comes of it."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code", "meta")}
+
+    def __reduce__(self) -> Any:
+        # apart: torch.save uses an old protocol, in which memory formats cannot be told
+        return _restored, (self._state(), pickle.dumps(_nodes_of(self.graph)), type(self).__name__, self.meta)
+
+
+# forward stands outside of the class, in which names with two underscores (``__main___Output``) would be others
+_CODE = """{imports}
+from pathlib import Path
+
+import torch
+
+
+{code}
+
+
+class {name}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.__dict__.update(torch.load(Path(__file__).with_name("state.pt"), weights_only=False))
+
+    forward = forward
+"""
+
+
+def _imports(graph: Graph) -> str:
+    """What the code of a graph names, imported; ``apply`` of autograd functions from their class."""
+    named = dict(graph.python_code("self").globals)
+    applied = {name: named.pop(name).function for name, each in list(named.items()) if isinstance(each, Apply)}
+    classes = _format_import_block({f"_{name}": function for name, function in applied.items()}, sys_importer)
+    return "\n".join(
+        [_format_import_block(named, sys_importer), classes, *(f"{name} = _{name}.apply" for name in applied)]
+    )
+
+
+def _nodes_of(graph: Graph) -> list[tuple[Any, ...]]:
+    """The nodes as plain data, with names in the place of nodes."""
+
+    def plain(argument: Any) -> Any:
+        return map_arg(argument, lambda node: _Name(node.name))
+
+    return [
+        (node.op, node.name, _by_name(node.target), plain(node.args), plain(node.kwargs), dict(node.meta))
+        for node in graph.nodes
+    ]
+
+
+class _Name(str):
+    """Name of a node."""
+
+
+def _by_name(target: Any) -> Any:
+    """A function of torch, which may not pickle itself, by its name."""
+    if callable(target) and str(getattr(target, "__module__", "")).partition(".")[0] == "torch":
+        return torch_function(target)
+    return target
+
+
+def _restored(state: dict[str, Any], nodes: bytes, class_name: str, meta: dict[str, Any]) -> TracedModule:
+    graph = Graph()
+    graph.set_codegen(CheckpointCodeGen())
+    by_name: dict[str, Node] = {}
+
+    def real(argument: Any) -> Any:
+        if isinstance(argument, _Name):
+            return by_name[argument]
+        if isinstance(argument, (tuple, list)):
+            return (tuple if isinstance(argument, tuple) else list)(map(real, argument))
+        if isinstance(argument, dict):
+            return {name: real(each) for name, each in argument.items()}
+        if isinstance(argument, slice):
+            return slice(real(argument.start), real(argument.stop), real(argument.step))
+        return argument
+
+    for op, name, target, args, kwargs, own_meta in pickle.loads(nodes):
+        called = target.function if isinstance(target, TorchFunction) else target
+        by_name[name] = node = graph.create_node(op, called, real(args), real(kwargs), name=name)
+        node.meta = own_meta
+    root = nn.Module()
+    root.__dict__.update(state)
+    module = TracedModule(root, graph, class_name=class_name)
+    module.__dict__.update(state)
+    module.meta = meta
+    return module
+
+
+def graph_module(model: nn.Module, graph: Graph, constants: Mapping[str, Any]) -> TracedModule:
+    """The graph with the model's own modules and tensors at their own paths; keys of its state are the model's."""
+    root = nn.Module()
+    for name, value in vars(model).items():
+        if name not in ("_modules", "_parameters", "_buffers", "forward"):
+            root.__dict__.setdefault(name, value)
+    root.training = model.training
+    root._modules, root._parameters = model._modules, model._parameters
+    root._buffers = dict(model._buffers)
+    for name, value in constants.items():
+        if isinstance(value, Tensor):
+            root._buffers[name] = value
+        else:
+            root.__dict__[name] = value
+    module = TracedModule(root, graph, class_name=type(model).__name__)
+    own = {id(each) for each in model.modules() if each is not model}
+    for fqn, scope in module.named_modules():
+        if id(scope) in own:
+            continue  # the model's own
+        source = model.get_submodule(fqn)
+        scope.training = source.training
+        persistent = source._buffers.keys() - source._non_persistent_buffers_set
+        scope._non_persistent_buffers_set.update(scope._buffers.keys() - persistent)
+    return module

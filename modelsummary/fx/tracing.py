@@ -1,0 +1,279 @@
+"""``symbolic_trace``: a model as a ``torch.fx.GraphModule``, made from a record of what its forward did."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from itertools import chain
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.parameter import is_lazy
+
+from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.record.fingerprint import fingerprint
+from modelsummary.record.runs import record
+from modelsummary.record.rules import checkpoints_opened
+from modelsummary.capture.run import capture, no_collection
+from modelsummary.record.events import Record, leaves_of, taken_apart
+from modelsummary.errors import InputError, TraceError
+from modelsummary.fx import registry
+from modelsummary.fx.bias import split_bias_additions
+from modelsummary.fx.builder import GraphBuilder
+from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
+from modelsummary.fx.shape_prop import note_shapes, said
+
+__all__ = ["symbolic_trace", "trace_call"]
+
+
+def symbolic_trace(
+    root: nn.Module | Callable[..., Any],
+    concrete_args: Mapping[str, Any] | None = None,
+    meta_args: Mapping[str, Any] | None = None,
+    trace_act_ckpt: bool = False,
+    bias_addition_split: bool = False,
+) -> GraphModule:
+    """A model as a graph of calls of its layers, and of functions between them.
+
+    The forward is recorded on shapes at several batch sizes and in both modes; the graph does what was recorded, so
+    Python control flow is what the given values make of it. Layers of ``torch.nn`` stay one node, other modules are
+    opened, except where their forward cannot be written as a list of calls (it decides by values, say): these stay one
+    node, too. Sizes that follow the batch are computed from an input; constants that depend on the mode are chosen by
+    ``training``. Before it is returned, the graph was compared with the model, operator by operator.
+
+    Args:
+        root: the model, which is not changed, or a function of tensors.
+        concrete_args: name of an argument of the forward -> its value, which becomes part of the graph.
+        meta_args: name of an argument -> a tensor, or a container of tensors; only shapes, dtypes and (if the forward
+            needs them) values matter. Arguments that hold no tensor, and those that are not given, are concrete.
+        trace_act_ckpt: mark what runs under ``torch.utils.checkpoint``, so that it does in the graph.
+        bias_addition_split: make layers and functions that add a bias two nodes: the product, and the addition.
+
+    Returns:
+        A graph module with the model's own modules, parameters and buffers under their own names. Each node has
+        ``meta["info"]`` (``MetaInfo``) with the FQN of its module, and ``meta["tensor_meta"]``.
+
+    Raises:
+        InputError: an argument is unknown or missing, or holds what it cannot (it is a ``ValueError``).
+        TraceError: the forward cannot be written as a graph, or failed; the message says why.
+    """
+    model = _as_module(root)
+    for kind, given in (("concrete_args", concrete_args), ("meta_args", meta_args)):
+        if not isinstance(given, (Mapping, NoneType)):
+            raise InputError(f"{kind}: expected a dict from the names of arguments, got {type(given).__name__}")
+    call, names = _call_of(model, dict(concrete_args or {}), dict(meta_args or {}))
+    return trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
+
+
+def _as_module(root: Any) -> nn.Module:
+    if isinstance(root, nn.Module):
+        return root
+    if not callable(root) or isinstance(root, type):
+        hint = "; pass an instance, not the class" if isinstance(root, type) else ""
+        raise InputError(f"expected a torch.nn.Module or a function, got {type(root).__name__}: {root!r:.80}{hint}")
+    try:
+        inspect.signature(root)
+    except ValueError:
+        raise InputError(f"{root!r:.80} does not tell the names of its arguments; wrap it in a function") from None
+    # under the name and in the place of the function: errors tell it, and what is registered is looked for there
+    named = {"__module__": getattr(root, "__module__", None) or __name__}
+    kind: type[FunctionModule] = type(getattr(root, "__name__", type(root).__name__), (FunctionModule,), named)
+    return kind(root)
+
+
+def _call_of(
+    model: nn.Module, concrete: dict[str, Any], meta: dict[str, Any]
+) -> tuple[CallArguments, dict[str | int, str]]:
+    """The arguments; and by position or name those that stay inputs of the graph."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for kind, given in (("concrete_args", concrete), ("meta_args", meta)):
+        unknown = [name for name in given if name not in parameters]
+        if unknown and not takes_any:
+            expected = ", ".join(parameters) or "none"
+            raise InputError(f"{kind} names {unknown[0]!r}, which is no argument of the forward; it takes: {expected}")
+    size = next((name for name, value in meta.items() if _is_size(value)), None)
+    if size is not None and not any(map(_holds_tensor, meta.values())):  # beside a tensor it is an argument like others
+        tensor = f"torch.empty({list(meta[size])}, device='meta')"
+        raise InputError(f"meta_args[{size!r}] is {meta[size]!r}; pass a tensor, such as {tensor}")
+    twice = sorted(concrete.keys() & meta.keys())
+    if twice:
+        raise InputError(f"argument {twice[0]!r} is in concrete_args and in meta_args; pass it in one of them")
+    held = next((name for name, value in concrete.items() if _holds_tensor(value)), None)
+    if held is not None:
+        raise InputError(f"concrete_args[{held!r}] holds a tensor; pass it in meta_args")
+    args: list[str] = []
+    given = {**concrete, **meta}
+    for name, parameter in parameters.items():  # by position, as far as there is no gap
+        if parameter.kind is parameter.VAR_POSITIONAL and name in given:
+            raise InputError(f"the forward takes *{name}, which has no names to give arguments by; wrap it in a module")
+        if parameter.kind is parameter.VAR_KEYWORD or parameter.kind is parameter.KEYWORD_ONLY or name not in given:
+            break
+        args.append(name)
+    keywords = [name for name in given if name not in args]
+    inputs: dict[str | int, str] = {position: name for position, name in enumerate(args) if _holds_tensor(given[name])}
+    inputs.update({name: name for name in keywords if _holds_tensor(given[name])})
+    call = CallArguments(tuple(given[name] for name in args), {name: given[name] for name in keywords}, None)
+    try:
+        inspect.signature(model.forward).bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        raise InputError(f"{error}; pass it in meta_args (tensors) or concrete_args (anything else)") from None
+    return call, inputs
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(type(each) is int for each in value)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in leaves_of(taken_apart(value)))
+
+
+@exclusive
+def trace_call(
+    model: nn.Module,
+    call: CallArguments,
+    names: Mapping[str | int, str],
+    *,
+    marks: bool = False,
+    splits_bias: bool = False,
+) -> TracedModule:
+    """The graph of a model as it is called. ``names``: position or name of an argument -> that of the graph's input."""
+    lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise TraceError(f"parameter {lazy!r} is not initialised; run the model once, then trace it")
+    used: set[Any] = set()
+    rules = registry.rules(model, used)
+    execution = _execution(model, call)
+    failed: list[Exception] = []
+    for way in ("shape", "real") if execution == "real" and (rules.shapes or rules.layer_shapes) else (execution,):
+        given = _without_values(call) if way == "shape" else call
+        try:
+            pause = no_collection() if way == "shape" else nullcontext()
+            with pause, registry.replaced(model, rules):
+                records = record(model, given, way, rules=rules)
+                return _first(model, given, names, records, way, used, marks=marks, splits_bias=splits_bias)
+        except TraceError:
+            raise
+        except Exception as error:
+            failed.append(error)
+    raise TraceError(f"{type(model).__name__} could not be run: {said(failed[-1])}") from failed[-1]
+
+
+def _without_values(call: CallArguments) -> CallArguments:
+    """The arguments with floating point tensors on meta: other batch sizes of them then take no memory.
+
+    Integers keep their values: a layer that stays whole may look at them.
+    """
+    twins: dict[int, Tensor] = {}
+
+    def twin(tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_floating_point():
+            return tensor
+        if id(tensor) not in twins:
+            meta = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            twins[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
+        return twins[id(tensor)]
+
+    return CallArguments(*call.on_meta(twin), call.device, call.nothing_found)
+
+
+def _execution(model: nn.Module, call: CallArguments) -> str:
+    """How the model can be run: on shapes, if that is the same as a real run."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "real"  # autocast does nothing to tensors on meta
+    recording = capture(model, call, "auto")
+    return "shape" if recording.error is not None else recording.execution
+
+
+def _first(
+    model: nn.Module,
+    call: CallArguments,
+    names: Mapping[str | int, str],
+    records: Iterable[Record],
+    execution: str,
+    used: set[Any],
+    *,
+    marks: bool,
+    splits_bias: bool,
+) -> TracedModule:
+    """The graph of the first record that can be made one; they come from the one that holds for most.
+
+    A record that leaves out a batch of one is preferred where it opens more modules.
+    """
+    reason: TraceError | None = None
+    every = iter(records)
+    while (each := next(every, None)) is not None:
+        try:
+            builder = _builder(model, each, names, marks)
+            if builder.kept_whole and each.batch_size is not None and (following := next(every, None)) is not None:
+                every = chain([following], every)
+                if following.smallest_batch > each.smallest_batch:
+                    with suppress(TraceError):
+                        if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
+                            continue
+            traced = graph_module(model, builder.graph, builder.constants)
+            if not used:  # else other operators run, and shall
+                with checkpoints_opened():
+                    _check(model, traced, each, call, names, execution)
+        except TraceError as error:
+            reason = error
+            continue
+        if splits_bias and split_bias_additions(traced):
+            traced.recompile()
+        note_shapes(traced, _graph_call(call, names), builder.origins, execution)
+        return traced
+    assert reason is not None
+    raise reason
+
+
+def _builder(model: nn.Module, record: Record, names: Mapping[str | int, str], marks: bool) -> GraphBuilder:
+    root = record.root
+    inputs = {name: root.args[key] if isinstance(key, int) else root.kwargs[key] for key, name in names.items()}
+    return GraphBuilder(model, record, registry.is_leaf, inputs, marks_checkpoints=marks)
+
+
+def _check(
+    model: nn.Module,
+    traced: TracedModule,
+    recorded: Record,
+    call: CallArguments,
+    names: Mapping[str | int, str],
+    execution: str,
+) -> None:
+    """Raise ``TraceError`` if the graph does not run the operators of the model, at another batch size, too."""
+    modules = list({id(each): each for root in (model, traced) for each in root.modules()}.values())
+
+    def difference(call: CallArguments, **options: Any) -> str:
+        try:
+            of_model = fingerprint(model, modules, call, execution, **options)
+        except RuntimeError:
+            if options["grad"]:
+                raise
+            return ""  # a forward that takes gradients does not run without them
+        of_graph = fingerprint(traced, modules, _graph_call(call, names), execution, **options)
+        return of_graph.differs_from(of_model)
+
+    # with and without gradients; at another batch size; in the other mode: two runs of each tell all of it
+    larger = call
+    if recorded.batch_size is not None:
+        larger = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
+    found = difference(larger, grad=True)
+    found = found or difference(call, grad=False, other_mode=not recorded.no_other_mode)
+    if found:
+        raise TraceError(
+            f"the graph is not the model: it runs {found}. The forward does what cannot be recorded between layers "
+            "(a TorchScript function, a global hook, an overridden __call__, other things without gradients): move "
+            "that into a module and register it with register_leaf_module"
+        )
+
+
+def _graph_call(call: CallArguments, names: Mapping[str | int, str]) -> CallArguments:
+    """The call of the graph that is the same as this call of the model."""
+    given = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
+    return CallArguments((), given, call.device)

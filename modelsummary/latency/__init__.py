@@ -1,0 +1,1 @@
+"""Measured time of every call."""

@@ -1,0 +1,270 @@
+"""Measure the latency of every module: runs with marks beside runs without, medians written into the tree."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
+from modelsummary.capture.values import tensors_of
+from modelsummary.capture.backward import BackwardTimer, gradients_of
+from modelsummary.capture.clock import Clock, CpuClock, clock_for
+from modelsummary.capture.timer import Timer, cost_of_timing
+from modelsummary.latency.timings import IN_THREADS, Run, Timings, fill
+from modelsummary.capture.calls import Operators
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["Comparison", "LatencyOverhead", "measure_latency"]
+
+_PROGRESS_AFTER_S = 2.0
+
+
+class Comparison(NamedTuple):
+    """Neighbouring runs without and with marks: median times in milliseconds, and the median of their ratios."""
+
+    plain_ms: float
+    instrumented_ms: float
+    ratio: float
+
+
+class LatencyOverhead(NamedTuple):
+    """What measuring cost, and under which circumstances.
+
+    Attributes:
+        forward: without and with marks, what they cost included; None if there were no runs without.
+        backward: likewise; None if no backward was timed.
+        per_call_us: calibrated cost of timing one call in microseconds, taken off the figures; 0 where the device keeps
+            the time.
+        runs: pairs of runs.
+        device: where the model ran.
+        waits: the device has no events that take the time: every mark waited for it, and nothing overlapped.
+    """
+
+    forward: Comparison | None
+    backward: Comparison | None
+    per_call_us: float
+    runs: int
+    device: str
+    waits: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures for JSON; ``from_dict`` reads them."""
+        both = {name: value._asdict() for name in ("forward", "backward") if (value := getattr(self, name)) is not None}
+        return {**self._asdict(), **both}
+
+    @classmethod
+    def from_dict(cls, figures: Mapping[str, Any]) -> LatencyOverhead:
+        """What ``to_dict`` wrote. Raises ``TypeError`` if that is not what this is."""
+        both = {name: Comparison(**figures[name]) for name in ("forward", "backward") if figures.get(name)}
+        return cls(**{**figures, **both})
+
+    def __str__(self) -> str:
+        text = f"Latency: median of {self.runs} run(s) on {self.device}"
+        if self.forward is not None:
+            text += f"; a forward took {self.forward.plain_ms:,.3f} ms, with marks {self.forward.ratio:.3f} times that"
+        if self.backward is not None:
+            text += f", a backward {self.backward.plain_ms:,.3f} ms, with marks {self.backward.ratio:.3f} times"
+        cost = f"; {self.per_call_us:.2f} us taken off for each call" if self.per_call_us else ""
+        return f"{text}{cost}{'; every mark waited for the device' if self.waits else ''}"
+
+
+def measure_latency(
+    model: nn.Module,
+    call: CallArguments,
+    root: LayerInfo,
+    *,
+    warmup: int,
+    runs: int,
+    backward: bool,
+    device: torch.device | None,
+) -> LatencyOverhead:
+    """Run ``model`` for real and write the latencies of its calls into the tree below ``root``.
+
+    The model, the arguments and global state are afterwards as before.
+
+    Args:
+        model: what is called; it may be compiled.
+        device: where to run: on another device than the model's, a copy of it runs. None: where the model is.
+
+    Raises:
+        InputError: a tensor is on meta, or nothing in the output has a gradient.
+    """
+    own = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
+    place = device or call.device or own
+    _check_values(model, call, place)
+    if place != own:
+        model, call = copy.deepcopy(model).to(place), replace(call, device=place)
+    try:
+        return _measured(model, call, root, place, warmup, runs, grad=backward, backward=backward)
+    except RuntimeError as error:
+        if backward or not WANTS_GRADIENT.search(str(error)):
+            raise
+    return _measured(model, call, root, place, warmup, runs, grad=True, backward=False)  # its forward takes gradients
+
+
+def _check_values(model: nn.Module, call: CallArguments, place: torch.device) -> None:
+    if place.type == "meta" or any(each.is_meta for each in (*tensors_of_modules(modules_of(model)), *call.tensors())):
+        raise InputError(
+            "latency is measured with values, but a tensor is on meta; "
+            "use estimate_latency(spec), or a model and an input on a device"
+        )
+
+
+def _measured(
+    model: nn.Module,
+    call: CallArguments,
+    root: LayerInfo,
+    device: torch.device,
+    warmup: int,
+    runs: int,
+    *,
+    grad: bool,
+    backward: bool,
+) -> LatencyOverhead:
+    with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
+        measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
+        with nothing_hidden(), Operators(Uncounted(), execution):
+            measurement.run_once()  # not timed: what is written is saved, to be put back
+        with _without_garbage_collection():
+            for number in _progress(warmup + runs):
+                measurement.pair(number, counts=number >= warmup)
+    return measurement.finish()
+
+
+class _Measurement:
+    """Pairs of runs, with marks and without, of a model that may run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
+        root: LayerInfo,
+        *,
+        backward: bool,
+    ) -> None:
+        self._model, self._args, self._kwargs, self._device = model, args, kwargs, device
+        self._root, self._backward = root, backward
+        held = (*tensors_of_modules(modules_of(model)), *tensors_of((args, kwargs)))
+        self._leaves = [each for each in held if each.requires_grad and each.is_leaf]
+        self._clock: Clock = clock_for(device)
+        self._timer = Timer(model, self._clock)
+        self._cost = cost_of_timing() if type(self._clock) is CpuClock else (0.0, 0.0)
+        self._timings = Timings(model, root, self._cost)
+        self._plain: list[tuple[float, float]] = []  # forward and backward, in milliseconds
+        self._marked: list[tuple[float, float]] = []
+        self._runs: list[Run] = []
+
+    def run_once(self) -> None:
+        """A forward, and a backward if one is to be timed."""
+        self._timed_backward(self._model(*self._args, **self._kwargs))
+
+    def pair(self, number: int, *, counts: bool) -> None:
+        """A run of each kind, by turns the first."""
+        if number % 2:
+            plain = self._plain_run()
+            marked, run = self._marked_run()
+        else:
+            marked, run = self._marked_run()
+            plain = self._plain_run()
+        if counts:
+            self._plain.append(plain)
+            self._marked.append(marked)
+            self._runs.append(run)
+
+    def _plain_run(self) -> tuple[float, float]:
+        output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
+        return milliseconds, self._timed_backward(output)
+
+    def _marked_run(self) -> tuple[tuple[float, float], Run]:
+        with self._timer.running():
+            output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
+        step = self._timer.steps.pop()
+        backward = BackwardTimer(step, self._clock) if self._backward else None
+        times = milliseconds, self._timed_backward(output)
+        run = self._timings.run(step.settle(), backward)
+        if backward is not None:
+            backward.detach()
+        step.discard()
+        return times, run
+
+    def _timed(self, run: Callable[[], Any]) -> tuple[Any, float]:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+        begin = self._clock.now()
+        output = run()
+        marks = [begin, self._clock.now()]
+        milliseconds = self._clock.milliseconds(marks)[1]
+        self._clock.release(marks)
+        return output, milliseconds
+
+    def _timed_backward(self, output: Any) -> float:
+        if not self._backward:
+            return 0.0
+        tensors, ones = gradients_of(output)
+        if not tensors:
+            raise InputError("backward=True, but nothing in the output requires a gradient; are all parameters frozen?")
+        for tensor in self._leaves:
+            tensor.grad = None
+        return self._timed(lambda: torch.autograd.backward(tensors, ones))[1]
+
+    def finish(self) -> LatencyOverhead:
+        """Write the medians into the tree."""
+        fill(self._root, self._runs)
+        if self._timer.in_other_threads:
+            self._root.note = self._root.note or IN_THREADS
+        return LatencyOverhead(
+            forward=_compared([each[0] for each in self._plain], [each[0] for each in self._marked]),
+            backward=_compared([each[1] for each in self._plain], [each[1] for each in self._marked])
+            if self._backward
+            else None,
+            per_call_us=1e3 * sum(self._cost),
+            runs=len(self._runs),
+            device=str(self._device),
+            waits=self._clock.waits,
+        )
+
+
+def _compared(plain: Sequence[float], marked: Sequence[float]) -> Comparison:
+    ratios = [after / before for before, after in zip(plain, marked, strict=True) if before]
+    return Comparison(median(plain), median(marked), median(ratios) if ratios else 1.0)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _progress(total: int) -> Iterable[int]:
+    """Numbers up to ``total``, with a bar on a terminal or in a notebook once it takes longer than two seconds."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return range(total)
+    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    bar: Iterable[int] = tqdm(
+        range(total), desc="latency", unit="run", delay=_PROGRESS_AFTER_S, leave=False, disable=not is_seen
+    )
+    return bar

@@ -1,0 +1,160 @@
+"""From timed runs of a model to latencies of the rows of its tree."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median, quantiles
+
+from torch import nn
+
+from modelsummary.capture.modules import named_modules, unwrap
+from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.timer import TimedCall
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["IN_THREADS", "Run", "Timings", "fill"]
+
+Key = tuple[str, int]  # FQN and number of the call
+_NOT_TIMED = "not timed: ignored, or its caller ran a fused or compiled function instead"
+_REENTRANT = "its backward runs inside of re-entrant checkpointing, out of sight"
+_UNREACHED = "the model's result does not lead to what it computed: its backward runs as part of others"
+_DIFFER = "not every run made the same calls: latencies are means, not medians"
+IN_THREADS = "modules called in other threads were not timed"
+_NOTES = (_NOT_TIMED, _REENTRANT, _UNREACHED, _DIFFER, IN_THREADS)
+
+
+@dataclass
+class Run:
+    """One timed run: own times of rows in milliseconds.
+
+    Attributes:
+        forward_ms, backward_ms: of the whole, what the marks cost taken off.
+        unknown: rows whose backward could not be seen.
+        unreached: rows that made autograd nodes to which the model's result does not lead.
+    """
+
+    forward: dict[Key, float]
+    forward_ms: float
+    backward: dict[Key, float] | None = None
+    backward_ms: float = 0.0
+    unknown: frozenset[Key] = frozenset()
+    unreached: frozenset[Key] = frozenset()
+
+
+class Timings:
+    """Timed runs of a model as own times of the rows of its tree.
+
+    Args:
+        model: what was called; it may be compiled.
+        root: of the tree; a call without a row in it belongs to the call around it.
+        cost_ms: of timing one call: between its marks, and outside of them.
+    """
+
+    def __init__(self, model: nn.Module, root: LayerInfo, cost_ms: tuple[float, float]) -> None:
+        self._names = {id(module): fqn for fqn, module in named_modules(unwrap(model))}
+        self._rows = {(row.fqn, row.call_index) for row in root.walk() if row.executed}
+        self._cost = cost_ms
+
+    def run(self, root: TimedCall, backward: BackwardTimer | None = None) -> Run:
+        """The own times of one run that has settled."""
+        keys: dict[TimedCall, Key] = {}
+        counts: Counter[str] = Counter()
+        forward: defaultdict[Key, float] = defaultdict(float)
+        within, outside = self._cost
+        for call in root.walk():
+            fqn = self._names.get(id(call.module), "" if call.parent is None else None)
+            key = (fqn or "", counts[fqn or ""])
+            if fqn is not None:
+                counts[fqn] += 1
+            if call.parent is not None and (fqn is None or key not in self._rows):
+                key = keys[call.parent]
+            keys[call] = key
+            inner = sum(child.milliseconds for child in call.children)
+            forward[key] += max(0.0, call.milliseconds - inner - within - outside * len(call.children))
+        run = Run(dict(forward), sum(forward.values()))
+        if backward is not None and backward.ran:
+            own: defaultdict[Key, float] = defaultdict(float, dict.fromkeys(forward, 0.0))
+            for call, milliseconds in backward.milliseconds().items():
+                own[keys[call]] += milliseconds
+            run.backward, run.backward_ms = dict(own), sum(own.values())
+            run.unknown = frozenset(keys[call] for call in backward.unknown)
+            run.unreached = frozenset(keys[call] for call in backward.unreached) - {("", 0)}
+        return run
+
+
+def fill(root: LayerInfo, runs: Sequence[Run]) -> None:
+    """Write medians over runs into the tree, and what is not known into its notes.
+
+    Medians of parts do not add up to the median of the whole: own times are scaled by what is missing, so that the sum
+    over all rows is the median of the root. Where not every run made the same calls, means take the place of medians.
+    """
+    rows = list(root.walk())
+    for row in rows:
+        row.note = "" if row.note in _NOTES else row.note
+        for name in ("latency_ms", "self_latency_ms", "latency_share", "latency_iqr_ms"):
+            setattr(row, f"backward_{name}", None)
+    differ = any(run.forward.keys() != runs[0].forward.keys() for run in runs)
+    timed = set().union(*(run.forward for run in runs))
+    _note(rows, {(row.fqn, row.call_index) for row in rows if row.executed} - timed, _NOT_TIMED)
+    _note(rows, {("", 0)} if differ else set(), _DIFFER)
+    _fill(rows, "", [run.forward for run in runs], [run.forward_ms for run in runs], use_means=differ)
+    backwards = [run for run in runs if run.backward is not None]
+    if backwards:
+        own = [run.backward or {} for run in backwards]
+        _fill(rows, "backward_", own, [run.backward_ms for run in backwards], use_means=differ)
+        _note(rows, set().union(*(run.unreached for run in backwards)), _UNREACHED)
+        unknown = set().union(*(run.unknown for run in backwards))
+        _note(rows, unknown, _REENTRANT)
+        for row in rows:
+            if (row.fqn, row.call_index) in unknown:
+                row.backward_latency_ms = row.backward_self_latency_ms = None
+                row.backward_latency_share = row.backward_latency_iqr_ms = None
+
+
+def _note(rows: Sequence[LayerInfo], keys: set[Key], note: str) -> None:
+    for row in rows:
+        if (row.fqn, row.call_index) in keys:
+            row.note = row.note or note
+
+
+def _fill(
+    rows: Sequence[LayerInfo],
+    prefix: str,
+    runs: Sequence[dict[Key, float]],
+    totals: Sequence[float],
+    *,
+    use_means: bool,
+) -> None:
+    middle: Callable[[Sequence[float]], float] = mean if use_means else median
+    own: dict[LayerInfo, list[float]] = {}
+    for row in rows:
+        key = (row.fqn, row.call_index)
+        if row.executed and any(key in run for run in runs):
+            own[row] = [run.get(key, 0.0) for run in runs]
+    whole = middle(totals)
+    middles = {row: middle(times) for row, times in own.items()}
+    added = sum(middles.values())
+    scale = whole / added if added else 0.0
+    sums = {row: middles[row] * scale for row in own}
+    spreads = dict(own)
+    for row in reversed(rows):
+        parent = row.parent_info
+        if row in sums and parent is not None:
+            sums[parent] = sums.get(parent, 0.0) + sums[row]
+            around = spreads.get(parent)
+            spreads[parent] = [a + b for a, b in zip(around, spreads[row], strict=True)] if around else spreads[row]
+    for row in rows:
+        is_known = row in sums
+        setattr(row, f"{prefix}latency_ms", sums.get(row))
+        setattr(row, f"{prefix}self_latency_ms", middles[row] * scale if row in own else (0.0 if is_known else None))
+        setattr(row, f"{prefix}latency_share", (sums[row] / whole if whole else 0.0) if is_known else None)
+        setattr(row, f"{prefix}latency_iqr_ms", _quartile_distance(spreads[row]) if is_known else None)
+
+
+def _quartile_distance(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    low, _, high = quantiles(times, n=4, method="inclusive")
+    return high - low

@@ -1,0 +1,1 @@
+"""Bytes of a step, predicted and measured, and activation checkpointing."""

@@ -1,0 +1,228 @@
+"""Follow memory: which storages operators make, and when they are gone."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
+from modelsummary.costs.operators import tensors_in
+from modelsummary.costs.stored import inner_tensors
+
+__all__ = ["Allocation", "Allocations"]
+
+_KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
+_ADD = torch.ops.aten.add.Tensor
+_INDEX_PUT = torch.ops.aten.index_put.default
+
+
+class Allocation:
+    """A storage.
+
+    Attributes:
+        nbytes: its size.
+        born: number of the operator that made it.
+        died: number of the operator before which it was gone; None while it lives.
+        kind: what it is for, told by whoever knows; empty for results of operators.
+        made_at: where it was made (see ``Allocations``).
+        saved_at: where it was first saved for the backward, or made if something else keeps it; None if nothing does.
+        reused_by: number of the operator that writes its result here, if nobody else holds this storage.
+    """
+
+    __slots__ = ("born", "died", "kind", "made_at", "nbytes", "reused_by", "saved_at")
+
+    def __init__(self, nbytes: int, born: int, kind: str = "", made_at: int = 0) -> None:
+        self.nbytes, self.born, self.kind, self.made_at = nbytes, born, kind, made_at
+        self.died: int | None = None
+        self.saved_at: int | None = None
+        self.reused_by: int | None = None
+
+
+class Allocations(TorchDispatchMode):
+    """Context in which every storage that an operator makes is followed until it is gone.
+
+    Operators do not free what they were given, and what they need only while they run is not seen.
+
+    Args:
+        block_bytes: sizes are rounded up to a multiple of this.
+        where: tells where the run is; asked at each operator, and when a tensor is saved.
+
+    Attributes:
+        operators: names of those that ran, and where.
+        every: all storages.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled meanwhile
+
+    def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._block, self._where = block_bytes, where
+        self.operators: list[tuple[str, int]] = []
+        self.every: list[Allocation] = []
+        self._live: dict[int, tuple[Any, Allocation]] = {}
+        self._names: dict[Any, str] = {}
+        self._ended: int | None = None  # number of the autograd node that ended last
+
+    def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Storages that are there already, each counted once."""
+        for tensor in tensors:
+            for inner in inner_tensors(tensor):
+                if self.of(inner) is None:
+                    self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
+
+    def of(self, tensor: Tensor) -> Allocation | None:
+        """The storage behind a tensor, if it is followed."""
+        entry = self._live.get(tensor.untyped_storage()._cdata)
+        return entry[1] if entry is not None else None
+
+    def _rounded(self, tensor: Tensor) -> int:
+        return -(-tensor.untyped_storage().nbytes() // self._block) * self._block
+
+    def _follow(self, tensor: Tensor, allocation: Allocation) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+
+        def gone(_: object) -> None:
+            allocation.died = len(self.operators)
+            if allocation.reused_by is not None and allocation.reused_by + 1 == allocation.died:
+                allocation.died -= 1  # nobody else held it: the result took its place
+            self._live.pop(key, None)
+
+        self._live[key] = (weakref.ref(storage, gone), allocation)
+        self.every.append(allocation)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        number = len(self.operators)
+        if func is _ADD or func is _INDEX_PUT:
+            self._note_reuse(func, args, number)
+        self._meet((args, kwargs), number)  # a number that Python passes becomes a tensor on its way here
+        out = func(*args, **kwargs)
+        self.operators.append((self._name(func), self._where()))
+        self._meet(out, number)
+        return out
+
+    def _name(self, func: Any) -> str:
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = str(func)
+        return name
+
+    def _note_reuse(self, func: Any, args: Any, number: int) -> None:
+        """Autograd works in place where nobody else holds a gradient, but not while a dispatch mode is on.
+
+        It does so when it adds up gradients between two nodes (``accumulate`` in torch/csrc/autograd/input_buffer.cpp;
+        a view shares its storage with its base)
+        and in the backward of an index (``index_backward`` in FunctionsManual.cpp).
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or torch.is_grad_enabled() or not all(isinstance(each, Tensor) for each in args[:1]):
+            return
+        is_sum = func is _ADD and node._sequence_nr() == self._ended and _is_dense(args[0]) and not args[0]._is_view()
+        if is_sum or (func is _INDEX_PUT and node.name() == "IndexBackward0"):
+            allocation = self.of(args[0])
+            if allocation is not None:
+                allocation.reused_by = number
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """A tensor is kept for the backward; for ``saved_tensors_hooks``.
+
+        A node that keeps its own result must not keep, with the tensor, itself: such a cycle would never be freed.
+        """
+        self._meet(tensor, max(len(self.operators) - 1, 0))
+        allocation = self.of(tensor)
+        if allocation is not None and allocation.saved_at is None:
+            allocation.saved_at = self._where()
+        return without_history(tensor)
+
+    def note_node(self, node: Any) -> None:
+        """Follow a node of the backward: when it ends, and the number that it keeps."""
+        number = node._sequence_nr()
+
+        def ended(*_: object) -> None:
+            self._ended = number
+
+        node.register_hook(ended)
+        self._hold_number_of(node)
+
+    def _hold_number_of(self, node: Any) -> None:
+        """Autograd keeps a Python factor as a tensor of its own, of which neither operators nor default hooks know.
+
+        All other saved tensors have hooks by now, and take no further ones; to look at them would run those hooks.
+        """
+        saved = getattr(node, "_raw_saved_other", None) if node.name() in _KEEP_NUMBERS else None
+        if saved is not None:
+            with _disable_current_modes(), suppress(RuntimeError):
+                saved.register_hooks(self._hold_number, lambda number: number)
+
+    def _hold_number(self, number: Tensor) -> Tensor:
+        if self.of(number) is None:
+            self._follow(number, Allocation(self._rounded(number), len(self.operators) - 1, "activations"))
+        return number
+
+    def _meet(self, value: Any, number: int) -> None:
+        for tensor in tensors_in(value):
+            for inner in (tensor,) if type(tensor) is ShapeTensor else inner_tensors(tensor):
+                if inner.layout is torch.strided and not _has_no_bytes(inner) and self.of(inner) is None:
+                    self._follow(inner, Allocation(self._rounded(inner), number, made_at=self._where()))
+
+    def keep(self, tensor: Tensor) -> None:
+        """Follow a tensor that is made where no operator is seen, and kept for the backward."""
+        allocation = Allocation(self._rounded(tensor), len(self.operators), made_at=self._where())
+        self._follow(tensor, allocation)
+
+    def forward_ended(self, results: Iterable[Tensor]) -> None:
+        """What lives now beside the results is kept for the backward, also where no autograd node keeps it.
+
+        A closure may do so: that of a checkpoint, which has the arguments of the function to run again. What died
+        together with its node is not kept.
+        """
+        for each in self.every:
+            if each.died is not None:
+                each.saved_at = None
+        own = {id(self.of(tensor)) for tensor in results if tensor.layout is torch.strided}
+        for _, allocation in self._live.values():
+            if not allocation.kind and allocation.saved_at is None and id(allocation) not in own:
+                allocation.saved_at = allocation.made_at
+
+    def held(self) -> int:
+        """Bytes that live now."""
+        return sum(each.nbytes for _, each in self._live.values())
+
+    def bytes_over_time(self) -> list[int]:
+        """Bytes that live while each operator runs, its results included."""
+        changes = [0] * (len(self.operators) + 1)
+        for each in self.every:
+            changes[each.born] += each.nbytes
+            if each.died is not None:
+                changes[each.died] -= each.nbytes
+        return list(accumulate(changes))[: len(self.operators)]
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True if the elements lie in memory without gaps and overlaps, in any order of the dimensions."""
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _has_no_bytes(tensor: Tensor) -> bool:
+    """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run, too."""
+    return type(tensor) is FakeTensor or tensor.is_meta

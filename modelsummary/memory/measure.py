@@ -1,0 +1,134 @@
+"""Measure the memory of a real step: events of torch's profiler on the CPU, statistics of the allocator on CUDA."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.memory.predict import StepPlan, casting, loss_of
+from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.run import running
+from modelsummary.capture.values import tensors_of
+from modelsummary.capture.calls import Operators
+from modelsummary.errors import InputError
+from modelsummary.memory.checkpointing import apply_checkpoint
+from modelsummary.costs.stored import inner_tensors
+
+__all__ = ["Measured", "measure_step"]
+
+_FORWARD = "modelsummary: forward"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What really lived, in bytes: when the forward had ended, and the most at a time."""
+
+    held_after_forward: int
+    peak: int
+
+
+def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measured:
+    """Run two steps of ``model`` for real and measure the second; everything is afterwards as before.
+
+    Raises:
+        InputError: the model has no values, or is on a device whose memory cannot be measured.
+    """
+    device = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"memory is measured on the CPU and on CUDA, but the model is on {device}")
+    with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
+        apply_checkpoint(model, plan.checkpoint)
+        step = _RealStep(model, args, kwargs, plan, device)
+        with Operators(Uncounted(), execution):
+            step.run()  # what it writes is saved, to be put back; the optimizer has its state
+        if not plan.accumulates:
+            step.forget_gradients()
+        gc.collect()
+        before = sum(storage.nbytes() for storage in step.storages().values())
+        held, peak = (_on_cpu if device.type == "cpu" else _on_cuda)(step)
+        return Measured(before + held, before + peak)
+
+
+class _RealStep:
+    """Forward, backward and optimizer step, in parts that can be measured."""
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, device: torch.device
+    ) -> None:
+        self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
+        trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
+        make = plan.make_optimizer
+        self._optimizer = make(trained) if make is not None and trained else None
+        self._trained = trained
+        self._kept: Any = None
+
+    def run(self) -> None:
+        """A whole step."""
+        self.forward()
+        self.rest()
+
+    def forward(self) -> None:
+        """Forward and loss."""
+        with casting(self._plan.autocast, self._device):
+            output = self._model(*self._args, **self._kwargs)
+            self._kept = output, loss_of(output, self._plan.loss) if self._plan.train else None
+
+    def rest(self) -> None:
+        """Backward and optimizer step, while the output lives as it does in a training loop."""
+        loss = self._kept[1]
+        if loss is not None:
+            loss.backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
+        self._kept = None
+
+    def forget_gradients(self) -> None:
+        """As ``zero_grad`` does."""
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def storages(self) -> dict[int, Any]:
+        """What lives before a step."""
+        state = self._optimizer.state.values() if self._optimizer is not None else ()
+        own = tensors_of([list(each.values()) for each in state])
+        grads = [each.grad for each in self._trained if each.grad is not None]
+        modules, inputs = modules_of(self._model), tensors_of((self._args, self._kwargs))
+        held = (*tensors_of_modules(modules), *tensors_in_attributes(modules), *inputs, *own, *grads)
+        storages = [inner.untyped_storage() for each in held for inner in inner_tensors(each)]
+        return {each.data_ptr(): each for each in storages}
+
+
+def _on_cpu(step: _RealStep) -> tuple[int, int]:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        with record_function(_FORWARD):
+            step.forward()
+        step.rest()
+    events = traced.profiler.kineto_results.events()
+    end = next(event.end_ns() for event in events if event.name() == _FORWARD)
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    held = peak = after_forward = 0
+    for time, change in changes:
+        held += change
+        peak = max(peak, held)
+        if time <= end:
+            after_forward = held
+    return after_forward, peak
+
+
+def _on_cuda(step: _RealStep) -> tuple[int, int]:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step.forward()
+    held = torch.cuda.memory_allocated() - before
+    step.rest()
+    torch.cuda.synchronize()
+    return held, torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,1 @@
+"""What a forward did, value by value: the calls of modules and functions of one run or several."""

@@ -1,0 +1,170 @@
+"""What a forward changes besides values of tensors, told by comparing before and after."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import get_overridable_functions
+
+from modelsummary.capture.values import is_array
+
+__all__ = ["Generators", "noticed", "numbers_in", "saved_tensor_hooks", "state_of", "surroundings"]
+
+_PLAIN = (int, float, bool, str, bytes, complex, type(None))
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_SNAPSHOT_DEPTH = 3
+_SNAPSHOT_LENGTH = 1000
+_SNAPSHOT_BYTES = 2**16
+
+
+class Generators:
+    """The random number generators of Python and numpy."""
+
+    def __init__(self) -> None:
+        self._states = self._now()
+
+    @staticmethod
+    def _now() -> tuple[Any, ...]:
+        numpy = sys.modules.get("numpy")
+        state = numpy.random.get_state() if numpy is not None else None
+        return random.getstate(), None if state is None else (state[1].tobytes(), *state[2:])
+
+    def moved(self) -> bool:
+        """Something was drawn since the last call."""
+        before, self._states = self._states, self._now()
+        return before != self._states
+
+
+class _Identity:
+    """Equal to itself alone, and keeps it alive."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """What a forward may change besides values of tensors: attributes, also of objects, and contents of containers."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return {}
+    state: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name in ("_parameters", "_buffers"):
+            state.update((own, _Identity(tensor)) for own, tensor in value.items())
+        elif type(value) in _PLAIN:
+            state[name] = value
+        elif name != "_modules" and (name not in _OF_EVERY_MODULE or value):  # hooks, mostly: a dozen that are empty
+            state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
+    for name, value in _of_classes(type(module)):
+        state[f"{type(module).__name__}.{name}"] = _snapshot(value, _SNAPSHOT_DEPTH)
+    return state
+
+
+def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
+    """Plain attributes of the model's own classes, which a forward may count with."""
+    for owner in kind.__mro__:
+        if not owner.__module__.startswith(("torch.", "builtins")):
+            for name, value in vars(owner).items():
+                if not name.startswith("__") and isinstance(value, (int, float, list, dict, set, deque)):
+                    yield name, value
+
+
+def numbers_in(snapshot: Any) -> list[Any]:
+    """The plain values in a snapshot: what code that reads them may decide by."""
+    if isinstance(snapshot, dict):
+        return [each for inner in snapshot.values() for each in numbers_in(inner)]
+    if isinstance(snapshot, (list, tuple)):
+        return [each for inner in snapshot for each in numbers_in(inner)]
+    return [] if isinstance(snapshot, _Identity) or snapshot is None else [snapshot]
+
+
+def _snapshot(value: Any, depth: int) -> Any:
+    """Something that differs as soon as ``value`` was changed, down to some depth."""
+    if isinstance(value, _PLAIN):
+        return value
+    if depth == 0 or isinstance(value, (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)):
+        return _Identity(value)
+    if isinstance(value, dict):
+        if len(value) > _SNAPSHOT_LENGTH:
+            return _Identity(value), len(value)
+        return _Identity(value), {key: _snapshot(inner, depth - 1) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        if len(value) > _SNAPSHOT_LENGTH:
+            return _Identity(value), len(value)
+        return _Identity(value), [_snapshot(inner, depth - 1) for inner in value]
+    if isinstance(value, set):
+        return _Identity(value), len(value)
+    if isinstance(value, random.Random):
+        return _Identity(value), value.getstate()
+    if is_array(value):
+        return _Identity(value), value.tobytes() if value.nbytes <= _SNAPSHOT_BYTES else value.shape
+    if type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator"):
+        return _Identity(value), str(value.bit_generator.state)
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        return _Identity(value), {name: _snapshot(inner, depth - 1) for name, inner in attributes.items()}
+    return _Identity(value)
+
+
+def saved_tensor_hooks() -> Any:
+    """The hooks through which tensors are kept for the backward now, innermost; None without, and on torch 2.6."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return None if top is None else top(True)
+
+
+def surroundings() -> tuple[Any, ...]:
+    """Modes that change what functions compute."""
+    autocast = torch._C._is_any_autocast_enabled()
+    cuda = torch.backends.cuda
+    return (
+        torch.is_inference_mode_enabled(),
+        [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")] * autocast,
+        (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
+        torch.get_default_dtype(),
+    )
+
+
+# Who calls one of these asks or changes what the record does not hold; these parts of torch do it for their own ends.
+_QUESTIONS = (
+    (torch, "is_autocast_enabled", "switches autocast, or asks whether it is on"),
+    (torch, "manual_seed", "seeds the random numbers"),
+    (torch.random, "manual_seed", "seeds the random numbers"),
+    (torch, "set_rng_state", "sets the state of the random numbers"),
+    (torch.random, "set_rng_state", "sets the state of the random numbers"),
+)
+_OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", __name__)
+
+
+@contextmanager
+def noticed(note: Callable[[str], None]) -> Iterator[None]:
+    """Context in which ``note`` hears why, when somebody calls one of these functions."""
+    get_overridable_functions()  # torch remembers all its functions once asked: not those that stand in for them here
+    originals = [getattr(owner, name) for owner, name, _ in _QUESTIONS]
+
+    def noticing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_OWN_ENDS):
+                note(reason)
+            return original(*args, **kwargs)
+
+        return ask
+
+    try:
+        for (owner, name, reason), original in zip(_QUESTIONS, originals, strict=True):
+            setattr(owner, name, noticing(original, reason))
+        yield
+    finally:
+        for (owner, name, _), original in zip(_QUESTIONS, originals, strict=True):
+            setattr(owner, name, original)

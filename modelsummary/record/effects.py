@@ -1,0 +1,69 @@
+"""What the operators of a call do: multiply, write in place, draw random numbers, make sizes from values."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from modelsummary.capture.execution.shape_only import selects_by_mask
+from modelsummary.capture.calls import Execution
+from modelsummary.costs.operators import OpCost, OpRule, tensors_in
+
+__all__ = ["Effects", "Noted", "storage_of"]
+
+
+class Running(Protocol):
+    """Who knows whose operators run now."""
+
+    running: Effects
+    is_open: bool
+
+
+class Effects:
+    """What the operators of one call did, without those of calls within."""
+
+    def __init__(self) -> None:
+        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
+        self.uncounted: dict[str, int] = {}
+        self.writes: set[int] = set()
+        self.is_random = self.is_dynamic = False
+
+
+class Noted:
+    """An execution that tells what each operator writes, and whether it draws or makes a size from values."""
+
+    def __init__(self, execution: Execution, tracer: Running) -> None:
+        self._execution = execution
+        self._tracer = tracer
+
+    def input(self, tensor: Tensor) -> Tensor:
+        """That of the execution."""
+        return self._execution.input(tensor)
+
+    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
+        """Run one operator, and note what it does."""
+        was_open, self._tracer.is_open = self._tracer.is_open, False  # not the model's code
+        try:
+            out, cost = self._execution.run(func, rule, args, kwargs)
+        finally:
+            self._tracer.is_open = was_open
+        counters = self._tracer.running
+        for place in rule.writes:
+            for tensor in tensors_in(kwargs.get(place) if isinstance(place, str) else args[place : place + 1]):
+                counters.writes.add(storage_of(tensor))
+        if rule.name == "aten.native_batch_norm" and args[5]:  # training: its schema hides what it writes
+            counters.writes.update(storage_of(statistic) for statistic in args[3:5] if statistic is not None)
+        counters.is_random = counters.is_random or rule.is_random
+        if rule.needs_values or selects_by_mask(rule, args):
+            counters.is_dynamic = True
+        return out, cost
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Id of the memory behind a tensor; of its own where it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)

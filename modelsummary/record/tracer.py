@@ -1,0 +1,455 @@
+"""Trace one run: every call of a module and of a torch function, with the tensors that it was given and made.
+
+Tensors are known by identity; there are no proxies, so Python control flow is simply what happened. What the calls of
+a module do that no list of calls could do again (read values, assign attributes, draw from Python's generator) is noted
+as an obstacle of that module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.modules import named_modules
+from modelsummary.record.changes import (
+    Generators,
+    noticed,
+    numbers_in,
+    saved_tensor_hooks,
+    state_of,
+    surroundings,
+)
+from modelsummary.record.effects import Effects, Noted
+from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
+from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
+from modelsummary.record.torch_functions import (
+    HOOKS_TENSORS,
+    READS_FACTS,
+    READS_SIZE,
+    TAKES_APART,
+    TAKES_SHAPE,
+    keeps_first,
+)
+from modelsummary.capture.values import tensors_of
+from modelsummary.capture.calls import Execution, Operators
+from modelsummary.record.events import (
+    Event,
+    TorchFunction,
+    Unknown,
+    leaves_of,
+    map_template,
+    objects_in,
+    same_constant,
+    taken_apart,
+    torch_function,
+)
+
+__all__ = ["Tracer"]
+
+
+class Tracer(TorchFunctionMode):
+    """Traces one run of ``model``.
+
+    Args:
+        device: where the model is when it does not run on shapes.
+        rules: what is looked into, and what is called in place of what.
+
+    Attributes:
+        root: the call of the model.
+        tensors: those that it met.
+        decides: the forward asked for values of tensors that are known on shapes.
+        is_open: what runs now is the code of a module that could be replaced by what it calls.
+    """
+
+    def __init__(
+        self, model: nn.Module, execution: Execution, device: torch.device, rules: TraceRules = WHOLE_LAYERS
+    ) -> None:
+        super().__init__()
+        self._model = model
+        self._rules = rules
+        self._regions: list[int] = []  # of activation checkpointing, around what runs now
+        self._next_region: Counter[tuple[int, ...]] = Counter()  # inside of a region: number of the next one
+        self._names = {id(module): fqn for fqn, module in named_modules(model)}
+        self.tensors = TensorsOfRun(model, device)
+        self._calls: Counter[str] = Counter()
+        self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
+        self._on_shapes = isinstance(execution, ShapeOnly)
+        self._operators = Operators(self, Noted(execution, self))
+        self.root: Event | None = None
+        self.decides = False
+        self._stack: list[Event] = []
+        self._hooks: list[Any] = []  # of saved tensors, at the begin of each call on the stack
+        self.running = Effects()
+        self.is_open = False
+        self._surroundings = surroundings()
+        self._generators = Generators()
+        self._thread = get_ident()
+        self._states: dict[int, dict[str, Any]] = {}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
+        """Call the model, or the model with every module in the other mode; raises what its forward raises."""
+        for module in self._model.modules() if other_mode else ():
+            module.training = not module.training
+        self._states = {id(module): state_of(module) for module in self._model.modules()}
+        with self._every_call(), self._operators, self:
+            self._model(*args, **kwargs)
+
+    @contextmanager
+    def _every_call(self) -> Iterator[None]:
+        """Hooks come after a module's own; only around ``__call__`` a call is seen as it was made."""
+        original = nn.Module.__call__
+        apply = vars(torch.autograd.Function)["apply"]
+
+        def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            original_apply = apply.__get__(None, cls)
+            substitute = self._rules.substitutes.get(original_apply)
+            if substitute is not None and self._sees():
+                return substitute(*args, **kwargs)
+            if not self._sees():
+                return original_apply(*args, **kwargs)
+            if any(callable(leaf) and not isinstance(leaf, Tensor) for leaf in leaves_of((args, kwargs))):
+                # What it calls is the code of somebody, with modules and tensors of its own (torch's checkpointing).
+                self._note_question(f"passes a function to the autograd function {cls.__name__}")
+            function = TorchFunction("function", f"{cls.__qualname__}.apply", original_apply)
+            return self._function_call(function, original_apply, args, kwargs)
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._module_call(original, module, args, kwargs)
+
+        try:
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            torch.autograd.Function.apply = classmethod(apply_function)
+            opened = checkpoints_opened(self._region) if self._rules.opens_checkpoints else nullcontext()
+            with noticed(self._note_question), opened:
+                yield
+        finally:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+            torch.autograd.Function.apply = apply
+
+    def _note_question(self, reason: str) -> None:
+        """The model's own code asked or told torch something that no list of calls can repeat."""
+        if self._sees():
+            parent = self._stack[-1]
+            parent.obstacle = parent.obstacle or reason
+
+    def _sees(self) -> bool:
+        """What runs now is the code of a module that is looked into."""
+        return self.is_open and get_ident() == self._thread
+
+    @contextmanager
+    def _region(self) -> Iterator[None]:
+        """Context of a region of activation checkpointing."""
+        parent = self._stack[-1] if self._sees() else None
+        if parent is None:
+            yield
+            return
+        self._regions.append(self._next_region[tuple(self._regions)])
+        self._next_region[tuple(self._regions[:-1])] += 1
+        try:
+            yield
+        finally:
+            self._regions.pop()
+
+    # ----------------------------------------------------------------------------------------- modules
+
+    def _module_call(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        fqn = self._names.get(id(module))
+        begins = self.root is None and module is self._model
+        if get_ident() != self._thread or fqn is None or not (begins or self.is_open):
+            return original(module, *args, **kwargs)
+        self.is_open = False  # what follows is not the model's code
+        self._at_boundary()
+        event = Event(fqn, None, None, None, self._stack[-1] if self._stack else None, training=module.training)
+        event.call_index = self._calls[fqn]
+        self._calls[fqn] += 1
+        if begins:
+            self.root = event
+            for tensor in tensors_of((args, kwargs)):
+                self.tensors.new(tensor, tainted=True)
+        # Another layer may have to see what this one does to an object: only the model's own are taken apart.
+        event.args, event.kwargs = self.tensors.template(taken_apart((args, kwargs)) if begins else (args, kwargs))
+        given = objects_in((args, kwargs)) if begins else ()
+        objects = [(each, self.tensors.template(taken_apart(each))) for each in given]
+        before = state_of(module)
+        if before != self._states[id(module)]:  # calling the module again would not be the same
+            changed = _first_difference(self._states[id(module)], before)
+            event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
+        event.grad = torch.is_grad_enabled()
+        event.regions = tuple(self._regions)
+        event.obstacle = _obstacle(module, kwargs)
+        if event.parent is not None:
+            event.parent.children.append(event)
+            self._note_surroundings(event.parent)
+            self._note_checkpoint(event, module)
+            self._note_dtypes(event, event.parent)
+        self._hooks.append(saved_tensor_hooks())
+        around, self.running = self.running, Effects()
+        self._stack.append(event)
+        try:
+            self.is_open = not self._rules.is_whole(module)
+            out = self._rules.layer_shapes.get(type(module), original)(module, *args, **kwargs)
+            self.is_open = False
+            self._at_boundary()
+        finally:
+            self._stack.pop()
+            self._hooks.pop()
+            own, self.running = self.running, around
+            self.is_open = not begins
+        self.is_open = False
+        self._states[id(module)] = state_of(module)
+        self._note_state(event, module, before)
+        event.macs = own.macs + sum(child.macs for child in event.children)
+        event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
+        event.result = self._result_of_module(event, module, out)
+        self._note_objects(event, objects, out)
+        self.is_open = not begins
+        return out
+
+    def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
+        inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
+        is_dynamic = any(token.is_dynamic for token in inputs)
+
+        def known(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return self.tensors.leaf(leaf)
+            if self.tensors.knows(leaf):
+                return self.tensors.leaf(leaf)
+            if not self._rules.is_whole(module):
+                event.obstacle = event.obstacle or "makes its result with something that is no torch function"
+            return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
+
+        return map_template(known, taken_apart(out))
+
+    def _note_state(self, event: Event, module: nn.Module, before: dict[str, Any]) -> None:
+        after = self._states[id(module)]
+        if before == after:
+            return
+        name = _first_difference(before, after)
+        prefix = f"{event.fqn}." if event.fqn else ""
+        event.assigned = frozenset(prefix + each for each in after if before.get(each, before) != after[each])
+        is_number = numbers_in(before) != numbers_in(after)
+        if is_number:
+            for around in self._stack:  # a number that another module may have read, and made a constant of
+                around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {name!r}"
+        if is_number or name in module._parameters or name in module._buffers:  # a state dict knows of these
+            event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
+
+    def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:
+        """What the forward does to an object that it is given is known from the result, if the object is in it."""
+        returned = {id(each) for each in objects_in(out)} if objects else set()
+        for each, before in objects:
+            leaves = leaves_of(before), leaves_of(self.tensors.template(taken_apart(each)))
+            is_changed = len(leaves[0]) != len(leaves[1]) or not all(map(same_constant, *leaves))
+            if is_changed and id(each) not in returned:
+                event.obstacle = event.obstacle or f"changes a {type(each).__name__} that it does not return"
+
+    def _note_dtypes(self, event: Event, parent: Event) -> None:
+        """A dtype that the caller read from a tensor, or was given, is a constant of the call, or a limit of it is."""
+        read = self._dtypes[parent]
+        if read:
+            told = {each for each in read for leaf in leaves_of((event.args, event.kwargs)) if _tells(leaf, each)}
+            event.dtype_bound = bool(told)
+            self._dtypes[event].update(told)
+
+    def _note_checkpoint(self, event: Event, module: nn.Module) -> None:
+        """The caller runs a layer under activation checkpointing: the stages shall, too."""
+        hooks = saved_tensor_hooks()
+        if hooks is None or hooks == self._hooks[-1]:
+            return
+        event.obstacle = "is called under activation checkpointing"
+        if not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+            event.args = (*event.args, Unknown("hooks for saved tensors by the code that calls it"))
+        calls = (vars(kind).get("__call__") for kind in type(module).__mro__[: -len(nn.Module.__mro__)])
+        event.checkpointed = not any(calls)  # a __call__ of its own has brought it along
+
+    def _at_boundary(self) -> None:
+        """Between two calls: what was drawn from generators that torch does not know, the running module drew."""
+        if self._generators.moved() and self._stack:
+            event = self._stack[-1]
+            event.obstacle = event.obstacle or "draws from Python's or numpy's random numbers"
+
+    # --------------------------------------------------------------------------------------- functions
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._sees():
+            return func(*args, **kwargs)
+        if func in self._rules.substitutes:
+            return self._substituted(func, args, kwargs)
+        if getattr(func, "__name__", "") == "__iter__":
+            out = self._function_call(torch_function(torch.unbind), torch.unbind, args, kwargs)
+            return iter(out)
+        return self._function_call(torch_function(func), func, args, kwargs)
+
+    def _substituted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what was registered in place of a function; where it calls that function, it means the original."""
+        rules, self._rules = self._rules, self._rules.without(func)
+        try:
+            with self:
+                return rules.substitutes[func](*args, **kwargs)
+        finally:
+            self._rules = rules
+
+    def _function_call(
+        self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.is_open = False  # looking at tensors is not the model's code
+        try:
+            return self._noted_call(function, func, args, kwargs)
+        finally:
+            self.is_open = True
+
+    def _noted_call(
+        self, function: TorchFunction, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        parent = self._stack[-1]
+        templates = self.tensors.template(args), self.tensors.template(kwargs)
+        inputs = leaves_of(templates)
+        around, self.running = self.running, Effects()
+        if self._on_shapes:
+            func = self._rules.shapes.get(func, func)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            own, self.running = self.running, around
+        if isinstance(out, Iterator):
+            out = list(out)
+            function = TorchFunction("list", function.name)
+        made = list(tensors_of(out))
+        if not made and not own.writes:
+            if isinstance(out, torch.dtype) and out.is_floating_point:
+                self._dtypes[parent].add(out)
+            self.running.macs += own.macs
+            name = function.name if function.kind == "get" else name
+            if self._is_decision(name, inputs, out):
+                self.decides = True
+                if self._rules.checks_decisions:
+                    parent.children.append(self._decision(function, templates, out))
+                    return out
+            self._note_reading(name, inputs, parent)
+            return out
+        event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
+        event.training, event.regions = parent.training, tuple(self._regions)
+        event.writes = (frozenset(own.writes),)
+        parent.children.append(event)
+        self._note_function(event, inputs, parent)
+        self._note_dtypes(event, parent)
+        tainted = own.is_random or (function.short_name not in TAKES_SHAPE and any(map(is_tainted, inputs)))
+        shaping = inputs[:1] if keeps_first(name) else inputs
+        dynamic = any(isinstance(each, Token) and each.is_dynamic for each in shaping)
+        self.tensors.taint(own.writes, tainted)
+        event.result = self._result_of_function(out, tainted, dynamic or (tainted and own.is_dynamic))
+        if self._on_shapes:
+            self._note_sizes(made)
+        return out
+
+    def _note_sizes(self, made: list[Tensor]) -> None:
+        """On shapes, only values that are known can give a tensor its size: to make it was a decision."""
+        tokens = [(tensor, token) for tensor in made if isinstance(token := self.tensors.leaf(tensor), Token)]
+        for tensor, token in tokens:
+            if token.is_dynamic:
+                self.decides = True
+                if self._rules.checks_decisions:
+                    token.is_dynamic = False
+                    asked = self._decision(torch_function(Tensor.size), ((token,), {}), tuple(tensor.shape))
+                    self._stack[-1].children.append(asked)
+
+    def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
+        """On shapes, only values that follow from integers of the input and from buffers can be asked for."""
+        if not self._on_shapes or name in READS_FACTS or name == "__set__" or name in HOOKS_TENSORS:
+            return False
+        return any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
+
+    def _decision(self, function: TorchFunction, templates: tuple[Any, Any], out: Any) -> Event:
+        parent = self._stack[-1]
+        event = Event(parent.fqn, function, *templates, parent, result=out, grad=torch.is_grad_enabled())
+        event.training, event.regions, event.is_decision = parent.training, tuple(self._regions), True
+        event.writes = (frozenset(),)
+        return event
+
+    def _note_reading(self, name: str, inputs: list[Any], parent: Event) -> None:
+        """A function that returned no tensor: a size, a fact, or values."""
+        if name == "__set__":
+            parent.obstacle = parent.obstacle or "assigns an attribute of a tensor"
+        elif name in HOOKS_TENSORS:
+            parent.obstacle = parent.obstacle or f"calls {name}() of a tensor, which lives outside of the forward"
+        elif name in READS_FACTS:
+            if name in READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
+                parent.reads_sizes = True
+                if any(isinstance(each, Token) and each.is_dynamic for each in inputs):
+                    parent.obstacle = parent.obstacle or "reads a size that depends on values"
+        elif any(map(is_tainted, inputs)):
+            parent.obstacle = parent.obstacle or f"decides by values of tensors: it calls {name.strip('_')}()"
+
+    def _note_function(self, event: Event, inputs: list[Any], parent: Event) -> None:
+        assert event.function is not None
+        name = event.function.short_name
+        unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
+        if unknown is not None:
+            parent.obstacle = parent.obstacle or f"passes {unknown} to {name}()"
+        if name in TAKES_APART and any(isinstance(each, Token) and each.is_dynamic for each in inputs):
+            parent.obstacle = parent.obstacle or "takes apart a tensor whose size depends on values"
+        if event.function.kind == "list":
+            parent.obstacle = parent.obstacle or f"iterates over {name}()"
+        if saved_tensor_hooks() != self._hooks[-1]:
+            parent.obstacle = (
+                parent.obstacle or "calls functions under activation checkpointing, or saves tensors by hooks"
+            )
+        self._note_surroundings(parent)
+
+    def _note_surroundings(self, parent: Event) -> None:
+        if surroundings() != self._surroundings:
+            parent.obstacle = parent.obstacle or "switches autocast, inference mode or the attention backend"
+
+    def _result_of_function(self, out: Any, tainted: bool, dynamic: bool) -> Any:
+        def known(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return None
+            if not self.tensors.knows(leaf):
+                return self.tensors.new(leaf, tainted=tainted, dynamic=dynamic and leaf.dim() > 0)
+            found = self.tensors.leaf(leaf)
+            if isinstance(found, Token):
+                found.is_tainted = found.is_tainted or tainted
+            return found
+
+        return map_template(known, out)
+
+
+# ----------------------------------------------------------------------------------------------- helpers
+
+
+def _first_difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    return next(name for name in {**before, **after} if before.get(name, before) != after.get(name, after))
+
+
+def _tells(leaf: Any, dtype: torch.dtype) -> bool:
+    """A constant is a dtype, or one of its limits."""
+    if isinstance(leaf, float):
+        limits = torch.finfo(dtype)
+        return leaf in (limits.min, limits.max, limits.eps, limits.tiny)
+    return leaf is dtype
+
+
+def _obstacle(module: nn.Module, kwargs: dict[str, Any]) -> str:
+    """What about a module stands in the way of replacing it by what it calls."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript"
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks):
+        return "has hooks, which run only if it is called"
+    if isinstance(module, nn.TransformerEncoder) and kwargs.get("src_key_padding_mask") is not None:
+        return "may run on nested tensors in evaluation"
+    return ""

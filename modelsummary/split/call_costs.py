@@ -1,0 +1,187 @@
+"""What each call of a sequence costs, as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelsummary.record.events import Event, attributes_in
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.split.analyse import CallSequence
+from modelsummary.costs.stored import nbytes_of, numel_of
+
+__all__ = ["COSTS", "CallCosts", "call_costs", "held_by_calls", "measured_seconds"]
+
+By = str | Mapping[str, float] | Callable[[LayerInfo], float]
+COSTS = ("macs", "flops", "params", "param_bytes", "activation_bytes", "latency")
+_SCALE = 2**40  # of costs that are no integers: their sum
+
+
+@dataclass(frozen=True)
+class CallCosts:
+    """Costs of the calls of a sequence.
+
+    Attributes:
+        name: what the costs are: ``"macs"``, or ``"cost"`` for the user's own.
+        costs: one a call.
+        unit: integer costs are in this fraction of the user's unit; 1 for integers.
+    """
+
+    name: str
+    costs: list[int]
+    unit: float = 1.0
+
+
+def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[LayerInfo]) -> CallCosts:
+    """Cost of each call.
+
+    Args:
+        by: as in ``ModelStatistics.split``.
+        rows: rows of the tree, for costs that are told by row.
+
+    Raises:
+        InputError: ``by`` is unknown, names an unknown layer, gives a negative cost, or adds up to nothing.
+    """
+    calls = sequence.calls
+    if by == "latency":
+        costs = replace(_scaled(_of_rows(_seconds(rows), sequence)), name="latency")
+    elif isinstance(by, str):
+        costs = CallCosts(by, _named(by, sequence, model))
+    elif isinstance(by, Mapping):
+        costs = _scaled(_of_rows(_checked(by, rows), sequence))
+    elif callable(by):
+        by_row = {(row.fqn, row.call_index): _told(by, row) for row in rows if row.executed and row.is_leaf}
+        costs = _scaled(_of_rows(by_row, sequence))
+    else:
+        raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
+    if not any(costs.costs):
+        others = "'activation_bytes'" if by != "activation_bytes" else "'macs'"
+        raise InputError(
+            f"by={by!r:.60} gives each of the {len(calls)} calls a cost of 0; choose another, such as {others}"
+        )
+    return costs
+
+
+def _named(by: str, sequence: CallSequence, model: nn.Module) -> list[int]:
+    if by in ("macs", "flops"):
+        return [call.macs * (2 if by == "flops" else 1) for call in sequence.calls]
+    if by in ("params", "param_bytes"):
+        counted: set[int] = set()
+        costs = []
+        for held in held_by_calls(sequence, model):
+            new = {id(each): each for each in held if isinstance(each, nn.Parameter) and id(each) not in counted}
+            counted.update(new)
+            costs.append(sum(numel_of(each) if by == "params" else nbytes_of(each) for each in new.values()))
+        return costs
+    if by == "activation_bytes":
+        return [sequence.activation_bytes(number) for number in range(len(sequence.calls))]
+    raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
+
+
+def held_by_calls(sequence: CallSequence, model: nn.Module) -> list[list[Tensor]]:
+    """Parameters and buffers that each call uses."""
+    tensors_of: dict[str, list[Tensor]] = {}
+    held: list[list[Tensor]] = []
+    for call in sequence.calls:
+        tensors: list[Tensor] = []
+        if call.is_module:
+            if call.fqn not in tensors_of:
+                module = model.get_submodule(call.fqn)
+                tensors_of[call.fqn] = [*module.parameters(), *module.buffers()]
+            tensors.extend(tensors_of[call.fqn])
+        for attribute in attributes_in((call.args, call.kwargs)):
+            owner, _, name = attribute.fqn.rpartition(".")
+            tensors.append(getattr(model.get_submodule(owner), name))
+        held.append(tensors)
+    return held
+
+
+# ------------------------------------------------------------------------------------------ costs of rows
+
+Key = tuple[str, int]
+
+
+def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[Key, float]:
+    """Costs by FQN as costs of calls: the calls of a module share its cost evenly."""
+    calls: dict[str, list[Key]] = {}
+    for row in rows:
+        if row.executed:
+            calls.setdefault(row.fqn, []).append((row.fqn, row.call_index))
+    unknown = [fqn for fqn in by if fqn not in calls]
+    if unknown:
+        raise InputError(f"by gives a cost to {unknown[0]!r}, which is no layer that was called")
+    return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
+
+
+def _seconds(rows: Sequence[LayerInfo]) -> dict[Key, float]:
+    """Measured latencies of calls; the estimated ones if nothing was measured."""
+    measured = any(row.latency_ms is not None for row in rows)
+    found = {
+        (row.fqn, row.call_index): milliseconds / 1e3
+        for row in rows
+        if row.executed and (milliseconds := row.latency_ms if measured else row.estimated_latency_ms) is not None
+    }
+    if not found:
+        raise InputError(
+            "by='latency': nothing was measured or estimated; call measure_latency() or estimate_latency(spec) first, "
+            "or pass by={FQN: seconds}"
+        )
+    return found
+
+
+def measured_seconds(sequence: CallSequence, rows: Sequence[LayerInfo]) -> tuple[list[float], list[float]]:
+    """Return the measured seconds of each call, forward and backward; empty lists where they were not measured."""
+    forward = {(row.fqn, row.call_index): row.latency_ms / 1e3 for row in rows if row.latency_ms is not None}
+    backward = {
+        (row.fqn, row.call_index): row.backward_latency_ms / 1e3 for row in rows if row.backward_latency_ms is not None
+    }
+    return _of_rows(forward, sequence) if forward else [], _of_rows(backward, sequence) if backward else []
+
+
+def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:
+    try:
+        cost = by(row)
+    except Exception as error:
+        raise InputError(f"by={by!r:.60} failed for {row.fqn!r} with {type(error).__name__}: {error}") from error
+    return _number(row.fqn, cost)
+
+
+def _number(fqn: str, cost: Any) -> float:
+    if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
+        raise InputError(f"by gives {fqn!r} the cost {cost!r}; expected a number >= 0")
+    return float(cost)
+
+
+def _of_rows(costs: Mapping[Key, float], sequence: CallSequence) -> list[float]:
+    """The cost of a module call is that of everything in it: what no inner one has goes to the rest by its MACs."""
+    calls: list[float] = [0.0] * len(sequence.calls)
+
+    def spread(event: Event) -> float:
+        """Give the calls within ``event`` their costs; returns the sum."""
+        inner = [child for child in event.children if child in sequence.span] if event not in index else []
+        total = sum(map(spread, inner))
+        own = costs.get((event.fqn, event.call_index)) if event.is_module else None
+        if own is not None and event in sequence.span and own > total:
+            rest = [number for number in range(*sequence.span[event]) if not calls[number]]
+            rest = rest or list(range(*sequence.span[event]))
+            weights = [sequence.calls[number].macs for number in rest]
+            weights = weights if any(weights) else [1] * len(rest)
+            for number, weight in zip(rest, weights, strict=True):
+                calls[number] += (own - total) * weight / sum(weights)
+            total = own
+        return total
+
+    index = set(sequence.calls)
+    spread(sequence.record.root)
+    return calls
+
+
+def _scaled(costs: list[float]) -> CallCosts:
+    total = sum(costs)
+    if all(cost == int(cost) for cost in costs) or not total:
+        return CallCosts("cost", [int(cost) for cost in costs])
+    return CallCosts("cost", [round(cost * _SCALE / total) for cost in costs], total / _SCALE)

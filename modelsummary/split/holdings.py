@@ -1,0 +1,78 @@
+"""Which modules and tensors of the model each stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelsummary.record.events import attributes_in
+from modelsummary.split.stage_parts import Part
+
+__all__ = ["Homes"]
+
+
+class Homes:
+    """Which tensors and modules of the model, besides those its calls need, a stage holds.
+
+    A module that the forward does not call still has parameters: it goes where the one before it goes, so the stages
+    together have the keys of the model. A module under several paths is held under all of them.
+    """
+
+    def __init__(self, model: nn.Module, parts: Sequence[Part], result: Any) -> None:
+        self._aliases: dict[int, list[str]] = {}
+        for fqn, module in model.named_modules(remove_duplicate=False):
+            self._aliases.setdefault(id(module), []).append(fqn)
+        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        of_tensor: dict[int, list[str]] = {}
+        for fqn, tensor in tensors:
+            of_tensor.setdefault(id(tensor), []).append(fqn)
+        stage_of: dict[str, set[int]] = {}
+        self._extra: list[list[str]] = [[] for _ in parts]
+        self._placed: list[list[str]] = []
+        for number, part in enumerate(parts):
+            modules = list(dict.fromkeys(event.fqn for event in part.events if event.is_module))
+            paths = [alias for fqn in modules for alias in self._aliases[id(model.get_submodule(fqn))]]
+            used = [(event.args, event.kwargs) for event in part.events]
+            if number == len(parts) - 1:
+                used.append(result)  # the model may return a tensor of its own
+            for templates in used:
+                for attribute in attributes_in(templates):
+                    paths.append(attribute.fqn)
+                    owner, _, name = attribute.fqn.rpartition(".")
+                    tensor = getattr(model.get_submodule(owner), name)
+                    paths.extend(of_tensor.get(id(tensor), ()))
+            self._placed.append(paths)
+            for fqn, _ in tensors:
+                if any(fqn == path or fqn.startswith(f"{path}.") for path in _prefixes(fqn, set(paths))):
+                    stage_of.setdefault(fqn, set()).add(number)
+        self._attach_unused([fqn for fqn, _ in _in_order(model)], stage_of)
+
+    def _attach_unused(self, names: list[str], stage_of: Mapping[str, set[int]]) -> None:
+        last = 0
+        for fqn in names:
+            if fqn in stage_of:
+                last = max(stage_of[fqn])
+            else:
+                self._extra[last].append(fqn)
+
+    def of(self, number: int) -> list[str]:
+        """Paths that the stage holds; ones of tensors that no call needs last."""
+        return [*dict.fromkeys([*self._placed[number], *self._extra[number]])]
+
+
+def _prefixes(fqn: str, paths: set[str]) -> Iterator[str]:
+    while fqn:
+        if fqn in paths:
+            yield fqn
+        fqn = fqn.rpartition(".")[0]
+
+
+def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers in the order of the modules."""
+    for fqn, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{fqn}." if fqn else ""
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield prefix + name, tensor

@@ -1,0 +1,104 @@
+"""``ModelSplitter``: record a live model, cut the record, check the stages against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.record.changes import surroundings
+from modelsummary.record.fingerprint import fingerprint
+from modelsummary.record.runs import record
+from modelsummary.errors import SplitError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
+from modelsummary.split.stage_facts import StageFacts
+
+__all__ = ["ModelSplitter"]
+
+
+class ModelSplitter:
+    """Cuts one model as it is called in one way.
+
+    Args:
+        model: None if it is no longer there.
+        call: how it is called; None if that is not known.
+        execution: ``"shape"`` or ``"real"``, whichever is known to work.
+        batch_dim: dimension of the inputs that is the batch; None: to be found.
+        rows: of its tree.
+
+    Raises:
+        SplitError: there is no live model with an input, or a parameter of it has no shape yet.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        call: CallArguments | None,
+        execution: str,
+        batch_dim: int | None,
+        rows: Sequence[LayerInfo],
+    ) -> None:
+        if model is None or call is None:
+            raise SplitError(
+                "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
+            )
+        check_initialized(model)
+        self._model, self._call = model, call
+        # Autocast does nothing to tensors on meta.
+        under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        self._execution = "real" if under_autocast else execution
+        self._surroundings = surroundings()
+        self._splitter = Splitter(model, partial(record, model, call, self._execution, batch_dim), rows)
+        self.n_samples = call.size_along(batch_dim or 0) or 1
+
+    def is_current(self) -> bool:
+        """Autocast and the like are as they were: the record holds."""
+        return self._surroundings == surroundings()
+
+    def split(self, by: By, wishes: Wishes) -> Stages:
+        """Stages as ``ModelStatistics.split`` says, checked."""
+        stages = self._splitter.split(by, wishes)
+        self._check(stages)
+        return stages
+
+    def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
+        """What the stages would be, without making them; None if there are no so many."""
+        return self._splitter.facts(n_stages, by)
+
+    def _check(self, stages: Stages) -> None:
+        """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""
+        recorded, model, call = stages.record, self._model, self._call
+        assert recorded is not None
+        modules = list({id(each): each for part in (model, *stages) for each in part.modules()}.values())
+
+        def difference(call: CallArguments, *, grad: bool, other_mode: bool = False) -> str:
+            options: dict[str, Any] = {"grad": grad, "other_mode": other_mode}
+            try:
+                of_model = fingerprint(model, modules, call, self._execution, **options)
+            except RuntimeError:
+                if grad:
+                    raise
+                return ""  # a forward that takes gradients does not run without them
+            of_stages = fingerprint(stages, modules, call, self._execution, **options)
+            return of_stages.differs_from(of_model)
+
+        found = difference(call, grad=True)
+        if not found and difference(call, grad=False):
+            raise SplitError(
+                "the model does other things without gradients; it can only be run as one stage", possible=1
+            )
+        if recorded.batch_size is not None:
+            call = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
+            found = found or difference(call, grad=False)
+        if not recorded.no_other_mode:
+            found = found or difference(call, grad=False, other_mode=True)
+        if found:
+            raise SplitError(
+                f"the stages are not the model: they run {found}. Its forward does what cannot be recorded between "
+                "layers (a TorchScript function, a global hook, an overridden __call__): move that into a layer"
+            )

@@ -1,0 +1,133 @@
+"""What is known of a stage, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.record.events import BatchSize, Value
+from modelsummary.errors import SplitError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.split.choose import Choice
+from modelsummary.split.call_costs import measured_seconds
+from modelsummary.split.stage_parts import Part
+from modelsummary.split.schedule import StageLoad
+from modelsummary.costs.stored import nbytes_of, numel_of
+
+__all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """What is known of a stage.
+
+    Attributes:
+        first, last: names of the first and the last call.
+        calls: modules and functions that the stage calls.
+        params: elements of its parameters; one that several stages hold counts in each.
+        param_bytes, buffer_bytes: bytes of its parameters and buffers.
+        macs: multiply-adds of one forward.
+        cost: what was balanced, in the user's unit.
+        share: of the cost of all stages, 0 to 1.
+        crossing_bytes: bytes of the tensors that cross from this stage into the next, for the recorded batch.
+        crossing_tensors: how many.
+        activation_bytes: bytes of the tensors that its calls make.
+        forward_seconds, backward_seconds: measured time of its calls; None where that was not measured.
+    """
+
+    first: str
+    last: str
+    calls: int
+    params: int
+    param_bytes: int
+    buffer_bytes: int
+    macs: int
+    cost: float
+    share: float
+    crossing_bytes: int
+    crossing_tensors: int
+    activation_bytes: int
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that crosses into a stage.
+
+    Attributes:
+        shape: of the recorded batch.
+        sizes: with ``BatchSize`` in the place of what moves with the batch; None where it moves otherwise.
+    """
+
+    shape: tuple[int, ...]
+    sizes: tuple[int | BatchSize | None, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, value: Value) -> Crossing:
+        """What is known of a value."""
+        return cls(value.shape, value.sizes, value.dtype, value.requires_grad)
+
+    def at(self, batch_size: int | None) -> torch.Tensor:
+        """A tensor like it on meta, for a batch size; None: the recorded one.
+
+        Raises ``SplitError`` if its shape at another batch size is not known.
+        """
+        shape = self.shape
+        if batch_size is not None:
+            if None in self.sizes:
+                raise SplitError(f"the shape of a crossing tensor, {list(shape)}, is known for the recorded batch only")
+            shape = tuple(size.at(batch_size) if isinstance(size, BatchSize) else size or 0 for size in self.sizes)
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad)
+
+
+def loads_of(facts: Sequence[StageFacts], seconds: Callable[[StageFacts], float], backward: float) -> list[StageLoad]:
+    """Return the loads of stages whose forward takes ``seconds(facts)``.
+
+    The backward takes ``backward`` times as long, half of it for the inputs and half for the weights.
+    """
+    return [load_of(each, (time := seconds(each)), time * backward / 2, time * backward / 2) for each in facts]
+
+
+def load_of(facts: StageFacts, forward: float, backward_input: float, backward_weight: float) -> StageLoad:
+    """Return the load of a stage whose parts take these times."""
+    return StageLoad(forward, backward_input, backward_weight, facts.crossing_bytes, facts.activation_bytes)
+
+
+def facts_of_parts(
+    choice: Choice, parts: Sequence[Part], held: Sequence[Sequence[Tensor]], rows: Sequence[LayerInfo]
+) -> list[StageFacts]:
+    """Return the facts of each part, which holds the parameters and buffers in ``held``."""
+    sequence, costs = choice.sequence, choice.costs
+    forward, backward = measured_seconds(sequence, rows)
+    total = sum(costs.costs)
+    facts = []
+    for number, (part, tensors, (begin, end)) in enumerate(zip(parts, held, choice.ranges, strict=True)):
+        cost = sum(costs.costs[begin:end])
+        unique = {id(each): each for each in tensors}.values()
+        parameters = [each for each in unique if isinstance(each, nn.Parameter)]
+        crossing = part.gives if number < len(parts) - 1 else []
+        facts.append(
+            StageFacts(
+                first=part.events[0].name,
+                last=part.events[-1].name,
+                calls=len(part.events),
+                params=sum(map(numel_of, parameters)),
+                param_bytes=sum(map(nbytes_of, parameters)),
+                buffer_bytes=sum(nbytes_of(each) for each in unique if not isinstance(each, nn.Parameter)),
+                macs=sum(call.macs for call in sequence.calls[begin:end]),
+                cost=cost if costs.unit == 1.0 else cost * costs.unit,
+                share=cost / total,
+                crossing_bytes=sum(value.nbytes for value in crossing),
+                crossing_tensors=len(crossing),
+                activation_bytes=sum(map(sequence.activation_bytes, range(begin, end))),
+                forward_seconds=sum(forward[begin:end]) if forward else None,
+                backward_seconds=sum(backward[begin:end]) if backward else None,
+            )
+        )
+    return facts

@@ -1,0 +1,163 @@
+"""Replace the products with weights in an ONNX model by products of tiles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.onnx.attributes import value_of
+from modelsummary.files.onnx.checks import check_model, check_texts
+from modelsummary.files.onnx.reading import import_onnx, read_model
+from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
+
+__all__ = ["ModelLike", "proto_of", "tile_linear"]
+
+ModelLike = Any
+"""An ``onnx.ModelProto``, or the path of a file with one."""
+
+# What the tree of rows is made of; traces and other remarks would be repeated for every tile.
+_KEPT = ("pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
+
+
+def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = None) -> Any:
+    """A copy of a model in which no ``Gemm``, and no ``MatMul`` with a weight, is larger than ``tile`` x ``tile``.
+
+    The input is split along its last dimension and the weight along both, each once; the weights stay as they are,
+    under their names. Products are summed, the bias joins the first of each sum, and the results are put together under
+    the name of the node's output. The last tile of a dimension has what remains. Multiply-adds stay the same.
+
+    Args:
+        model: an ``onnx.ModelProto``, which is not changed, or the path of a file with one.
+        tile: largest size of a tile's sides.
+        nodes: names of the nodes to replace; default: all ``Gemm``, and ``MatMul`` with a weight of two dimensions. A
+            transposed first operand, a weight made by a node, and a bias that is no row cannot be tiled.
+
+    Returns:
+        An ``onnx.ModelProto``.
+
+    Raises:
+        InputError: a node does not exist or cannot be tiled, or ``tile`` is no integer >= 1.
+        ModelFileError: the file is broken.
+        MissingExtraError: onnx is not installed.
+    """
+    check_sizes(tile=tile)
+    original = proto_of(model)
+    result = import_onnx().ModelProto()
+    result.CopyFrom(original)
+    graph = result.graph
+    opset = next((each.version for each in result.opset_import if each.domain in ("", "ai.onnx")), 0)
+    if opset < 13:
+        raise InputError(f"opset {opset} cannot split by sizes that are tensors; export the model with 13 or newer")
+    weights = {each.name: each for each in graph.initializer}
+    names = Counter(node.name for node in graph.node)
+    wanted = _wanted(nodes, names)
+    tiled: list[Any] = []
+    for node in graph.node:
+        obstacle = _obstacle(node, weights)
+        if wanted is not None and node.name in wanted and obstacle:
+            raise InputError(f"node {node.name!r} ({node.op_type}) cannot be tiled: {obstacle}")
+        if obstacle or (wanted is not None and node.name not in wanted):
+            tiled.append(node)
+            continue
+        tiles = _tiles(node, weights, tile, node.name if names[node.name] == 1 and node.name else node.output[0])
+        tiled += tiles.nodes or [node]
+        graph.initializer.extend(tiles.weights.values())
+    copies = [_copied(node) for node in tiled]
+    del graph.node[:]
+    graph.node.extend(copies)
+    return result
+
+
+def proto_of(model: ModelLike) -> Any:
+    """The ``ModelProto`` of a model or of a file, with its weights.
+
+    Raises:
+        InputError: it is neither.
+        ModelFileError: the file is broken, or its weights are missing.
+    """
+    onnx = import_onnx()
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if not isinstance(model, (str, PathLike)):
+        raise InputError(f"expected an onnx.ModelProto or a path, got {type(model).__name__}: {model!r:.80}")
+    path = Path(model)
+    proto = read_model(path)
+    try:
+        check_texts(proto)
+        check_model(proto, path)
+        onnx.external_data_helper.load_external_data_for_model(proto, str(path.resolve().parent))
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelFileError(f"{str(path)!r}: its weights cannot be read: {error}") from None
+    return proto
+
+
+def _wanted(nodes: Any, names: Mapping[str, int]) -> set[str] | None:
+    if nodes is None:
+        return None
+    if not isinstance(nodes, (Sequence, Set)) or isinstance(nodes, str):
+        raise InputError(f"nodes={nodes!r:.80}; expected a list of names of nodes")
+    for name in nodes:
+        if name not in names:
+            raise InputError(f"the model has no node {name!r:.80}")
+    return set(nodes)
+
+
+def _copied(node: Any) -> Any:
+    copy = import_onnx().NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _obstacle(node: Any, weights: dict[str, Any]) -> str:
+    """Why a node cannot be tiled; empty if it can."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("Gemm", "MatMul"):
+        return "it is no Gemm or MatMul"
+    weight = weights.get(node.input[1])
+    if weight is None or len(weight.dims) != 2:
+        return "its second operand is no weight of two dimensions"
+    facts = {each.name: value_of(each) for each in node.attribute}
+    if facts.get("transA"):
+        return "its first operand is transposed"
+    if node.input[0] == node.input[1]:
+        return "its operands are the same"
+    bias = weights.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    columns = weight.dims[0 if facts.get("transB") else 1]
+    if len(node.input) > 2 and node.input[2] and (bias is None or list(bias.dims) not in ([columns], [1, columns])):
+        return "its bias is no weight with an element for each column"
+    return ""
+
+
+def _tiles(node: Any, weights: dict[str, Any], tile: int, name: str) -> Tiles:
+    """The nodes in place of one, their names beginning with ``name``; none if it is no larger than a tile."""
+    facts = {each.name: value_of(each) for each in node.attribute}
+    weight = weights[node.input[1]]
+    axis = 0 if facts.get("transB") else 1  # of the weight, along which its columns lie
+    columns, inner = parts_of(weight.dims[axis], tile), parts_of(weight.dims[1 - axis], tile)
+    tiles = Tiles(f"{name}/")
+    if len(columns) == len(inner) == 1:
+        return tiles
+    left = tiles.split(node.input[0], inner, -1)
+    right = [tiles.split(band, inner, 1 - axis) for band in tiles.split(node.input[1], columns, axis)]
+    bias = tiles.split(node.input[2], columns, -1) if len(node.input) > 2 and node.input[2] else []
+    rest = {name: facts[name] for name in ("alpha", "transB") if name in facts}
+    sums = []
+    for j in range(len(columns)):
+        products = []
+        for i in range(len(inner)):
+            first = bool(bias) and i == 0
+            operands = [left[i], right[j][i], *([bias[j]] if first else [])]
+            beta = {"beta": facts["beta"]} if first and "beta" in facts else {}
+            products.append(tiles.add(node.op_type, operands, f"tile_{j}_{i}", **rest, **beta))
+        sums.append(tiles.join("Sum", products, f"sum_{j}"))
+    tiles.rename(tiles.join("Concat", sums, "all", axis=-1), node.output[0])
+    tiles.nodes[-1].name = f"{tiles.prefix}{'all' if len(columns) > 1 else 'sum_0'}"
+    kept = [each for each in node.metadata_props if each.key in _KEPT]
+    for each in tiles.nodes:
+        each.metadata_props.extend(kept)
+    return tiles

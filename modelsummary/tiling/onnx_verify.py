@@ -1,0 +1,160 @@
+"""Run two ONNX models on the same inputs, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, NamedTuple
+
+from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.tiling.onnx_linear import ModelLike, proto_of
+
+__all__ = ["Verification", "verify"]
+
+
+class Verification(NamedTuple):
+    """How far the results of two models are apart.
+
+    Attributes:
+        max_abs_error: the largest difference of two elements, over all outputs. NaN or an infinity in both is none; one
+            beside a number, or another shape, is an infinite one; of texts that differ it is 1.
+        mse: mean of the squared differences, over all elements of all outputs.
+        equal: no element differs by more than the tolerance.
+        first_diverging: name of the first operator of the first model whose result, which both models have by name,
+            differs by more; None if the models are equal, or if no such operator is there.
+    """
+
+    max_abs_error: float
+    mse: float
+    equal: bool
+    first_diverging: str | None
+
+
+def verify(
+    a: ModelLike,
+    b: ModelLike,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+) -> Verification:
+    """Run both models on onnxruntime, on the CPU and without graph optimisation, and compare what they return.
+
+    Args:
+        a, b: ``onnx.ModelProto`` or paths of files, with the same inputs and outputs.
+        inputs: name -> array or tensor; default: random numbers from a fixed seed, with 1 for open dimensions; whole
+            numbers are 0 or 1.
+        rtol, atol: a difference of up to ``atol`` + ``rtol`` x the largest element of the tensor is none.
+
+    Raises:
+        InputError: outputs or inputs do not match, or onnxruntime refuses a model.
+        ModelFileError: a file is broken.
+        MissingExtraError: onnx or onnxruntime is not installed.
+    """
+    models = [proto_of(a), proto_of(b)]
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise InputError(f"inputs={inputs!r:.80}; expected a dict of names and arrays")
+    feeds = _random_inputs(models[0].graph) if inputs is None else {name: _array(each) for name, each in inputs.items()}
+    names = [each.name for each in models[0].graph.output]
+    if names != [each.name for each in models[1].graph.output]:
+        raise InputError(f"outputs differ: {names!r:.200} and {[each.name for each in models[1].graph.output]!r:.200}")
+    # a path is run from its file: serialised models have at most 2 GiB
+    sources = [each if isinstance(each, (str, PathLike)) else proto for each, proto in zip((a, b), models, strict=True)]
+    first, second = (_run(source, feeds, names) for source in sources)
+    errors = [_error(x, y) for x, y in zip(first, second, strict=True)]
+    equal = all(_close(x, y, rtol, atol) for x, y in zip(first, second, strict=True))
+    count = sum(each.size for each in errors)
+    return Verification(
+        max((float(each.max()) for each in errors if each.size), default=0.0),
+        float(sum((each**2).sum() for each in errors)) / max(count, 1),
+        equal,
+        None if equal else _first_diverging(models, feeds, rtol, atol),
+    )
+
+
+def _error(x: Any, y: Any) -> Any:
+    """Absolute differences of the elements of two arrays."""
+    import numpy as np
+
+    if x.shape != y.shape:
+        return np.array([np.inf])
+    if x.dtype.kind not in "biuf":  # texts
+        return (x != y).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(np.subtract(x, y, dtype=np.float64))
+        return np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.nan_to_num(error, nan=np.inf, posinf=np.inf))
+
+
+def _close(x: Any, y: Any, rtol: float, atol: float) -> bool:
+    import numpy as np
+
+    numbers = x[np.isfinite(x)].astype(np.float64) if x.dtype.kind in "biuf" else np.zeros(0)
+    return bool((_error(x, y) <= atol + rtol * np.abs(numbers).max(initial=0.0)).all())
+
+
+def _array(value: Any) -> Any:
+    import numpy as np
+
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _random_inputs(graph: Any) -> dict[str, Any]:
+    import numpy as np
+
+    onnx = import_onnx()
+    generator = np.random.default_rng(0)
+    weights = {each.name for each in graph.initializer}
+    feeds = {}
+    for each in graph.input:
+        if each.name in weights:
+            continue
+        if each.type.tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            raise InputError(f"there are no random values for the input {each.name!r}; pass inputs={{...}}")
+        kind = onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+        size = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in each.type.tensor_type.shape.dim]
+        is_float = np.issubdtype(kind, np.floating)
+        feeds[each.name] = (generator.standard_normal(size) if is_float else generator.integers(0, 2, size)).astype(
+            kind
+        )
+    return feeds
+
+
+def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("onnxruntime", "onnx") from error
+    options = onnxruntime.SessionOptions()
+    # folding constants takes ten times as long as running, where thousands of tiles are split from weights
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    source = str(model) if isinstance(model, (str, PathLike)) else model.SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        results: list[Any] = session.run(outputs, dict(feeds))
+    except Exception as error:  # onnxruntime's own exceptions have no common base
+        raise InputError(f"onnxruntime refuses the model: {' '.join(str(error).split())[:300]}") from error
+    others = [name for name, each in zip(outputs, results, strict=True) if not hasattr(each, "dtype")]
+    if others:
+        raise InputError(f"the output {others[0]!r} is no tensor; only tensors can be compared")
+    return results
+
+
+def _first_diverging(models: list[Any], feeds: Mapping[str, Any], rtol: float, atol: float) -> str | None:
+    """The first operator of ``a`` whose result differs, of those whose results have the same names in both."""
+    produced = [{name for node in model.graph.node for name in node.output if name} for model in models]
+    makers = [(node.name or node.op_type, name) for node in models[0].graph.node for name in node.output]
+    shared = [(maker, name) for maker, name in makers if name in produced[1]]
+    names = [name for _, name in shared]
+    first, second = (_run(_with_outputs(model, names), feeds, names) for model in models)
+    pairs = zip(shared, first, second, strict=True)
+    return next((maker for (maker, _), x, y in pairs if not _close(x, y, rtol, atol)), None)
+
+
+def _with_outputs(model: Any, names: list[str]) -> Any:
+    copy = import_onnx().ModelProto()
+    copy.CopyFrom(model)
+    there = {each.name for each in copy.graph.output}
+    copy.graph.output.extend(import_onnx().ValueInfoProto(name=name) for name in names if name not in there)
+    return copy

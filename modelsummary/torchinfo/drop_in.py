@@ -1,0 +1,303 @@
+"""``summary``: the signature, the table and the result of torchinfo, over what ``Statistics`` records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from modelsummary.capture import capture, list_layers
+from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
+from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.values import is_array
+from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
+from modelsummary.errors import InputError
+from modelsummary.torchinfo.formatting import FormattingOptions, SummaryTotals, render_summary
+from modelsummary.layer_info import LayerInfo
+from modelsummary.torchinfo.run_cache import RunCache
+from modelsummary.statistics import Statistics
+from modelsummary.torchinfo.rows import SummaryRow, pruned, summary_rows
+
+__all__ = ["SummaryStatistics", "clear_cached_forward_pass", "summary"]
+
+_DEFAULT_COLUMNS = (ColumnSettings.OUTPUT_SIZE, ColumnSettings.NUM_PARAMS)
+_NEED_INPUT = (ColumnSettings.INPUT_SIZE, ColumnSettings.OUTPUT_SIZE, ColumnSettings.MULT_ADDS)
+_cache = RunCache()
+
+
+@exclusive
+def summary(
+    model: nn.Module,
+    input_size: Sequence[Any] | None = None,
+    input_data: Any = None,
+    batch_dim: int | None = None,
+    cache_forward_pass: bool | None = None,
+    col_names: Iterable[str] | None = None,
+    col_width: int = 25,
+    depth: int = 3,
+    device: torch.device | str | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    mode: str | None = None,
+    row_settings: Iterable[str] | None = None,
+    verbose: int | None = None,
+    **kwargs: Any,
+) -> SummaryStatistics:
+    """Print the table of a model as torchinfo does, and return the statistics.
+
+    It takes what ``torchinfo.summary`` takes; docs/torchinfo.md names the figures that differ. The model is afterwards
+    as it was, and where it was.
+
+    Args:
+        model: the model.
+        input_size: one size or a sequence of sizes, the batch included. Without ``input_size`` and ``input_data``
+            there is no forward: names and parameters only.
+        input_data: a tensor or an array; a list or tuple of the forward's positional arguments; a mapping of its
+            keyword arguments.
+        batch_dim: insert a batch of one there into each of ``input_size``.
+        cache_forward_pass: use the last run of this very model again, if neither model nor input has changed since.
+        col_names: columns, see ``ColumnSettings``; default: ``output_size`` and ``num_params``.
+        col_width: characters of each column but the first.
+        depth: deepest level shown; the parameters and mult-adds of what is below are added to it.
+        device: accepted; the model runs on shapes, and, where that is impossible, on its own device.
+        dtypes: dtype of each size; default: that of the model's first floating point parameter.
+        mode: ``"eval"`` (default) or ``"train"`` while it runs; ``"same"``: every module in its own mode.
+        row_settings: see ``RowSettings``; default: ``depth``.
+        verbose: 0 prints nothing, 1 the table, 2 also every parameter. Default: 1; 0 in an interactive session, which
+            prints what is returned.
+        **kwargs: further keyword arguments of the forward.
+
+    Raises:
+        InputError: an argument is unusable; it is a ``ValueError``, a ``TypeError`` and a ``RuntimeError``.
+        ForwardError: the forward raised; it is a ``RuntimeError``.
+    """
+    with_input = input_size is not None or input_data is not None
+    if not isinstance(model, nn.Module):
+        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
+    if verbose is None:
+        verbose = Verbosity.QUIET if getattr(sys, "ps1", "") else Verbosity.DEFAULT
+    formatting = FormattingOptions(
+        max_depth=depth,
+        verbose=verbose,
+        col_names=_columns(col_names, with_input),
+        col_width=col_width,
+        row_settings={
+            _member(RowSettings, name, "row_settings")
+            for name in _listed(row_settings or [RowSettings.DEPTH], "row_settings")
+        },
+    )
+    _check(verbose, col_width, depth, device)
+    if input_size is not None and input_data is not None:
+        raise InputError("input_size and input_data are both given; pass one of them")
+    run = Mode.EVAL if mode is None else _member(Mode, mode, "mode")
+    if input_size is not None:
+        sizes = _sizes(input_size)
+        given: Any = sizes
+        call = _call(model, sizes, kwargs, batch_dim=batch_dim, dtypes=dtypes)
+    else:
+        given = _sizes_in(input_data) if with_input else []
+        call = _call(model, *_arguments(input_data, kwargs)) if with_input else None
+    stats = SummaryStatistics(model, call, run, given, formatting, cached=bool(cache_forward_pass), batch_dim=batch_dim)
+    if verbose > Verbosity.QUIET:
+        print(stats)
+    return stats
+
+
+def clear_cached_forward_pass() -> None:
+    """Forget the runs that ``summary(..., cache_forward_pass=True)`` kept."""
+    _cache.clear()
+
+
+class SummaryStatistics(Statistics):
+    """What ``summary`` returns: ``ModelStatistics`` that prints torchinfo's table, with torchinfo's attributes added.
+
+    Attributes:
+        summary_list: the rows of the table, hidden ones and the model included, see ``SummaryRow``.
+        input_size: size of every tensor in the input, in the structure it was passed in.
+        formatting: ``FormattingOptions``; what is changed there counts at the next ``print``.
+    """
+
+    summary_list: list[SummaryRow]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: CallArguments | None,
+        mode: Mode,
+        input_size: Any,
+        formatting: FormattingOptions,
+        *,
+        cached: bool,
+        batch_dim: int | None,
+    ) -> None:
+        called, model = model, unwrap(model)
+        recording = _cache.get(model, call, mode) if cached and call is not None else None
+        if recording is None:
+            with _in_mode(model, mode), register_module_forward_hook(_check_output):
+                recording = list_layers(model) if call is None else capture(model, call, "auto")
+            if cached and call is not None:
+                _cache.put(model, call, mode, recording)
+        self._fill(called, call, recording, batch_dim=batch_dim)
+        self._pruned = pruned(modules_of(model))
+        self.summary_list = summary_rows(self.root)
+        self.input_size = input_size
+        self.formatting = formatting
+        formatting.set_layer_name_width(self.summary_list)
+
+    def __iter__(self) -> Iterator[LayerInfo]:
+        return (row for row in self.root.walk() if row is not self.root)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def total_params(self) -> int:
+        """Elements of all parameters, a tied one counted once, without those that are pruned."""
+        return super().total_params - self._pruned.params
+
+    @property
+    def trainable_params(self) -> int:
+        """Elements of the parameters with ``requires_grad``, without those that are pruned."""
+        return super().trainable_params - self._pruned.trainable
+
+    @property
+    def total_param_bytes(self) -> int:
+        """Bytes of all parameters by their dtype, without those that are pruned."""
+        return super().total_param_bytes - self._pruned.bytes
+
+    @property
+    def total_input(self) -> int:
+        """``total_input_bytes`` under torchinfo's name."""
+        return self.total_input_bytes
+
+    def __str__(self) -> str:
+        totals = SummaryTotals(
+            params=self.total_params,
+            trainable_params=self.trainable_params,
+            mult_adds=self.total_mult_adds,
+            input_bytes=self.total_input,
+            pass_bytes=2 * sum(row.output_bytes for row in self.summary_list if row.is_leaf_layer and row.num_params),
+            param_bytes=self.total_param_bytes,
+            notes=tuple(f"Not in mult-adds, no formula: {name} ({n}x)" for name, n in self.uncounted_ops.items()),
+        )
+        return render_summary(self.summary_list, totals, self.formatting, ran=self.execution != "none")
+
+    __repr__ = __str__
+    _repr_html_ = None  # type: ignore[assignment]  # a notebook shows the text, as for torchinfo
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self)}
+
+
+# --------------------------------------------------------------------------------------------- arguments
+
+_Settings = TypeVar("_Settings", bound=Enum)
+
+
+def _member(kind: type[_Settings], name: str, argument: str) -> _Settings:
+    try:
+        return kind(name)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in kind)
+        raise InputError(f"unknown {argument} {name!r}; expected some of: {known}") from None
+
+
+def _listed(names: Iterable[str], argument: str) -> Iterable[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"{argument}={names!r} is no list of names")
+    return names
+
+
+def _columns(names: Iterable[str] | None, with_input: bool) -> tuple[ColumnSettings, ...]:
+    if names is None:
+        return _DEFAULT_COLUMNS if with_input else (ColumnSettings.NUM_PARAMS,)
+    columns = tuple(_member(ColumnSettings, name, "col_names") for name in _listed(names, "col_names"))
+    empty = [] if with_input else [column.value for column in columns if column in _NEED_INPUT]
+    if empty:
+        raise InputError(f"the columns {', '.join(empty)} need a forward; pass input_size or input_data")
+    return columns
+
+
+def _check(verbose: int, col_width: int, depth: int, device: torch.device | str | None) -> None:
+    if verbose not in tuple(Verbosity):
+        raise InputError(f"verbose={verbose!r}; expected 0 (nothing), 1 (the table) or 2 (with every parameter)")
+    if type(col_width) is not int or col_width <= 0:
+        raise InputError(f"col_width={col_width!r}; expected characters, at least 1")
+    if type(depth) is not int or depth < 0:
+        raise InputError(f"depth={depth!r} is no level of the tree; expected an integer >= 0")
+    if device is not None:
+        try:
+            torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+
+
+def _sizes(input_size: Any) -> list[Any]:
+    """One size or several as a list of them."""
+    if not isinstance(input_size, (list, tuple)):
+        raise InputError(f"input_size={input_size!r}; expected a size such as (1, 3, 224, 224), or a list of sizes")
+    sizes = [input_size] if all(isinstance(each, int) for each in input_size) else input_size
+    if not all(isinstance(size, (list, tuple)) for size in sizes):
+        raise InputError(f"input_size={input_size!r} holds something that is no size; expected sizes only")
+    if not input_size or any(number <= 0 for size in sizes for number in size):
+        raise InputError(f"input_size={input_size!r} is empty, or holds a number below 1")
+    return [tuple(size) if size is input_size else size for size in sizes]
+
+
+def _sizes_in(data: Any) -> Any:
+    """``data`` with the size of each tensor or array in its place, mappings as dicts."""
+    if isinstance(data, Tensor):
+        return data.size()
+    if is_array(data):
+        return torch.Size(data.shape)
+    if isinstance(data, Mapping):
+        return {key: _sizes_in(value) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*map(_sizes_in, data))
+    return type(data)(map(_sizes_in, data)) if isinstance(data, (list, tuple)) else data
+
+
+def _arguments(input_data: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What to call forward with: a tuple of positional arguments or a dict, and the keyword arguments."""
+    if isinstance(input_data, Mapping):
+        return dict(input_data), kwargs
+    return tuple(input_data) if isinstance(input_data, (list, tuple)) else (input_data,), kwargs
+
+
+def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -> CallArguments | None:
+    """The call of the model, with the inputs where the model is."""
+    devices = {tensor.device for tensor in tensors_of_modules(modules_of(model))}
+    place = next(iter(devices)) if len(devices) == 1 else None
+    positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are no sizes
+    first, others = (None, data) if positional else (data, ())
+    facts = {"batch_dim": None, "dtypes": None, **options}
+    return call_arguments(unwrap(model), first, others, kwargs, device=place, **facts)
+
+
+# ------------------------------------------------------------------------------------------------ the run
+
+
+@contextmanager
+def _in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """The model in this mode; afterwards every module in its own, as a frozen BatchNorm needs it."""
+    modes = [(module, module.training) for module in modules_of(model)]
+    try:
+        if mode != Mode.SAME:
+            model.train(mode == Mode.TRAIN)
+        yield
+    finally:
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
+
+
+def _check_output(module: nn.Module, _args: Any, output: Any) -> None:
+    """A layer that gives a text or a class is a mistake in the model: there is nothing to show."""
+    if isinstance(output, (str, bytes, type)):
+        raise TypeError(f"{type(module).__name__} returns {output!r:.80}; expected tensors, or a structure of them")

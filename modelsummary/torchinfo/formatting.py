@@ -1,0 +1,225 @@
+"""torchinfo's table, to the character: how wide, which cells, what stands below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelsummary.torchinfo.enums import ColumnSettings, RowSettings, Units, Verbosity
+from modelsummary.torchinfo.rows import SummaryRow
+from modelsummary.units import PREFIXES, symbol
+
+__all__ = ["HEADER_TITLES", "FormattingOptions", "ReadableNumbers", "SummaryTotals", "render_summary"]
+
+HEADER_TITLES = {
+    ColumnSettings.KERNEL_SIZE: "Kernel Shape",
+    ColumnSettings.GROUPS: "Groups",
+    ColumnSettings.INPUT_SIZE: "Input Shape",
+    ColumnSettings.OUTPUT_SIZE: "Output Shape",
+    ColumnSettings.NUM_PARAMS: "Param #",
+    ColumnSettings.PARAMS_PERCENT: "Param %",
+    ColumnSettings.MULT_ADDS: "Mult-Adds",
+    ColumnSettings.TRAINABLE: "Trainable",
+}
+_NAME_WIDTH = 40
+_INDENT = 5
+
+
+@dataclass
+class FormattingOptions:
+    """How the table of ``summary`` is printed; what is set here counts at the next ``print``.
+
+    Attributes:
+        max_depth: deepest level shown.
+        verbose: 2 lists every parameter below its row.
+        col_names: columns, in this order.
+        col_width: characters of each column but the first.
+        row_settings: what the four flags below were set from.
+        ascii_only, show_var_name, show_depth, hide_recursive_layers: what rows show, and which.
+        params_count_units: prefix of the numbers of parameters below the table; in full by default.
+        params_size_units: prefix of the sizes in bytes below the table; M by default.
+        macs_units: prefix of the mult-adds below the table; M, G or T by default.
+        layer_name_width: characters of the first column.
+    """
+
+    max_depth: int
+    verbose: int
+    col_names: tuple[ColumnSettings, ...]
+    col_width: int
+    row_settings: set[RowSettings]
+    ascii_only: bool = field(init=False)
+    show_var_name: bool = field(init=False)
+    show_depth: bool = field(init=False)
+    hide_recursive_layers: bool = field(init=False)
+    params_count_units: Units = Units.NONE
+    params_size_units: Units = Units.MEGABYTES
+    macs_units: Units = Units.AUTO
+    layer_name_width: int = _NAME_WIDTH
+
+    def __post_init__(self) -> None:
+        self.ascii_only = RowSettings.ASCII_ONLY in self.row_settings
+        self.show_var_name = RowSettings.VAR_NAMES in self.row_settings
+        self.show_depth = RowSettings.DEPTH in self.row_settings
+        self.hide_recursive_layers = RowSettings.HIDE_RECURSIVE_LAYERS in self.row_settings
+
+    @property
+    def params_units(self) -> Units:
+        """``params_count_units`` under the name it had in torchinfo 1.8."""
+        return self.params_count_units
+
+    @params_units.setter
+    def params_units(self, units: Units) -> None:
+        self.params_count_units = units
+
+    def set_layer_name_width(self, rows: Sequence[SummaryRow]) -> None:
+        """Make the first column as wide as the longest name, hidden ones included, in steps of five."""
+        names = (row.get_layer_name(self.show_var_name, self.show_depth) for row in rows)
+        longest = max((row.depth * _INDENT + 1 + len(name) for row, name in zip(rows, names, strict=True)), default=0)
+        if longest >= self.layer_name_width:
+            self.layer_name_width = math.ceil(longest / _INDENT) * _INDENT
+
+    def get_total_width(self) -> int:
+        """Characters of a line."""
+        return self.layer_name_width + self.col_width * len(self.col_names)
+
+    def get_start_str(self, depth: int) -> str:
+        """What stands before the name of a row of this depth."""
+        if not depth:
+            return ""
+        stem, branch, last = ("|    ", "+ ", "+ ") if self.ascii_only else ("│    ", "├─", "└─")
+        return branch if depth == 1 else stem * (depth - 1) + last
+
+    def format_row(self, layer_name: str, row_values: Mapping[ColumnSettings, str]) -> str:
+        """One line, with its end."""
+        cells = [f"{row_values.get(column, ''):<{self.col_width}}" for column in self.col_names]
+        return " ".join([f"{layer_name:<{self.layer_name_width}}", *cells]).rstrip() + "\n"
+
+    def header_row(self) -> str:
+        """The line of titles."""
+        var_name = " (var_name)" if self.show_var_name else ""
+        depth = ":depth-idx" if self.show_depth else ""
+        return self.format_row(f"Layer (type{var_name}{depth})", HEADER_TITLES)
+
+    def layers_to_str(self, rows: Sequence[SummaryRow], total_params: int) -> str:
+        """The lines of the rows that are shown."""
+        return "".join(
+            line
+            for row in rows
+            if row.depth <= self.max_depth and not (self.hide_recursive_layers and row.is_recursive)
+            for line in self._lines(row, total_params)
+        )
+
+    def _lines(self, row: SummaryRow, total_params: int) -> Iterator[str]:
+        collapsed = row.depth == self.max_depth
+        cells = {
+            ColumnSettings.KERNEL_SIZE: _cell(row.kernel_size),
+            ColumnSettings.GROUPS: _cell(row.groups),
+            ColumnSettings.INPUT_SIZE: _cell(row.input_size),
+            ColumnSettings.OUTPUT_SIZE: _cell(row.output_size),
+            ColumnSettings.NUM_PARAMS: row.num_params_to_str(collapsed),
+            ColumnSettings.PARAMS_PERCENT: row.params_percent(total_params, collapsed),
+            ColumnSettings.MULT_ADDS: row.macs_to_str(collapsed),
+            ColumnSettings.TRAINABLE: row.trainable,
+        }
+        name = row.get_layer_name(self.show_var_name, self.show_depth)
+        yield self.format_row(f"{self.get_start_str(row.depth)}{name}", cells)
+        if self.verbose == Verbosity.VERBOSE:
+            for name, inner in row.inner_layers.items():
+                count = inner[ColumnSettings.NUM_PARAMS]
+                shown = {**inner, ColumnSettings.NUM_PARAMS: f"+ {count[2:]}" if self.ascii_only else count}
+                yield self.format_row(f"{self.get_start_str(row.depth + 1)}{name}", shown)
+
+
+def _cell(value: Any) -> str:
+    return str(value) if value else "--"
+
+
+# ------------------------------------------------------------------------------------------------- totals
+
+
+@dataclass(frozen=True)
+class SummaryTotals:
+    """The figures below the table: elements, multiply-adds and bytes.
+
+    Attributes:
+        pass_bytes: outputs of calls of layers with parameters, and as much again for their gradients.
+        notes: lines of their own below the sizes.
+    """
+
+    params: int
+    trainable_params: int
+    mult_adds: int
+    input_bytes: int
+    pass_bytes: int
+    param_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+class ReadableNumbers:
+    """The conversions that torchinfo's ``ModelStatistics`` has as static methods."""
+
+    @staticmethod
+    def float_to_megabytes(num: float) -> float:
+        """Megabytes (10^6 bytes) of ``num`` numbers of 4 bytes."""
+        return num * 4 / 1e6
+
+    @staticmethod
+    def to_megabytes(num: float) -> float:
+        """Megabytes (10^6 bytes) of ``num`` bytes."""
+        return num / 1e6
+
+    @staticmethod
+    def to_readable(num: float, units: Units = Units.AUTO) -> tuple[Units, float]:
+        """``num`` in these units; ``AUTO``: tera from 10^12, giga from 10^9, else mega."""
+        units = Units(units)
+        if units == Units.AUTO:
+            units = next((each for each in _LARGE if num >= PREFIXES[each.value]), Units.MEGABYTES)
+        return units, num / PREFIXES[units.value]
+
+    @staticmethod
+    def format_output_num(num: float, units: Units, is_bytes: bool = False) -> str:
+        """How the number follows its title: ``" (M): 7.80"``, whole numbers without decimals."""
+        used, number = ReadableNumbers.to_readable(num, units)
+        written = f"{int(number):,}" if float(number).is_integer() else f"{number:,.2f}"
+        return f"{_in_parentheses(used, is_bytes)}: {written}"
+
+
+_LARGE = (Units.TERABYTES, Units.GIGABYTES)
+
+
+def render_summary(rows: Sequence[SummaryRow], totals: SummaryTotals, options: FormattingOptions, *, ran: bool) -> str:
+    """The table with its totals; without a run (``ran`` False) those of parameters only."""
+    rule = "=" * options.get_total_width()
+    numbers = {
+        "Total params": totals.params,
+        "Trainable params": totals.trainable_params,
+        "Non-trainable params": totals.params - totals.trainable_params,
+    }
+    counted = [
+        f"{title}{ReadableNumbers.format_output_num(number, options.params_count_units)}"
+        for title, number in numbers.items()
+    ]
+    lines = [rule, options.header_row() + rule, options.layers_to_str(rows, totals.params) + rule, *counted]
+    if ran:
+        macs = ReadableNumbers.format_output_num(totals.mult_adds, options.macs_units)
+        lines += [f"Total mult-adds{macs}", rule, *_sizes(totals, options.params_size_units), *totals.notes]
+    return "\n".join([*lines, rule])
+
+
+def _sizes(totals: SummaryTotals, units: Units) -> Iterator[str]:
+    sizes = {
+        "Input size": totals.input_bytes,
+        "Forward/backward pass size": totals.pass_bytes,
+        "Params size": totals.param_bytes,
+        "Estimated Total Size": totals.input_bytes + totals.pass_bytes + totals.param_bytes,
+    }
+    for title, size in sizes.items():
+        used, number = ReadableNumbers.to_readable(size, units)
+        yield f"{title}{_in_parentheses(used, is_bytes=True)}: {number:.2f}"
+
+
+def _in_parentheses(units: Units, is_bytes: bool) -> str:
+    written = symbol(units.value, "B" if is_bytes else "")
+    return f" ({written})" if units != Units.NONE else ""

@@ -1,0 +1,361 @@
+"""The rows of torchinfo's table: the calls in the order in which they ran, made from a LayerInfo tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from modelsummary.torchinfo.enums import ColumnSettings
+from modelsummary.layer_info import LayerInfo, Sizes, first_shape
+
+__all__ = ["SummaryRow", "pruned", "summary_rows"]
+
+_RECURSIVE = "(recursive)"
+
+
+@dataclass(eq=False, repr=False)
+class SummaryRow:
+    """One row of the table of ``summary``, under the names that torchinfo's ``LayerInfo`` has.
+
+    Attributes:
+        info: the ``LayerInfo`` behind the row, with everything that is known of the call.
+        var_name: attribute under which the parent holds the module; the class name for the model.
+        depth: 0 for the model.
+        depth_index: running number among the rows of the same depth, from 1.
+        is_recursive: the module, or every parameter it owns, stands in an earlier row already.
+        is_leaf_layer: the module has no submodules.
+        kernel_size: as the module has it: an integer or a list of them; None where it has none.
+        num_params, trainable_params, param_bytes: of the module and its submodules, without what
+            ``torch.nn.utils.prune`` has masked; ``param_bytes`` by each parameter's dtype.
+        own_params, own_trainable_params: what the column of parameters adds up: of the module itself and of
+            submodules that have no row, each tensor in the first row that has it.
+        parent_info: the row of the module that made the call; None for the model.
+        children: the rows below this one, of all depths.
+    """
+
+    info: LayerInfo
+    var_name: str
+    depth: int
+    is_recursive: bool
+    is_leaf_layer: bool
+    kernel_size: int | list[int] | None
+    num_params: int
+    trainable_params: int
+    param_bytes: int
+    own_params: int
+    own_trainable_params: int
+    parent_info: SummaryRow | None = None
+    depth_index: int = 0
+    children: list[SummaryRow] = field(default_factory=list)
+
+    @property
+    def class_name(self) -> str:
+        """Class of the module."""
+        return self.info.class_name
+
+    @property
+    def layer_id(self) -> int:
+        """``id()`` of the module."""
+        return self.info.layer_id
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The live module; None after unpickling."""
+        return self.info.module
+
+    @property
+    def executed(self) -> bool:
+        """The module was called."""
+        return self.info.executed
+
+    @property
+    def groups(self) -> int | None:
+        """Groups of a convolution; None where the module has none."""
+        return self.info.groups
+
+    @property
+    def input_size(self) -> list[int]:
+        """Shape of the first tensor in the arguments; empty without one."""
+        return _shape(self.info.input_size)
+
+    @property
+    def output_size(self) -> list[int]:
+        """Shape of the first tensor in the result, or of the tensor a dict ends with; empty without one."""
+        size = self.info.output_size
+        last = list(size.values())[-1] if isinstance(size, Mapping) and size else None
+        return _shape(last if isinstance(last, list) else size)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all tensors in the result."""
+        return self.info.output_bytes
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of the call, with those of the calls within it."""
+        return self.info.macs
+
+    @property
+    def trainable(self) -> str:
+        """``"True"``, ``"False"``, ``"Partial"``, or ``"--"`` without parameters."""
+        return self.info.trainable
+
+    @property
+    def contains_lazy_param(self) -> bool:
+        """A parameter of the module is not initialised."""
+        return self.info.has_uninitialized
+
+    @property
+    def inner_layers(self) -> dict[str, dict[ColumnSettings, str]]:
+        """Cells of the parameters that ``verbose=2`` lists: of submodules, too, except for the model."""
+        counts = {name: (shape, count) for name, shape, count in self._parameters()}
+        cells = {}
+        for position, (name, (shape, count)) in enumerate(counts.items(), start=1):
+            swapped = name == "weight" and len(shape) > 1  # inputs first
+            written = str([shape[1], shape[0], *shape[2:]] if swapped else shape)
+            branch = "└─" if position == len(counts) else "├─"
+            cells[name] = {ColumnSettings.KERNEL_SIZE: written, ColumnSettings.NUM_PARAMS: f"{branch}{count:,}"}
+        return cells
+
+    def _parameters(self) -> Iterator[tuple[str, list[int], int]]:
+        """Name, shape and number of elements."""
+        if self.module is None:  # unpickled: only its own are known
+            known = ((name, shape) for name, shape in self.info.inner_layers.items() if shape is not None)
+            yield from ((name, shape, _product(shape)) for name, shape in known)
+            return
+        for name, parameter in self.module.named_parameters(recurse=self.parent_info is not None):
+            shape = self.info.inner_layers.get(name) if is_lazy(parameter) else list(parameter.shape)
+            if shape is None:
+                continue
+            owner, _, attribute = name.rpartition(".")
+            mask = _mask(self.module.get_submodule(owner), attribute)
+            count = _product(shape) if mask is None else int(mask.count_nonzero())
+            yield (name if mask is None else name.removesuffix("_orig")), shape, count
+
+    def leftover_params(self) -> int:
+        """Parameters that no row below shows: the module's own, and those of submodules that have no row."""
+        return self.own_params
+
+    def leftover_trainable_params(self) -> int:
+        """Of ``leftover_params``, those with ``requires_grad``."""
+        return self.own_trainable_params
+
+    def get_layer_name(self, show_var_name: bool, show_depth: bool) -> str:
+        """Class, with the variable name and the place in the tree on request."""
+        name = f"{self.class_name} ({self.var_name})" if show_var_name and self.var_name else self.class_name
+        return f"{name}: {self.depth}-{self.depth_index}" if show_depth and self.depth else name
+
+    def num_params_to_str(self, reached_max_depth: bool) -> str:
+        """Cell of the parameters; in parentheses where all are frozen."""
+        if not self.num_params:
+            return "--"
+        count = self._shown(reached_max_depth)
+        is_whole = reached_max_depth or self.is_leaf_layer
+        if not count:
+            return _RECURSIVE if self.is_recursive or is_whole else "--"
+        return f"({count:,})" if is_whole and not self.trainable_params else f"{count:,}"
+
+    def params_percent(self, total_params: int, reached_max_depth: bool, precision: int = 2) -> str:
+        """Cell of the share in all parameters."""
+        nothing = "     --"
+        if not total_params:
+            return nothing
+        count = self._shown(reached_max_depth)
+        if not count:
+            return _RECURSIVE if self.is_recursive else nothing
+        return f"{count / total_params:>{precision + 5}.{precision}%}"
+
+    def macs_to_str(self, reached_max_depth: bool) -> str:
+        """Cell of the mult-adds: what ran in no row below."""
+        rows = [self, *self.children] if reached_max_depth else [self]
+        count = sum(row.info.self_macs for row in rows)
+        return f"{count:,}" if count else "--"
+
+    def _shown(self, reached_max_depth: bool) -> int:
+        rows = [self, *self.children] if reached_max_depth else [self]
+        return sum(row.own_params for row in rows)
+
+    def __repr__(self) -> str:
+        return f"{self.class_name}: {self.depth}"
+
+
+# ------------------------------------------------------------------------------------------- from the tree
+
+
+def summary_rows(root: LayerInfo) -> list[SummaryRow]:
+    """The rows of the tree below ``root`` as torchinfo lists them.
+
+    After a run: calls in the order in which they began. A container that is never called itself stands before the
+    calls from it, again where others came between. Modules that did not run have no row; the row above counts their
+    parameters. Without a run: every module as often as it is registered.
+    """
+    rows = _ran(root) if root.executed else _registered(root)
+    at_depth: dict[int, int] = {}
+    for position, row in enumerate(rows):
+        row.depth_index = at_depth[row.depth] = at_depth.get(row.depth, 0) + 1
+        end = position + 1
+        while end < len(rows) and rows[end].depth > row.depth:
+            end += 1
+        row.children = rows[position + 1 : end]
+    if root.executed:
+        _join_occurrences(rows)
+    return rows
+
+
+def _ran(root: LayerInfo) -> list[SummaryRow]:
+    """Calls, and containers where they are entered."""
+    hidden = _hidden_shares(root)
+    rows: list[SummaryRow] = []
+    last: dict[int, SummaryRow] = {}  # by id of the LayerInfo
+
+    def add(info: LayerInfo) -> None:
+        again = last.get(id(info))
+        row = _row(info, last.get(id(info.parent_info)), hidden.get(id(info), []))
+        last[id(info)] = row if again is None else replace(row, own_params=0, own_trainable_params=0)
+        rows.append(last[id(info)])
+
+    current: list[LayerInfo] = []  # the row last listed at each depth
+    calls = (row for row in root.walk() if row.call_order is not None)
+    for call in sorted(calls, key=lambda row: row.call_order or 0):
+        for info in (*reversed(list(_containers(call))), call):
+            if info is call or len(current) <= info.depth or current[info.depth].layer_id != info.layer_id:
+                del current[info.depth :]
+                current.append(info)
+                add(info)
+        for child in call.children:  # calls within TorchScript cannot be seen
+            for info in child.walk():
+                if info.note and not info.executed:
+                    add(info)
+    return rows
+
+
+def _join_occurrences(rows: list[SummaryRow]) -> None:
+    """Rows of a container that is entered again have one number there, the last, and are all ``(recursive)``."""
+    seen: dict[int, SummaryRow] = {}
+    for row in reversed(rows):
+        last = seen.setdefault(id(row.info), row)
+        if last is not row:
+            row.depth_index = last.depth_index
+            row.is_recursive = last.is_recursive = True
+
+
+def _registered(root: LayerInfo) -> list[SummaryRow]:
+    """The modules as they are registered, each time."""
+    first: dict[int, LayerInfo] = {}
+    for info in root.walk():
+        first.setdefault(info.layer_id, info)
+    rows: list[SummaryRow] = []
+    seen: set[int] = set()
+    pending: list[tuple[LayerInfo, str, SummaryRow | None]] = [(root, root.class_name, None)]
+    while pending:
+        info, name, above = pending.pop()
+        row = replace(_row(info, above, []), var_name=name, depth=0 if above is None else above.depth + 1)
+        if info.layer_id in seen:
+            row = replace(row, is_recursive=True, own_params=0, own_trainable_params=0)
+        seen.add(info.layer_id)
+        rows.append(row)
+        children = info.module._modules.items() if info.module is not None else ()
+        below = [(first[id(child)], name, row) for name, child in children if child is not None]
+        pending.extend(reversed(below))
+    return rows
+
+
+def _containers(call: LayerInfo) -> Iterator[LayerInfo]:
+    """The rows above a call up to the one it was made from: containers have no call of their own."""
+    above = call.parent_info
+    while above is not None and not above.executed:
+        yield above
+        above = above.parent_info
+
+
+def _hidden_shares(root: LayerInfo) -> dict[int, list[LayerInfo]]:
+    """Rows that did not run, by the ``id`` of the nearest row above that did, or leads to one that did."""
+    shown: set[int] = set()
+    for row in root.walk():
+        if row.executed or row.note:
+            above: LayerInfo | None = row
+            while above is not None and id(above) not in shown:
+                shown.add(id(above))
+                above = above.parent_info
+    hidden: dict[int, list[LayerInfo]] = {}
+    nearest: dict[int, int] = {}
+    for row in root.walk():
+        nearest[id(row)] = id(row) if id(row) in shown or row.parent_info is None else nearest[id(row.parent_info)]
+        if nearest[id(row)] != id(row):
+            hidden.setdefault(nearest[id(row)], []).append(row)
+    return hidden
+
+
+def _row(info: LayerInfo, above: SummaryRow | None, hidden: list[LayerInfo]) -> SummaryRow:
+    shares = [info, *hidden]
+    of_all = pruned(info.module.modules()) if info.module is not None else _NONE_PRUNED
+    of_shares = pruned(row.module for row in shares if row.module is not None and row.self_params)
+    return SummaryRow(
+        info=info,
+        var_name=info.name if info.parent_info is not None else info.class_name,
+        depth=info.depth,
+        is_recursive=info.is_recursive,
+        is_leaf_layer=info.module is None or not any(info.module.children()),
+        kernel_size=_kernel_size(info),
+        num_params=info.num_params - of_all.params,
+        trainable_params=info.trainable_params - of_all.trainable,
+        param_bytes=info.params_bytes - of_all.bytes,
+        own_params=sum(row.self_params for row in shares) - of_shares.params,
+        own_trainable_params=sum(row.self_trainable_params for row in shares) - of_shares.trainable,
+        parent_info=above,
+    )
+
+
+def _kernel_size(info: LayerInfo) -> int | list[int] | None:
+    size: Any = vars(info.module).get("kernel_size") if info.module is not None else None
+    return size if type(size) is int else info.kernel_size or None
+
+
+def _shape(sizes: Sizes) -> list[int]:
+    shape = first_shape(sizes)
+    return list(shape) if isinstance(shape, list) else []
+
+
+def _product(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+# ------------------------------------------------------------------------------------------------ pruning
+
+
+@dataclass(frozen=True)
+class _Pruned:
+    params: int = 0
+    trainable: int = 0
+    bytes: int = 0
+
+
+_NONE_PRUNED = _Pruned()
+
+
+def pruned(modules: Iterable[nn.Module]) -> _Pruned:
+    """What ``torch.nn.utils.prune`` has masked in the modules' own parameters: elements, of them trainable, bytes."""
+    params = trainable = size = 0
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            mask = _mask(module, name)
+            if parameter is None or mask is None:
+                continue
+            masked = mask.numel() - int(mask.count_nonzero())
+            params += masked
+            trainable += masked if parameter.requires_grad else 0
+            size += masked * parameter.element_size()
+    return _Pruned(params, trainable, size)
+
+
+def _mask(module: nn.Module, name: str) -> Tensor | None:
+    """The mask of a pruned parameter: ``prune`` keeps ``weight`` as ``weight_orig`` beside a buffer ``weight_mask``."""
+    mask = module._buffers.get(f"{name.removesuffix('_orig')}_mask") if name.endswith("_orig") else None
+    return None if mask is None or mask.is_meta else mask

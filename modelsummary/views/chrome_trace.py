@@ -1,0 +1,116 @@
+"""Measured time and predicted memory as trace events, for Perfetto and ``chrome://tracing``.
+
+The format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are in
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from modelsummary.layer_info import LayerInfo, first_shape
+from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
+from modelsummary.views.rows import row_label
+
+__all__ = ["trace_events"]
+
+_UNTIMED = 1000  # ns from one operator to the next where no time was measured
+
+
+class Span(NamedTuple):
+    """When a row runs, in whole nanoseconds, so that parts add up exactly."""
+
+    start: int
+    duration: int
+
+
+Spans = dict[LayerInfo, Span]
+
+
+def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[dict[str, Any]]:
+    """Events of a forward, the backward after it if it was measured, and counters of memory.
+
+    The medians are laid end to end in printed order, in the backward the other way round; what a row does itself comes
+    after its children (before them in the backward). Memory stands at the modules whose operators need it, in steps of
+    a microsecond where they were not timed.
+    """
+    forward = _spans(root, "self_latency_ms", 0)
+    ends = forward[root].duration if forward else 0
+    backward = _spans(root, "backward_self_latency_ms", ends, reverse=True)
+    events = [_name("process_name", 0, root.class_name)]
+    for thread, (title, phase, spans) in enumerate((("forward", "", forward), ("backward", "backward_", backward)), 1):
+        if spans:
+            events.append(_name("thread_name", thread, title))
+            events += [_complete(row, spans[row], thread, phase) for row in spans]
+    if memory is not None:
+        events += _counters(memory, root, {"forward": forward, "backward": backward})
+    return events
+
+
+def _spans(root: LayerInfo, own: str, start: int, *, reverse: bool = False) -> Spans:
+    """Start and duration of all rows that were timed; a row takes what it does itself, and what is in it."""
+    rows = [row for row in root.walk() if getattr(row, own) is not None]
+    durations = {row: round(1e6 * getattr(row, own)) for row in rows}
+    if root not in durations:
+        return {}
+    around: dict[LayerInfo, LayerInfo] = {}  # the next row above that was timed
+    for row in rows[1:]:
+        parent = row.parent_info
+        while parent is not None and parent not in durations:
+            parent = parent.parent_info
+        around[row] = parent or root
+    for row in reversed(rows[1:]):
+        durations[around[row]] += durations[row]
+    spans = {root: Span(start, durations[root])}
+    free = dict.fromkeys(rows, 0)  # how much of a row its children have taken so far
+    for row in rows[1:]:
+        outer, taken = spans[around[row]], free[around[row]]
+        at = outer.duration - taken - durations[row] if reverse else taken
+        spans[row] = Span(outer.start + at, durations[row])
+        free[around[row]] += durations[row]
+    return spans
+
+
+def _name(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": 1, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def _complete(row: LayerInfo, span: Span, thread: int, phase: str) -> dict[str, Any]:
+    facts = {
+        "fqn": row.fqn,
+        "class": row.class_name,
+        "call": row.call_index,
+        "input_shape": first_shape(row.input_size),
+        "output_shape": first_shape(row.output_size),
+        "params": row.num_params,
+        "macs": row.macs,
+        "self_ms": getattr(row, f"{phase}self_latency_ms"),
+    }
+    times = {"ts": span.start / 1e3, "dur": span.duration / 1e3}
+    return {"ph": "X", "name": row_label(row), "cat": row.class_name, "pid": 1, "tid": thread, **times, "args": facts}
+
+
+def _counters(memory: MemoryEstimate, root: LayerInfo, spans_of: dict[str, Spans]) -> Iterator[dict[str, Any]]:
+    """The bytes of each category whenever an operator runs; times increase strictly, or points would hide others."""
+    time = 0
+    for phase, points in groupby(memory.timeline, key=lambda point: point.phase):
+        spans = spans_of.get(phase, {})
+        waiting: defaultdict[str | None, list[Span]] = defaultdict(list)  # spans of leaf calls, the next one last
+        for row in reversed(spans) if phase == "forward" else spans:
+            if row.is_leaf:
+                waiting[row.fqn].append(spans[row])
+        time = max(time, spans[root].start) if spans else time
+        for fqn, of_module in groupby(points, key=lambda point: point.fqn):
+            held = [point.held for point in of_module]
+            step = 1 if spans else _UNTIMED
+            if waiting[fqn]:
+                span = waiting[fqn].pop()
+                time = max(time, span.start)
+                step = max(step, (span.start + span.duration - time) // len(held))
+            for each in held:
+                counts = dict(zip(CATEGORIES, each, strict=True))
+                yield {"ph": "C", "name": "memory (bytes)", "pid": 1, "tid": 0, "ts": time / 1e3, "args": counts}
+                time += step
