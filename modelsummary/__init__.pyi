@@ -1,6 +1,6 @@
 from . import fx, onnx, tiling
 from .costs.devices import DeviceSpec
-from .torchinfo.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
+from .costs.formulas import register_op_cost
 from .errors import (
     DataDependentError,
     ForwardError,
@@ -14,6 +14,7 @@ from .errors import (
     SplitError,
     TraceError,
 )
+from .files.loading import load
 from .fx import (
     CommunicationProfiler,
     FlopProfiler,
@@ -37,14 +38,13 @@ from .fx import (
     symbolic_trace,
 )
 from .layer_info import LayerInfo
-from .files.loading import load
-from .memory.estimate import MemoryEstimate
-from .costs.formulas import register_op_cost
-from .profiler import Profiler, TIDSProfiler, profile
 from .memory.checkpointing import CheckpointPlan, apply_checkpoint
+from .memory.estimate import MemoryEstimate
+from .profiler import Profiler, TIDSProfiler, profile
 from .split import Stages
 from .statistics import ModelStatistics, Statistics, measure_memory
 from .torchinfo import summary
+from .torchinfo.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
 
 __all__ = [
     "CheckpointPlan",

@@ -14,17 +14,17 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture import Recording, capture
-from modelsummary.capture.devices import device_of
-from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
-from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.values import argument_sizes
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
-from modelsummary.latency.measure import LatencyOverhead
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.exclusive import exclusive
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.timer import Step, Timer, cost_of_timing
-from modelsummary.latency.timings import IN_THREADS, Timings, fill
+from modelsummary.capture.values import argument_sizes
 from modelsummary.errors import InputError, ProfilerError
+from modelsummary.latency.measure import LatencyOverhead
+from modelsummary.latency.timings import IN_THREADS, Timings, fill
 from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Profiler", "TIDSProfiler", "profile"]

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from modelsummary.record.events import leaves_of, structure_of
+from modelsummary.capture.templates import leaves_of, structure_of
 
 
 def tensors(value):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
-from modelsummary.cli import _amount, run
+from modelsummary.cli.commands import _amount, run
 from tests.models import Call
 
 

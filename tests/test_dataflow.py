@@ -12,20 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from modelsummary.record.events import (
+from modelsummary.capture.templates import (
     Attribute,
     BatchSize,
-    TorchFunction,
-    Value,
-    attributes_in,
     leaves_of,
     map_template,
     same_structure,
     structure_of,
-    torch_function,
-    values_in,
     with_leaves,
 )
+from modelsummary.record.events import TorchFunction, Value, attributes_in, torch_function, values_in
 
 Pair = namedtuple("Pair", "one other")
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import modelsummary
 from modelsummary import RegistrationError, Statistics
-from modelsummary.costs.operators import OpRule, op_cost
 from modelsummary.costs.formulas import find_formula
+from modelsummary.costs.operators import OpRule, op_cost
 
 
 class Call(nn.Module):

@@ -13,8 +13,8 @@ from torch import nn
 
 from modelsummary import DataDependentError
 from modelsummary.capture.inputs import call_arguments
+from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
 from modelsummary.record.runs import _linear, record
-from modelsummary.record.events import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
 from tests.idioms import Gpt2, MixtureOfExperts, ids, rows
 from tests.models import CachesTensors, Call
 from tests.untouched import untouched

@@ -11,7 +11,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import SplitError, Statistics
-from modelsummary.record.events import ObjectState, leaves_of, map_template, taken_apart
+from modelsummary.capture.templates import ObjectState, leaves_of, map_template, taken_apart
 from tests.idioms import rows
 from tests.models import Call
 

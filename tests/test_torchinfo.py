@@ -346,8 +346,8 @@ def test_existing_hooks_run():
 
 def test_the_cache_is_of_this_model_and_this_input(monkeypatch):
     runs = []
-    capture = modelsummary.torchinfo.capture
-    monkeypatch.setattr(modelsummary.torchinfo, "capture", lambda *args: runs.append(1) or capture(*args))
+    capture = modelsummary.torchinfo.drop_in.capture
+    monkeypatch.setattr(modelsummary.torchinfo.drop_in, "capture", lambda *args: runs.append(1) or capture(*args))
 
     def run(model, *args, **kwargs):
         del runs[:]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.calls import Watch
+from modelsummary.capture.execution.real import RealExecution
 from tests.models import Call, ClampsWeights
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary.capture.values import tensors_of
 from modelsummary.capture.clock import Clock
 from modelsummary.capture.timer import Step, TimedCall
+from modelsummary.capture.values import tensors_of
 
 __all__ = ["BackwardTimer"]
 

@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import (
     _global_forward_hooks_with_kwargs,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from modelsummary.capture.operators import Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes, total
-from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
-from modelsummary.costs.stored import is_distributed
 
-__all__ = ["Call", "Costs", "Execution", "Operators", "Watch"]
-
-
-class Execution(Protocol):
-    """How operators are run: on shapes, or really."""
-
-    def input(self, tensor: Tensor) -> Tensor:
-        """What the forward gets in place of an input tensor."""
-
-    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Result and cost of one operator."""
+__all__ = ["Call", "Costs", "Watch"]
 
 
 class Costs(NamedTuple):
@@ -257,76 +244,3 @@ class Watch:
     def _end(self, call: Call) -> None:
         assert call.parent is not None  # only the root has none, and it ends with the run
         self.running = call.parent
-
-
-# A tensor subclass asks these of the modes above it; the answer is its own (as in torch's FlopCounterMode).
-_QUESTIONS = frozenset(
-    f"aten.{name}"
-    for name in "sym_is_contiguous is_contiguous is_strides_like_format is_non_overlapping_and_dense size sym_size"
-    " stride sym_stride storage_offset sym_storage_offset numel sym_numel dim".split()
-) | {"prim.layout", "prim.device"}
-
-
-def _is_nested(args: tuple[Any, ...]) -> bool:
-    """A nested tensor has kernels of its own where others are composed of simpler operators."""
-    return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
-
-
-def _fake_mode() -> Any:
-    """Return the mode of fake tensors that is on, or None."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-
-
-class Counting(Protocol):
-    """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
-
-    running: Any
-
-
-class Operators(TorchDispatchMode):
-    """Runs every operator through ``execution`` and adds its cost to the running call."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled meanwhile, and guarding against it would import torch._dynamo
-
-    def __init__(self, watch: Counting, execution: Execution) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
-        self._execution = execution
-        self._fake_mode = _fake_mode()
-        self._rules: dict[Any, OpRule] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(map(is_distributed, types)):  # it turns into operators on what this process holds, and collectives
-            return NotImplemented
-        rule = self._rules.get(func)
-        if rule is None:
-            rule = self._rules[func] = op_rule(func)
-        if rule.name in _QUESTIONS:
-            return NotImplemented
-        kwargs = kwargs or {}
-        # A lazy module looks at its own parameter; a distributed tensor runs fake ones for the shape of a result.
-        if (args and is_lazy(args[0])) or _fake_mode() is not self._fake_mode:
-            return func(*args, **kwargs)
-        if rule.is_composite and rule.formula is None and not _is_nested(args):
-            with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        out, cost = self._execution.run(func, rule, args, kwargs)
-        if cost is not NO_COST:
-            call = self._watch.running
-            call.macs += cost.macs
-            call.elementwise_ops += cost.elementwise_ops
-            call.bytes_read += cost.bytes_read
-            call.bytes_written += cost.bytes_written
-            if cost.skipped_macs != 0:
-                call.skipped_macs = total(call.skipped_macs, cost.skipped_macs)
-            if cost.uncounted is not None:
-                call.uncounted[cost.uncounted] = call.uncounted.get(cost.uncounted, 0) + 1
-        return out

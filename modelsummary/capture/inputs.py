@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.templates import map_template, taken_apart
 from modelsummary.capture.values import is_array, map_leaves, tensors_of
-from modelsummary.record.events import map_template, taken_apart
 from modelsummary.errors import InputError
 
 __all__ = ["CallArguments", "InputSize", "available_device", "call_arguments", "call_like"]

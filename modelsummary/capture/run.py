@@ -15,18 +15,18 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 
+from modelsummary.capture.calls import Watch
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.reuse.reuse import Reuse
 from modelsummary.capture.state.restore import unchanged
-from modelsummary.capture.values import replace_in_objects
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.tree import call_tree, static_tree
-from modelsummary.capture.calls import Watch
+from modelsummary.capture.values import replace_in_objects
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from modelsummary.capture.modules import ModuleFacts, Owned, groups_of, kernel_size_of, totals
 from modelsummary.capture.calls import Call
+from modelsummary.capture.modules import ModuleFacts, Owned, groups_of, kernel_size_of, totals
 from modelsummary.layer_info import UNKNOWN, LayerInfo, total
 
 __all__ = ["call_tree", "finish_tree", "static_tree"]

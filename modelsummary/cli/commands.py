@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 import torch
 
 from modelsummary.capture.inputs import available_device
-from modelsummary.files.comparing import compare
+from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.files.comparing import compare
 from modelsummary.files.loading import is_file, load
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.split import Stages
 from modelsummary.statistics import Statistics
 from modelsummary.statistics.model_statistics import ModelStatistics

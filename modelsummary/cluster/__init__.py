@@ -1,1 +1,5 @@
 """Plans for training on a cluster."""
+
+from modelsummary.cluster.plan import Cluster, Plan, Plans, make_plans
+
+__all__ = ["Cluster", "Plan", "Plans", "make_plans"]

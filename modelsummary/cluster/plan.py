@@ -9,8 +9,8 @@ from typing import overload
 from tabulate import tabulate
 
 from modelsummary.errors import InputError, SplitError
-from modelsummary.split.stage_facts import StageFacts, loads_of
 from modelsummary.split.schedule import SCHEDULES, simulate
+from modelsummary.split.stage_facts import StageFacts, loads_of
 
 __all__ = ["Cluster", "Plan", "Plans", "make_plans"]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["inner_tensors", "is_distributed", "is_wrapper", "nbytes_of", "numel_of", "shape_of"]
+__all__ = ["inner_tensors", "is_distributed", "is_wrapper", "nbytes_of", "numel_of", "shape_of", "storage_of"]
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -82,6 +82,14 @@ def numel_of(tensor: Tensor) -> int:
     6
     """
     return tensor.numel() if type(tensor) in _PLAIN else prod(shape_of(tensor))
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Id of the memory behind a tensor; of its own where it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
 
 
 def _inner(tensor: Tensor) -> Iterator[Tensor]:

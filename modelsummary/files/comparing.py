@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 from torch import nn
 
+from modelsummary.capture.calls import Call
 from modelsummary.capture.modules import modules_of
+from modelsummary.capture.operators import Execution, Operators
 from modelsummary.capture.run import running
-from modelsummary.capture.calls import Call, Execution, Operators
+from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
-from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Comparison", "Form", "compare"]

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.statistics import FileStatistics
-from modelsummary.views.cells import TableOptions
 
-__all__ = ["is_file", "load", "statistics_of_file"]
+__all__ = ["is_file", "load"]
 
 Size = Sequence[int] | Tensor
 _FORMATS = "file .onnx, .pt2, or TorchScript .pt"
@@ -85,20 +84,3 @@ def _size(value: Any, given: Any) -> list[int]:
     if not isinstance(size, Sequence) or not all(type(dim) is int and dim >= 0 for dim in size):
         raise InputError(f"input={given!r:.80}: expected a size such as (1, 3, 224, 224), a list or a dict of them")
     return list(size)
-
-
-def statistics_of_file(
-    path: str | PathLike[str],
-    input_data: Any = None,
-    *args: Any,
-    branching: bool = True,
-    depth: int | None = None,
-    **options: Any,
-) -> FileStatistics:
-    """``Statistics(path)``."""
-    if args or options:
-        refused = ", ".join(options) or "further positional arguments"
-        raise InputError(f"{path!r} is a file, which takes input_data, branching and depth only; got {refused}")
-    stats = load(path, input_data)
-    stats.options = TableOptions(branching=branching, depth=depth)
-    return stats

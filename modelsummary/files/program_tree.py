@@ -8,8 +8,8 @@ from torch import nn
 
 from modelsummary.capture.modules import ModuleFacts, Owned
 from modelsummary.capture.tree import finish_tree
-from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes
 from modelsummary.files.program import Operation, Program, Scope, Tensor
+from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes
 
 __all__ = ["program_tree"]
 

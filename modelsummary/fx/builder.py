@@ -13,25 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from modelsummary.record.events import (
+from modelsummary.capture.templates import (
     Attribute,
     BatchSize,
-    Event,
     ModeChoice,
     ObjectState,
     OwnDevice,
-    Record,
-    TorchFunction,
     Unknown,
-    Value,
     leaves_of,
     make_object,
-    values_in,
 )
 from modelsummary.errors import TraceError
 from modelsummary.fx.codegen import MARK, CheckpointCodeGen
 from modelsummary.fx.guards import check_decision, check_input, check_mode
-from modelsummary.split.analyse import Openings
+from modelsummary.record.events import Event, Record, TorchFunction, Value, values_in
+from modelsummary.record.openings import Openings
 
 __all__ = ["Apply", "GraphBuilder"]
 

@@ -14,17 +14,17 @@ from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.operators import Uncounted
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
-from modelsummary.fx.traced_module import FunctionModule
-from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, said, without_data
 from modelsummary.fx.profile_table import profile_table
+from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, said, without_data
+from modelsummary.fx.traced_module import FunctionModule
 
 __all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
 

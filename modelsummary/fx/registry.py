@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelsummary.record.rules import TraceRules
 from modelsummary.errors import RegistrationError
+from modelsummary.record.rules import TraceRules
 
 __all__ = [
     "find_impl",

@@ -15,12 +15,11 @@ from torch.utils._pytree import tree_map
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
-from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.operators import Counting, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.capture.calls import Counting, Operators
 from modelsummary.errors import DataDependentError, InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo

@@ -15,9 +15,9 @@ from torch.fx.graph_module import _format_import_block
 from torch.fx.node import map_arg
 from torch.package.importer import sys_importer
 
-from modelsummary.record.events import TorchFunction, torch_function
 from modelsummary.fx.builder import Apply
 from modelsummary.fx.codegen import CheckpointCodeGen
+from modelsummary.record.events import TorchFunction, torch_function
 
 __all__ = ["FunctionModule", "TracedModule", "graph_module"]
 

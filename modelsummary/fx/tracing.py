@@ -16,17 +16,18 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.record.fingerprint import fingerprint
-from modelsummary.record.runs import record
-from modelsummary.record.rules import checkpoints_opened
 from modelsummary.capture.run import capture, no_collection
-from modelsummary.record.events import Record, leaves_of, taken_apart
+from modelsummary.capture.templates import leaves_of, taken_apart
 from modelsummary.errors import InputError, TraceError
 from modelsummary.fx import registry
 from modelsummary.fx.bias import split_bias_additions
 from modelsummary.fx.builder import GraphBuilder
-from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
 from modelsummary.fx.shape_prop import note_shapes, said
+from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
+from modelsummary.record.events import Record
+from modelsummary.record.fingerprint import fingerprint
+from modelsummary.record.rules import checkpoints_opened
+from modelsummary.record.runs import record
 
 __all__ = ["symbolic_trace", "trace_call"]
 

@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.capture.devices import device_of
-from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.inputs import CallArguments
-from modelsummary.record.fingerprint import Uncounted
-from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
-from modelsummary.capture.values import tensors_of
 from modelsummary.capture.backward import BackwardTimer, gradients_of
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
 from modelsummary.capture.timer import Timer, cost_of_timing
-from modelsummary.latency.timings import IN_THREADS, Run, Timings, fill
-from modelsummary.capture.calls import Operators
+from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
+from modelsummary.latency.timings import IN_THREADS, Run, Timings, fill
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["Comparison", "LatencyOverhead", "measure_latency"]

@@ -9,8 +9,8 @@ from statistics import mean, median, quantiles
 
 from torch import nn
 
-from modelsummary.capture.modules import named_modules, unwrap
 from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.modules import named_modules, unwrap
 from modelsummary.capture.timer import TimedCall
 from modelsummary.layer_info import LayerInfo
 

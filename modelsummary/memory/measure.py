@@ -11,16 +11,15 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.memory.predict import StepPlan, casting, loss_of
-from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
+from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import tensors_of
-from modelsummary.capture.calls import Operators
+from modelsummary.costs.stored import inner_tensors
 from modelsummary.errors import InputError
 from modelsummary.memory.checkpointing import apply_checkpoint
-from modelsummary.costs.stored import inner_tensors
+from modelsummary.memory.predict import StepPlan, casting, loss_of
 
 __all__ = ["Measured", "measure_step"]
 

@@ -12,22 +12,21 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
-from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.memory.allocations import Allocation, Allocations
-from modelsummary.record.fingerprint import Uncounted
+from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes, tensors_of_modules
+from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
-from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.timer import Step, Timer
-from modelsummary.capture.calls import Operators
+from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError
-from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.checkpointing import apply_checkpoint
+from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 
 __all__ = ["RowMemory", "StepPlan", "loss_of", "simulate_step"]
 

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from modelsummary.capture.execution.shape_only import selects_by_mask
-from modelsummary.capture.calls import Execution
+from modelsummary.capture.operators import Execution
 from modelsummary.costs.operators import OpCost, OpRule, tensors_in
+from modelsummary.costs.stored import storage_of
 
-__all__ = ["Effects", "Noted", "storage_of"]
+__all__ = ["Effects", "Noted"]
 
 
 class Running(Protocol):
@@ -59,11 +60,3 @@ class Noted:
         if rule.needs_values or selects_by_mask(rule, args):
             counters.is_dynamic = True
         return out, cost
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Id of the memory behind a tensor; of its own where it has none."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return -id(tensor)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
-from modelsummary.capture.calls import Operators
 from modelsummary.layer_info import Sizes
 
-__all__ = ["Fingerprint", "Uncounted", "fingerprint"]
+__all__ = ["Fingerprint", "fingerprint"]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,3 @@ def fingerprint(
         with Operators(Uncounted(), executes):
             out = forward(*args, **kwargs)
         return Fingerprint([], sizes_of(out), [tensor.clone() for tensor in tensors_of(out)])
-
-
-class Uncounted:
-    """Takes costs and forgets them."""
-
-    def __init__(self) -> None:
-        self.running: Any = self
-        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
-        self.skipped_macs: int | None = 0
-        self.uncounted: dict[str, int] = {}

@@ -16,27 +16,24 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.record.fingerprint import Uncounted
-from modelsummary.record.rules import WHOLE_LAYERS, TraceRules
-from modelsummary.record.tensors import Foreign, Token
-from modelsummary.record.tracer import Tracer
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import running
-from modelsummary.capture.calls import Operators
-from modelsummary.record.events import (
+from modelsummary.capture.templates import (
     Attribute,
     BatchSize,
-    Event,
     ModeChoice,
-    Record,
     Unknown,
-    Value,
     leaves_of,
     same_constant,
     same_structure,
     with_leaves,
 )
+from modelsummary.record.events import Event, Record, Value
+from modelsummary.record.rules import WHOLE_LAYERS, TraceRules
+from modelsummary.record.tensors import Foreign, Token
+from modelsummary.record.tracer import Tracer
 
 __all__ = ["record", "record_once"]
 

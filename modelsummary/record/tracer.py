@@ -19,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.modules import named_modules
+from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.templates import Unknown, leaves_of, map_template, objects_in, same_constant, taken_apart
+from modelsummary.capture.values import tensors_of
 from modelsummary.record.changes import (
     Generators,
     noticed,
@@ -28,6 +31,7 @@ from modelsummary.record.changes import (
     surroundings,
 )
 from modelsummary.record.effects import Effects, Noted
+from modelsummary.record.events import Event, TorchFunction, torch_function
 from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
 from modelsummary.record.torch_functions import (
@@ -37,19 +41,6 @@ from modelsummary.record.torch_functions import (
     TAKES_APART,
     TAKES_SHAPE,
     keeps_first,
-)
-from modelsummary.capture.values import tensors_of
-from modelsummary.capture.calls import Execution, Operators
-from modelsummary.record.events import (
-    Event,
-    TorchFunction,
-    Unknown,
-    leaves_of,
-    map_template,
-    objects_in,
-    same_constant,
-    taken_apart,
-    torch_function,
 )
 
 __all__ = ["Tracer"]

@@ -7,31 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.record.events import Record
 from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.events import Record
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
-from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
 from modelsummary.split.call_costs import By, call_costs, held_by_calls
+from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
+from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stage_facts import Crossing, StageFacts, facts_of_parts
 from modelsummary.split.stage_parts import parts_of
-from modelsummary.cluster.plan import Cluster, Plan, Plans, make_plans
-from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stages import Stages
 
 __all__ = [
     "By",
-    "Cluster",
-    "Plan",
-    "Plans",
     "Simulation",
     "Splitter",
     "StageLoad",
     "Stages",
     "Wishes",
     "check_initialized",
-    "make_plans",
     "simulate",
 ]
 

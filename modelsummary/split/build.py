@@ -9,20 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.record.events import (
-    Attribute,
-    BatchSize,
-    Event,
-    ModeChoice,
-    Value,
-    leaves_of,
-    map_template,
-    values_in,
-)
+from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, leaves_of, map_template
+from modelsummary.record.events import Event, Value, values_in
 from modelsummary.split.analyse import CallSequence
 from modelsummary.split.holdings import Homes
-from modelsummary.split.stage_parts import Part
 from modelsummary.split.stage import Function, Inputs, Plan, Scope, Slot, Stage, Step
+from modelsummary.split.stage_parts import Part
 
 __all__ = ["build", "inputs_of"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelsummary.record.events import Event, attributes_in
+from modelsummary.costs.stored import nbytes_of, numel_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.events import Event, attributes_in
 from modelsummary.split.analyse import CallSequence
-from modelsummary.costs.stored import nbytes_of, numel_of
 
 __all__ = ["COSTS", "CallCosts", "call_costs", "held_by_calls", "measured_seconds"]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from torch import nn
 
+from modelsummary.costs.stored import nbytes_of
 from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.call_costs import CallCosts, held_by_calls
 from modelsummary.split.partition import Chain, fewest_parts, partitions
 from modelsummary.split.schedule import StageLoad, simulate
-from modelsummary.costs.stored import nbytes_of
 
 __all__ = ["AS_GOOD", "Choice", "Limit", "Wishes", "choose_cuts"]
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from modelsummary.record.events import BatchSize, holds_objects, leaves_of, map_template, with_leaves
+from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
-from modelsummary.split.stage_facts import Crossing
 from modelsummary.split.materialize import Checkpoint, Init, materialize
 from modelsummary.split.stage import Inputs, Slot
+from modelsummary.split.stage_facts import Crossing
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage

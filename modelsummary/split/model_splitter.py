@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.errors import SplitError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.record.changes import surroundings
 from modelsummary.record.fingerprint import fingerprint
 from modelsummary.record.runs import record
-from modelsummary.errors import SplitError
-from modelsummary.layer_info import LayerInfo
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
 from modelsummary.split.stage_facts import StageFacts
 

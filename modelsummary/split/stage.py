@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modelsummary.record.events import (
+from modelsummary.capture.templates import (
     Attribute,
     BatchSize,
     Marker,
     ModeChoice,
     OwnDevice,
-    TorchFunction,
     leaves_of,
     map_template,
     taken_apart,
 )
 from modelsummary.errors import SplitError
+from modelsummary.record.events import TorchFunction
 
 __all__ = ["Function", "Inputs", "Plan", "Scope", "Slot", "Stage", "Step"]
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from modelsummary.record.events import BatchSize, Value
+from modelsummary.capture.templates import BatchSize
+from modelsummary.costs.stored import nbytes_of, numel_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.split.choose import Choice
+from modelsummary.record.events import Value
 from modelsummary.split.call_costs import measured_seconds
-from modelsummary.split.stage_parts import Part
+from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
-from modelsummary.costs.stored import nbytes_of, numel_of
+from modelsummary.split.stage_parts import Part
 
 __all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.state.restore import unchanged
-from modelsummary.record.events import leaves_of, map_template, structure_of, taken_apart
+from modelsummary.capture.templates import leaves_of, map_template, structure_of, taken_apart
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 

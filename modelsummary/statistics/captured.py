@@ -11,8 +11,8 @@ from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.modules import is_compiled, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.modules import is_compiled, unwrap
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import DataDependentError, ForwardError, InputError
 from modelsummary.memory.estimate import MemoryMeasurement
@@ -67,9 +67,7 @@ class Statistics(ModelStatistics):
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
         """A path makes no ``Statistics``, but the statistics of that file."""
         if isinstance(model, (str, PathLike)):
-            from modelsummary.files.loading import statistics_of_file
-
-            return statistics_of_file(model, *args, **options)
+            return _of_file(model, *args, **options)
         return super().__new__(cls)
 
     @exclusive
@@ -140,6 +138,25 @@ def measure_memory(model: nn.Module, input_data: Any, mode: str = "train", **opt
         **options: as for ``ModelStatistics.memory``.
     """
     return Statistics(model, input_data).measure_memory(mode, **options)
+
+
+def _of_file(
+    path: str | PathLike[str],
+    input_data: Any = None,
+    *args: Any,
+    branching: bool = True,
+    depth: int | None = None,
+    **options: Any,
+) -> ModelStatistics:
+    """``Statistics(path)``."""
+    from modelsummary import load
+
+    if args or options:
+        refused = ", ".join(options) or "further positional arguments"
+        raise InputError(f"{path!r} is a file, which takes input_data, branching and depth only; got {refused}")
+    stats = load(path, input_data)
+    stats.options = TableOptions(branching=branching, depth=depth)
+    return stats
 
 
 def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:

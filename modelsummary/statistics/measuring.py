@@ -12,10 +12,10 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import available_device, call_like
-from modelsummary.latency.measure import LatencyOverhead, measure_latency
 from modelsummary.costs.devices import DeviceSpec, Precision
-from modelsummary.errors import InputError
 from modelsummary.costs.roofline import Roofline, estimate, roofline
+from modelsummary.errors import InputError
+from modelsummary.latency.measure import LatencyOverhead, measure_latency
 from modelsummary.statistics.live import Live
 from modelsummary.views.reports import latency_lines, profile_report
 

@@ -10,15 +10,15 @@ from types import EllipsisType
 from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.errors import InputError, LayerNotFoundError, close_to
-from modelsummary.torchinfo.formatting import ReadableNumbers
+from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
 from modelsummary.statistics.exporting import Exporting
 from modelsummary.statistics.graphing import Graphing
 from modelsummary.statistics.sizing import Sizing
 from modelsummary.statistics.splitting import Splitting
 from modelsummary.statistics.viewing import Viewing
+from modelsummary.units import ReadableNumbers
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.document import check_document, tree_of
 from modelsummary.views.text import render

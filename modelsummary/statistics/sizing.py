@@ -13,11 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.memory.measure import measure_step
-from modelsummary.memory.predict import RowMemory, StepPlan, simulate_step
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.memory.checkpointing import (
     Block,
     CheckpointPlan,
@@ -27,6 +24,9 @@ from modelsummary.memory.checkpointing import (
     recomputed_macs,
     square_root,
 )
+from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
+from modelsummary.memory.measure import measure_step
+from modelsummary.memory.predict import RowMemory, StepPlan, simulate_step
 from modelsummary.statistics.live import Live
 
 __all__ = ["OPTIMIZERS", "OptimizerLike", "Sizing"]

@@ -11,7 +11,8 @@ from modelsummary.errors import InputError
 from modelsummary.statistics.live import Live
 
 if TYPE_CHECKING:  # modelsummary.split takes as long to import as the rest
-    from modelsummary.split import By, Plans, Stages
+    from modelsummary.cluster import Plans
+    from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
 
 __all__ = ["Splitting"]
@@ -93,7 +94,7 @@ class Splitting(Live):
             InputError: an argument is unusable.
             SplitError: the model cannot be split, or nothing fits.
         """
-        from modelsummary.split import Cluster, make_plans
+        from modelsummary.cluster import Cluster, make_plans
 
         if by not in ("macs", "latency"):
             raise InputError(f"by={by!r}; expected 'macs' or 'latency'")

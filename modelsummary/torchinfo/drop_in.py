@@ -14,16 +14,16 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from modelsummary.capture import capture, list_layers
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.values import is_array
-from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
 from modelsummary.errors import InputError
-from modelsummary.torchinfo.formatting import FormattingOptions, SummaryTotals, render_summary
 from modelsummary.layer_info import LayerInfo
-from modelsummary.torchinfo.run_cache import RunCache
 from modelsummary.statistics import Statistics
+from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
+from modelsummary.torchinfo.formatting import FormattingOptions, SummaryTotals, render_summary
 from modelsummary.torchinfo.rows import SummaryRow, pruned, summary_rows
+from modelsummary.torchinfo.run_cache import RunCache
 
 __all__ = ["SummaryStatistics", "clear_cached_forward_pass", "summary"]
 

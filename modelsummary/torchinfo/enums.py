@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum, unique
 
+from modelsummary.units import Units
+
 __all__ = ["ColumnSettings", "Mode", "RowSettings", "Units", "Verbosity"]
 
 
@@ -38,18 +40,6 @@ class Mode(str, Enum):
     TRAIN = "train"
     EVAL = "eval"
     SAME = "same"
-
-
-@unique
-class Units(str, Enum):
-    """Prefixes of the totals of ``summary``: powers of 1,000; ``AUTO`` takes M, G or T by size."""
-
-    AUTO = "auto"
-    KILOBYTES = "K"
-    MEGABYTES = "M"
-    GIGABYTES = "G"
-    TERABYTES = "T"
-    NONE = ""
 
 
 @unique

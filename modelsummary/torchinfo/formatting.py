@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelsummary.torchinfo.enums import ColumnSettings, RowSettings, Units, Verbosity
+from modelsummary.torchinfo.enums import ColumnSettings, RowSettings, Verbosity
 from modelsummary.torchinfo.rows import SummaryRow
-from modelsummary.units import PREFIXES, symbol
+from modelsummary.units import ReadableNumbers, Units, in_parentheses
 
-__all__ = ["HEADER_TITLES", "FormattingOptions", "ReadableNumbers", "SummaryTotals", "render_summary"]
+__all__ = ["HEADER_TITLES", "FormattingOptions", "SummaryTotals", "render_summary"]
 
 HEADER_TITLES = {
     ColumnSettings.KERNEL_SIZE: "Kernel Shape",
@@ -157,38 +157,6 @@ class SummaryTotals:
     notes: tuple[str, ...] = ()
 
 
-class ReadableNumbers:
-    """The conversions that torchinfo's ``ModelStatistics`` has as static methods."""
-
-    @staticmethod
-    def float_to_megabytes(num: float) -> float:
-        """Megabytes (10^6 bytes) of ``num`` numbers of 4 bytes."""
-        return num * 4 / 1e6
-
-    @staticmethod
-    def to_megabytes(num: float) -> float:
-        """Megabytes (10^6 bytes) of ``num`` bytes."""
-        return num / 1e6
-
-    @staticmethod
-    def to_readable(num: float, units: Units = Units.AUTO) -> tuple[Units, float]:
-        """``num`` in these units; ``AUTO``: tera from 10^12, giga from 10^9, else mega."""
-        units = Units(units)
-        if units == Units.AUTO:
-            units = next((each for each in _LARGE if num >= PREFIXES[each.value]), Units.MEGABYTES)
-        return units, num / PREFIXES[units.value]
-
-    @staticmethod
-    def format_output_num(num: float, units: Units, is_bytes: bool = False) -> str:
-        """How the number follows its title: ``" (M): 7.80"``, whole numbers without decimals."""
-        used, number = ReadableNumbers.to_readable(num, units)
-        written = f"{int(number):,}" if float(number).is_integer() else f"{number:,.2f}"
-        return f"{_in_parentheses(used, is_bytes)}: {written}"
-
-
-_LARGE = (Units.TERABYTES, Units.GIGABYTES)
-
-
 def render_summary(rows: Sequence[SummaryRow], totals: SummaryTotals, options: FormattingOptions, *, ran: bool) -> str:
     """The table with its totals; without a run (``ran`` False) those of parameters only."""
     rule = "=" * options.get_total_width()
@@ -217,9 +185,4 @@ def _sizes(totals: SummaryTotals, units: Units) -> Iterator[str]:
     }
     for title, size in sizes.items():
         used, number = ReadableNumbers.to_readable(size, units)
-        yield f"{title}{_in_parentheses(used, is_bytes=True)}: {number:.2f}"
-
-
-def _in_parentheses(units: Units, is_bytes: bool) -> str:
-    written = symbol(units.value, "B" if is_bytes else "")
-    return f" ({written})" if units != Units.NONE else ""
+        yield f"{title}{in_parentheses(used, is_bytes=True)}: {number:.2f}"

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.torchinfo.enums import ColumnSettings
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
+from modelsummary.torchinfo.enums import ColumnSettings
 
 __all__ = ["SummaryRow", "pruned", "summary_rows"]
 

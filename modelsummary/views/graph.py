@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.units import auto_prefix, format_number
 from modelsummary.views.rows import one_line
 

@@ -28,7 +28,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_rules import CPU_RESULTS, DEVICE_RESULTS, SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
@@ -41,10 +40,11 @@ from modelsummary.capture.execution.shape_tensor import (
     storages_resized,
 )
 from modelsummary.capture.values import map_tensors
-from modelsummary.errors import DataDependentError
-from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, tensors_in
+from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.costs.formulas import is_outer_product, outer_product_macs
+from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.costs.stored import is_distributed, is_wrapper
+from modelsummary.errors import DataDependentError
 
 __all__ = ["ShapeOnly", "selects_by_mask"]
 

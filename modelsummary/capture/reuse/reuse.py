@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from modelsummary.capture.calls import Call, Costs, Watch
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, spec_of
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.record.effects import storage_of
 from modelsummary.capture.reuse.equals import NoKeyError, StandIn, key_of_modules, key_of_value, likenesses
 from modelsummary.capture.reuse.purity import Purity
 from modelsummary.capture.values import tensors_of
-from modelsummary.capture.calls import Call, Costs, Watch
+from modelsummary.costs.stored import storage_of
 
 __all__ = ["Reuse"]
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from modelsummary.errors import ModelFileError
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
-from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
+from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
 from modelsummary.files.program import Operation, Program, Scope, Tensor
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.functions import inline_functions
 from modelsummary.files.onnx.graph_program import program_of
 from modelsummary.files.onnx.reading import read_outline
 from modelsummary.files.onnx.shapes import bind, inferred
 from modelsummary.files.program import GivenSizes
+from modelsummary.files.statistics import FileStatistics
 
 __all__ = ["load_onnx"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.files.torch.archive import Archive
 from modelsummary.errors import ModelFileError
+from modelsummary.files.torch.archive import Archive
 
 __all__ = ["read_exported"]
 

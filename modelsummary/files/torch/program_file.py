@@ -12,14 +12,15 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modelsummary.capture.calls import Call
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.operators import Operators
+from modelsummary.costs.operators import op_rule
+from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
+from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.exported import read_exported
 from modelsummary.files.torch.symbols import Symbols
-from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.calls import Call, Operators
-from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.statistics import FileStatistics
-from modelsummary.costs.operators import op_rule
-from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
 
 __all__ = ["load_exported"]
 

@@ -17,15 +17,16 @@ import torch
 from torch import Tensor as TorchTensor
 from torch import nn
 
-from modelsummary.files.torch.archive import Archive
+from modelsummary.capture.calls import Call
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.operators import Execution, Operators
 from modelsummary.capture.run import nothing_hidden
-from modelsummary.capture.calls import Call, Execution, Operators
-from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.statistics import FileStatistics
 from modelsummary.costs.operators import OpCost, OpRule, tensors_in
+from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
+from modelsummary.files.statistics import FileStatistics
+from modelsummary.files.torch.archive import Archive
 
 __all__ = ["load_torchscript"]
 

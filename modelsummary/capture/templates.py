@@ -1,0 +1,210 @@
+"""Templates: the containers and constants of a call, with a marker in the place of everything that is not constant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map, tree_structure
+
+__all__ = [
+    "Attribute",
+    "BatchSize",
+    "Marker",
+    "ModeChoice",
+    "ObjectState",
+    "OwnDevice",
+    "Unknown",
+    "holds_objects",
+    "leaves_of",
+    "make_object",
+    "map_template",
+    "objects_in",
+    "same_constant",
+    "same_structure",
+    "structure_of",
+    "taken_apart",
+    "with_leaves",
+]
+
+
+class Marker:
+    """Stands in a template for something that is no constant."""
+
+
+class Attribute(NamedTuple):
+    """A tensor of the model: a parameter, a buffer, or a plain attribute."""
+
+    fqn: str
+
+
+class BatchSize(NamedTuple):
+    """An integer that is ``(factor * batch size + offset) // divisor``."""
+
+    factor: int
+    offset: int
+    divisor: int = 1
+
+    def at(self, batch_size: int) -> int:
+        """Return the integer for a batch size."""
+        return (self.factor * batch_size + self.offset) // self.divisor
+
+
+class ModeChoice(NamedTuple):
+    """A constant that depends on ``training`` of the module that made the call."""
+
+    in_train: Any
+    in_eval: Any
+
+
+class OwnDevice(NamedTuple):
+    """The device of the values at hand."""
+
+
+class Unknown(NamedTuple):
+    """Something that cannot be had again without the model's own code; ``reason`` ends a sentence."""
+
+    reason: str
+
+
+_ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype})
+_MARKERS = (Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
+_WHOLE = (torch.Tensor, torch.nn.Module, type, Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
+
+
+class ObjectState(NamedTuple):
+    """An object in a result, taken apart: its class, and a template of its attributes."""
+
+    kind: type
+    attributes: dict[str, Any]
+
+
+def make_object(kind: type, attributes: dict[str, Any]) -> Any:
+    """Return an object of a class with these attributes, as ``copy.copy`` makes one."""
+    made: Any = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
+
+
+def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
+    """Return ``value`` with an ``ObjectState`` in the place of every plain object in it that holds tensors.
+
+    A cache of keys and values is one. Objects that ``make_object`` could not make again stay as they are.
+
+    Args:
+        around: ids of the objects that are being taken apart: one that holds itself stays as it is.
+    """
+
+    def apart(leaf: Any) -> Any:
+        if isinstance(leaf, _WHOLE) or callable(leaf) or type(leaf) in _ATOMS or id(leaf) in around:
+            return leaf
+        attributes = getattr(leaf, "__dict__", None)
+        makes: Any = type(leaf).__new__
+        if not attributes or makes is not object.__new__:
+            return leaf
+        inner = taken_apart(dict(attributes), around=around | {id(leaf)})
+        holds = any(isinstance(each, torch.Tensor) for each in leaves_of(inner))
+        return ObjectState(type(leaf), inner) if holds else leaf
+
+    return map_template(apart, value)
+
+
+def objects_in(value: Any) -> list[Any]:
+    """Return the objects in ``value`` that ``taken_apart`` takes apart, without those inside of them."""
+    return [leaf for leaf in leaves_of(value) if type(taken_apart(leaf)) is ObjectState]
+
+
+def holds_objects(template: Any) -> bool:
+    """Return True if there is an ``ObjectState`` in a template."""
+    leaves = tree_leaves(template, is_leaf=lambda inner: type(inner) is ObjectState)
+    return any(type(leaf) is ObjectState for leaf in leaves)
+
+
+def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects: bool = False) -> Any:
+    """Return ``template`` with ``function`` applied to everything in it that is not a container.
+
+    Args:
+        makes_objects: make the objects of every ``ObjectState``.
+    """
+    kind = type(template)
+    if kind in _ATOMS or isinstance(template, (torch.Tensor, *_MARKERS)):
+        return function(template)
+
+    def inside(inner: Any) -> Any:
+        return map_template(function, inner, makes_objects=makes_objects)
+
+    if kind is tuple or kind is torch.Size:
+        return tuple([inside(inner) for inner in template])
+    if kind is list:
+        return [inside(inner) for inner in template]
+    if kind is dict:
+        return {name: inside(inner) for name, inner in template.items()}
+    if kind is slice:
+        return slice(*(inside(each) for each in (template.start, template.stop, template.step)))
+    if kind is ObjectState:
+        attributes = inside(template.attributes)
+        return make_object(template.kind, attributes) if makes_objects else ObjectState(template.kind, attributes)
+    if isinstance(template, tuple) and hasattr(kind, "_fields"):  # PackedSequence asks what it is made of for devices
+        return tuple.__new__(kind, [inside(inner) for inner in template])
+    if kind in SUPPORTED_NODES:  # one level of what torch's tree walk knows
+        return tree_map(inside, template, is_leaf=lambda inner: inner is not template)
+    if _is_dataclass(template):
+        return dataclasses.replace(
+            template, **{each.name: inside(getattr(template, each.name)) for each in _fields(template)}
+        )
+    return function(template)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (*_MARKERS, torch.Size))
+
+
+def _is_dataclass(value: Any) -> bool:
+    """A dataclass that can be made again from its fields (torch's tree walk does not know it)."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, torch.nn.Module, *_MARKERS))
+
+
+def _fields(value: Any) -> Iterator[Any]:
+    return (each for each in dataclasses.fields(value) if each.init)
+
+
+def leaves_of(template: Any) -> list[Any]:
+    """Everything in ``template`` that is no container."""
+    leaves: list[Any] = []
+    map_template(leaves.append, template)
+    return leaves
+
+
+def with_leaves(template: Any, leaves: Iterable[Any]) -> Any:
+    """``template`` with these in the place of its leaves, in order."""
+    remaining = iter(leaves)
+    return map_template(lambda _: next(remaining), template)
+
+
+def structure_of(template: Any) -> Any:
+    """The containers of ``template``, to be compared."""
+    return tree_structure(template, is_leaf=_is_leaf)
+
+
+def same_structure(one: Any, other: Any) -> bool:
+    """The two have the same containers; mostly told without torch's tree walk, which takes ten times as long."""
+    kind, other_kind = type(one), type(other)
+    if (kind in _ATOMS or isinstance(one, _MARKERS)) and (other_kind in _ATOMS or isinstance(other, _MARKERS)):
+        return True
+    if kind is other_kind and (kind is tuple or kind is list):
+        return len(one) == len(other) and all(map(same_structure, one, other))
+    if kind is other_kind is dict:
+        return list(one) == list(other) and all(map(same_structure, one.values(), other.values()))
+    return bool(structure_of(one) == structure_of(other))
+
+
+def same_constant(one: Any, other: Any) -> bool:
+    """Return True if two constants of a call are equal: 1, 1.0 and True differ."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # an object that cannot be compared is equal to itself alone
+        return False

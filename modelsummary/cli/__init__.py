@@ -1,0 +1,5 @@
+"""The command ``modelsummary``."""
+
+from modelsummary.cli.commands import main, run
+
+__all__ = ["main", "run"]

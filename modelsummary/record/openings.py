@@ -1,0 +1,111 @@
+"""Which module calls of a record can be called as they are, and which can be replaced by what they call."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from modelsummary.capture.templates import Unknown, leaves_of
+from modelsummary.record.events import Event, Value, values_in
+
+__all__ = ["Openings"]
+
+
+class Openings:
+    """Which module calls are units, and which can be opened.
+
+    Attributes:
+        units: see the module.
+    """
+
+    def __init__(self, root: Event) -> None:
+        self.units: set[Event] = set()
+        self._closed: dict[Event, str] = {}
+        self._blocked_by: dict[Event, Event] = {}  # closed by a call within, which can neither be called nor opened
+        self._root = root
+        self._order = {event: number for number, event in enumerate(root.walk())}
+        self._last: dict[Event, int] = {}
+        self._made_by: dict[Value, int] = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
+        self._uses: defaultdict[Value, list[int]] = defaultdict(list)
+        events = list(self._order)
+        for event in reversed(events):
+            self._last[event] = max([self._order[event], *(self._last[child] for child in event.children)])
+        self._register(events)
+        for event in reversed(events):  # descendants first
+            if event.is_module:
+                self._judge(event)
+
+    def _register(self, events: list[Event]) -> None:
+        """Who makes a value first, and who uses it: by the number of the event."""
+        for event in events:
+            for value in values_in((event.args, event.kwargs)):
+                self._uses[value].append(self._order[event])
+        for value in values_in(self._root.result):
+            self._uses[value].append(len(events))
+        # A result comes after what its module called.
+        for event in sorted(events, key=lambda each: (self._last[each], -self._order[each])):
+            for value in values_in(event.result):
+                self._made_by.setdefault(value, self._order[event])
+
+    def _judge(self, event: Event) -> None:
+        first, last = self._order[event], self._last[event]
+        inside = range(first, last + 1)
+        problem = _unknown_in(event)
+        given = set(values_in((event.args, event.kwargs)))
+        returned = set(values_in(event.result))
+        for each in event.walk():
+            for value in values_in((each.args, each.kwargs)) if each is not event else ():
+                if value not in given and self._made_by.get(value, -1) not in inside:
+                    problem = problem or "uses a tensor that it is not given"
+            for value in values_in(each.result):
+                is_made_here = value not in returned and self._made_by.get(value, -1) in inside
+                if is_made_here and any(use not in inside for use in self._uses[value]):
+                    problem = problem or "makes a tensor that is used outside, and does not return it"
+        if not problem:
+            self.units.add(event)
+        obstacle = event.obstacle or self._obstacle_inside(event)
+        blocker = next((child for child in event.children if child in self._closed and child not in self.units), None)
+        if obstacle:
+            self._closed[event] = f"{obstacle}, and {problem}" if problem and problem != obstacle else obstacle
+        elif blocker is not None:
+            self._closed[event], self._blocked_by[event] = f"calls {blocker.fqn!r}, which cannot be cut", blocker
+
+    def _obstacle_inside(self, event: Event) -> str:
+        if not event.children:
+            return "calls nothing"
+        if not any(child.is_module for child in event.children) and any(child.dtype_bound for child in event.children):
+            return "computes with the dtype of a tensor"  # and as a whole it does so when that is another one
+        for child in event.children:
+            problem = "" if child.is_module else _unknown_in(child)
+            if problem:
+                return problem
+            if child.is_decision and any(isinstance(leaf, Unknown) for leaf in leaves_of(child.result)):
+                return f"decides by values of tensors, otherwise at another batch size: it calls {child.name}()"
+        if event is self._root:
+            unknown = next((leaf for leaf in leaves_of(event.result) if isinstance(leaf, Unknown)), None)
+            if unknown is not None:
+                return f"returns {unknown.reason} (return tensors instead; in transformers, pass use_cache=False)"
+        return ""
+
+    def can_open(self, event: Event) -> bool:
+        """The calls of a module one after the other do what it does."""
+        return event.is_module and event not in self._closed
+
+    def why_closed(self, event: Event) -> str:
+        """Return which module cannot be opened, and why; empty if it can."""
+        while event in self._blocked_by:
+            event = self._blocked_by[event]
+        reason = self._closed.get(event, "")
+        return f"{_where(event)} {reason}" if reason else ""
+
+    def why_whole(self, event: Event) -> str:
+        """Return why a module that cannot be opened is called as a whole; the module itself is "it"."""
+        return self.why_closed(event) if event in self._blocked_by else f"it {self._closed[event]}"
+
+
+def _unknown_in(event: Event) -> str:
+    unknown = next((leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Unknown)), None)
+    return f"is given {unknown.reason}" if unknown is not None else ""
+
+
+def _where(event: Event) -> str:
+    return f"layer {event.fqn!r}" if event.fqn else "the model"
