@@ -150,6 +150,8 @@ class ShapeOnly:
                 if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
                     continue
                 for name, tensor in tensors.items():
+                    if not isinstance(tensor, Tensor):
+                        continue
                     replaced = _is_plain(tensor) or (
                         is_wrapper(tensor) and not (keeps_distributed and is_distributed(type(tensor)))
                     )
