@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelsummary import load
-from tests.test_archive import scripted
+from tests.files.test_torch import scripted
 
 SOURCE = Path(__file__).parents[1] / "examples" / "cpp"
 

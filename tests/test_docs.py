@@ -14,7 +14,7 @@ import modelsummary
 from modelsummary import Statistics
 from modelsummary.cli import run
 from modelsummary.views.columns import COLUMNS
-from tests.test_text import TABLE, Small
+from tests.views.test_text import TABLE, Small
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,9 +10,9 @@ from torch import nn
 
 import modelsummary
 from modelsummary import InputError, Profiler, ProfilerError, TIDSProfiler
+from tests.capture.test_backward import CLOCK, Slow
+from tests.latency.test_measure import check_sums
 from tests.models import Call
-from tests.test_backward import CLOCK, Slow
-from tests.test_latency import check_sums
 from tests.untouched import untouched
 
 ORIGINAL = nn.Module.__call__

@@ -17,7 +17,7 @@ from modelsummary.split.engine import rank_of
 from modelsummary.split.materialize import materialize
 from tests.idioms import Bert, Gpt2, ids, rows
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "pipeline_train.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline_train.py"
 needs_engine = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11), reason="the engine needs torch 2.11"
 )

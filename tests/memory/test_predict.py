@@ -16,9 +16,9 @@ from torch import nn
 import modelsummary
 from modelsummary import InputError, MissingExtraError, Statistics
 from modelsummary.statistics.sizing import largest
+from tests.capture.test_wrapped import int8
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd
-from tests.test_wrapped import int8
 from tests.untouched import untouched
 
 MIB = 2**20

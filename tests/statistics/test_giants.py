@@ -11,7 +11,7 @@ import torch
 
 from modelsummary import Statistics
 
-PATH = Path(__file__).parent.parent / "examples" / "giants.py"
+PATH = Path(__file__).parents[2] / "examples" / "giants.py"
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ def test_a_fused_recurrent_kernel_has_a_backward():
 
 
 def seed_rows(name):
-    with (Path(__file__).parent / "data" / name).open() as lines:
+    with (Path(__file__).parents[1] / "data" / name).open() as lines:
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 

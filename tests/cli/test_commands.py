@@ -31,8 +31,8 @@ def broken():
 
 
 READY = mlp()
-ROOT = Path(__file__).parents[1]
-MLP = "tests.test_cli:mlp"
+ROOT = Path(__file__).parents[2]
+MLP = "tests.cli.test_commands:mlp"
 
 
 def output(capsys, *arguments, status=0):
@@ -45,7 +45,7 @@ def test_text(capsys):
     assert said.out == f"{Statistics(mlp(), (2, 4))}\n"
     assert said.err == ""
     assert output(capsys, MLP).out == f"{Statistics(mlp())}\n"
-    assert output(capsys, "tests.test_cli:READY", "--input", "2,4").out == f"{Statistics(mlp(), (2, 4))}\n"
+    assert output(capsys, "tests.cli.test_commands:READY", "--input", "2,4").out == f"{Statistics(mlp(), (2, 4))}\n"
 
 
 def test_settings_mode_and_table(capsys):
@@ -66,9 +66,11 @@ def test_dtype(capsys):
 @pytest.mark.parametrize("inputs", [["5:long", "3"], ["ids=5:long", "scale=3"], ["scale=3", "ids=5:int32"]])
 def test_inputs(capsys, inputs):
     arguments = [part for each in inputs for part in ("--input", each)]
-    facts = json.loads(output(capsys, "tests.test_cli:embedding", *arguments, "--format", "json").out)
+    facts = json.loads(output(capsys, "tests.cli.test_commands:embedding", *arguments, "--format", "json").out)
     assert facts["rows"][0]["output_size"] == [5, 3]
-    scalar = output(capsys, "tests.test_cli:embedding", "--input", "5:long", "--input", ":float64", "--format", "json")
+    scalar = output(
+        capsys, "tests.cli.test_commands:embedding", "--input", "5:long", "--input", ":float64", "--format", "json"
+    )
     assert json.loads(scalar.out)["rows"][0]["output_bytes"] == 5 * 3 * 4
 
 
@@ -100,10 +102,10 @@ def test_more_than_the_table(capsys):
 
 
 def test_diff(capsys):
-    said = output(capsys, MLP, "--input", "2,4", "--diff", "tests.test_cli:READY").out
+    said = output(capsys, MLP, "--input", "2,4", "--diff", "tests.cli.test_commands:READY").out
     other = Statistics(mlp(), (2, 4))
     assert said == f"{Statistics(mlp(), (2, 4)).diff(other)}\n"
-    text = output(capsys, MLP, "--kwargs", "{}", "--diff", "tests.test_cli:embedding", "--format", "json").out
+    text = output(capsys, MLP, "--kwargs", "{}", "--diff", "tests.cli.test_commands:embedding", "--format", "json").out
     assert json.loads(text)["diff"]
 
 
@@ -131,9 +133,9 @@ def inverse():
 
 
 def test_a_budget_is_not_kept_by_what_is_not_counted(capsys):
-    said = output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-macs", "100", status=1)
+    said = output(capsys, "tests.cli.test_commands:inverse", "--input", "2,2", "--max-macs", "100", status=1)
     assert said.err == "unknown: at least 8 macs, of 100 allowed; not counted: aten.linalg_inv_ex\n"
-    assert output(capsys, "tests.test_cli:inverse", "--input", "2,2", "--max-params", "6").err == ""
+    assert output(capsys, "tests.cli.test_commands:inverse", "--input", "2,2", "--max-params", "6").err == ""
 
 
 @pytest.mark.slow
@@ -165,10 +167,13 @@ def test_the_budgets_of_the_example(tmp_path):
         ([], "the following arguments are required: model"),
         (["mlp"], "model 'mlp'; expected torchvision:NAME"),
         (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'; expected torchvision:NAME"),
-        (["tests.test_cli:nothing"], "module 'tests.test_cli' has no 'nothing'"),
-        (["tests.test_cli:MLP"], "is 'tests.test_cli:mlp'; expected a function or class that makes"),
+        (["tests.cli.test_commands:nothing"], "module 'tests.cli.test_commands' has no 'nothing'"),
+        (["tests.cli.test_commands:MLP"], "is 'tests.cli.test_commands:mlp'; expected a function or class that makes"),
         (["os:getcwd"], "expected a torch.nn.Module"),
-        (["tests.test_cli:broken"], "making 'tests.test_cli:broken' failed: ValueError: no such thing"),
+        (
+            ["tests.cli.test_commands:broken"],
+            "making 'tests.cli.test_commands:broken' failed: ValueError: no such thing",
+        ),
         ([MLP, "--kwargs", '{"depth": 1}'], "unexpected keyword argument 'depth'"),
         ([MLP, "--kwargs", "{"], "'{' is no JSON"),
         ([MLP, "--kwargs", "[1]"], "'[1]' is no JSON object"),
@@ -190,7 +195,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--split", "2"], "--split needs an --input"),
         ([MLP, "--max-params", "1Pi"], "'1Pi' is no amount"),
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
-        (["tests.test_cli:READY", "--kwargs", '{"width": 3}'], "is made already"),
+        (["tests.cli.test_commands:READY", "--kwargs", '{"width": 3}'], "is made already"),
         (["tests.broken_module:Net"], "cannot be imported"),
         (["hf:missing.json"], "configuration 'missing.json' cannot be read"),
     ],

@@ -11,8 +11,8 @@ from torch import nn
 from modelsummary import InputError, Statistics, load
 from modelsummary.cli import run
 from modelsummary.files.comparing import compare
+from tests.files.test_torch import exported, scripted
 from tests.onnx_models import distinct_values, export
-from tests.test_archive import exported, scripted
 
 
 def block():
@@ -65,7 +65,7 @@ def test_figures_and_reasons(forms):
 def test_commands(capsys, tmp_path):
     model, x = distinct_values(block()), torch.rand(1, 3, 8, 8)
     paths = [str(export(model, x, tmp_path / "m.onnx")), str(exported(model, x, tmp_path / "m.pt2"))]
-    assert run(["compare", "tests.test_comparing:block", *paths, "--input", "1,3,8,8"]) == 0
+    assert run(["compare", "tests.files.test_comparing:block", *paths, "--input", "1,3,8,8"]) == 0
     said = capsys.readouterr().out
     assert "m.onnx: 1 batch norms are in the weights" in said
     assert run(["compare", *paths, "--format", "json"]) == 0
