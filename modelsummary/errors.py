@@ -15,6 +15,7 @@ __all__ = [
     "MissingExtraError",
     "ModelFileError",
     "ModelSummaryError",
+    "NotLiveError",
     "ProfilerError",
     "RegistrationError",
     "SplitError",
@@ -44,6 +45,10 @@ class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):
     It is a ``TypeError``, a ``ValueError`` and a ``RuntimeError``, so that code written for torchinfo catches it
     whichever it names.
     """
+
+
+class NotLiveError(InputError, AttributeError):
+    """Only a live model can do this: what was loaded, pickled or made from a file is data."""
 
 
 class RegistrationError(ModelSummaryError, ValueError):

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import modelsummary
 
 PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
-    ["errors"],
+    ["errors", "_torch"],
     ["units"],
     ["layer_info"],
     ["costs"],
@@ -72,3 +74,11 @@ def test_public_names():
     assert set(modelsummary.__all__) == set(dir(modelsummary))
     for name in modelsummary.__all__:
         assert getattr(modelsummary, name).__doc__, name
+
+
+def test_names_of_fx_answer_as_before():
+    assert modelsummary.flop_count is modelsummary.fx.flop_count
+    assert set(modelsummary.fx.__all__) - {"symbolic_trace"} == modelsummary._OF_FX
+    assert len(modelsummary.__all__) <= 40
+    with pytest.raises(AttributeError, match="nonsense"):
+        modelsummary.nonsense  # noqa: B018

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary import _torch
 from modelsummary.capture.clock import Clock
 from modelsummary.capture.timer import Step, TimedCall
 from modelsummary.capture.values import tensors_of
@@ -85,7 +86,7 @@ class BackwardTimer:
         queue: Any = torch.autograd.Variable._execution_engine.queue_callback
 
         def mark(*_: Any) -> None:
-            backward = torch._C._current_graph_task_id()
+            backward = _torch.running_backward()
             if backward not in ends:
                 ends[backward] = None
                 queue(lambda: ends.__setitem__(backward, now()))

@@ -10,7 +10,6 @@ import sys
 from threading import get_ident
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules.module import (
     _global_forward_hooks_with_kwargs,
@@ -19,6 +18,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from modelsummary import _torch
 from modelsummary.capture.operators import Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes, total
@@ -134,7 +134,7 @@ class Watch:
         self.calls = [self.root]
         self.failed: list[Call] = []
         self.running: Call = self.root
-        self.under_autocast = torch._C._is_any_autocast_enabled()
+        self.under_autocast = _torch.is_any_autocast_enabled()
         self._root_began = False
         self._hooked: set[int] = set()
         self._in_own_hooks: dict[Call, BaseException | None] = {}  # -> the exception that was being handled
@@ -190,7 +190,7 @@ class Watch:
         if module is self.root.module and not self._root_began:
             self._root_began = True  # the root runs until the model returns: hooks of the user are its work
             return
-        self.under_autocast = self.under_autocast or torch._C._is_any_autocast_enabled()
+        self.under_autocast = self.under_autocast or _torch.is_any_autocast_enabled()
         self.running = call = Call(module, self.running)
         self.calls.append(call)
         if module._forward_hooks and id(module) not in self._hooked:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modelsummary import _torch
 from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
 from modelsummary.costs.stored import is_distributed
 from modelsummary.layer_info import total
@@ -41,7 +41,7 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
 
 def _fake_mode() -> Any:
     """Return the mode of fake tensors that is on, or None."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return _torch.fake_mode()
 
 
 class Counting(Protocol):

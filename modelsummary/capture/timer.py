@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelsummary import _torch
 from modelsummary.capture.clock import Clock, CpuClock
 
 __all__ = ["Step", "TimedCall", "Timer", "cost_of_timing", "suspended"]
 
-_next_node = torch._C._autograd._get_sequence_nr
+_next_node = _torch.next_node_number
 
 
 class TimedCall:

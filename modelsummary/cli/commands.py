@@ -22,10 +22,9 @@ from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
 from modelsummary.files.loading import is_file, load
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
-from modelsummary.statistics import Statistics
-from modelsummary.statistics.model_statistics import ModelStatistics
-from modelsummary.statistics.sizing import OPTIMIZERS
+from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.units import PREFIXES
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.columns import COLUMNS
@@ -250,11 +249,11 @@ def _run(options: argparse.Namespace) -> int:
     if stats.execution == "none" and asked:
         raise InputError(f"--{asked[0]} needs an --input")
     memory = _memory(stats, options)
-    stages = None if options.split is None else stats.split(options.split)
+    stages = None if options.split is None else as_live(stats, "split").split(options.split)
     other = None if options.diff is None else _statistics(options.diff, options)
     for each in (stats, other) if options.latency else ():
         if each is not None:
-            each.measure_latency()
+            as_live(each, "measure_latency").measure_latency()
     _write(_report(stats, memory, stages, other, options), options.output)
     return _exceeded(stats, memory, options)
 
@@ -306,9 +305,10 @@ def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tu
 def _memory(stats: ModelStatistics, options: argparse.Namespace) -> MemoryEstimate | None:
     if options.memory is None and options.max_memory is None:
         return None
+    live = as_live(stats, "memory")
     if options.memory in (None, "inference"):
-        return stats.memory("inference")
-    return stats.memory(optimizer=None if options.memory == "none" else options.memory)
+        return live.memory("inference")
+    return live.memory(optimizer=None if options.memory == "none" else options.memory)
 
 
 def _report(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from modelsummary import _torch
+
 __all__ = ["BLOCK_MASKED", "skipped_macs"]
 
 # Where the block mask is among the arguments; how many products have the head size of the query, and of the value.
@@ -39,7 +41,7 @@ def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tens
         counted, chosen = values(counts), values(columns)
         if counted is None or chosen is None or counted.is_meta or chosen.is_meta:
             return None
-        with _disable_current_modes(), torch._C.DisableTorchFunction():  # none of the model's operators
+        with _disable_current_modes(), _torch.DisableTorchFunction():  # none of the model's operators
             elements = _elements(counted, chosen, query[-2], key[-2], rows_of_block, columns_of_block)
         computed += elements * (query[0] * query[1] // (counts.shape[0] * counts.shape[1]))
     dense: int = query[0] * query[1] * query[-2] * key[-2]

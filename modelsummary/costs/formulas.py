@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from modelsummary._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from modelsummary.errors import RegistrationError
 
 __all__ = [

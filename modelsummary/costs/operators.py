@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 import modelsummary.costs.solve_formulas  # noqa: F401 - registers them
+from modelsummary import _torch
+from modelsummary._torch import OpOverload
 from modelsummary.costs.formulas import Formula, find_formula, is_own, outer_product_macs
 from modelsummary.costs.stored import inner_tensors, nbytes_of
 
@@ -154,8 +155,8 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         makes_tensor=any(argument.name == "device" for argument in arguments),
         per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
         gathers=base in _GATHERS,
-        is_composite=torch._C._dispatch_has_kernel(func.name())  # some are known to Python only
-        and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        is_composite=_torch.has_kernel(func.name())  # some are known to Python only
+        and _torch.has_kernel_for(func.name(), "CompositeImplicitAutograd"),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from tabulate import tabulate
+from torch.nn.parameter import is_lazy
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["Roofline", "RooflineRow", "estimate", "roofline"]
+__all__ = ["Roofline", "RooflineRow", "dtype_of", "estimate", "roofline"]
 
 
 def estimate(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
@@ -105,3 +107,12 @@ def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
 
 def _decimals(value: float | None, digits: int) -> str:
     return "--" if value is None else f"{value:,.{digits}f}"
+
+
+def dtype_of(root: LayerInfo) -> torch.dtype:
+    """Return the floating point dtype of most parameters; float32 without any."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in root.module.parameters() if root.module is not None else ():
+        if parameter.dtype.is_floating_point and not is_lazy(parameter):
+            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)

@@ -11,13 +11,12 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary.capture.calls import Call
-from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operators import Execution, Operators
 from modelsummary.capture.run import running
 from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
-from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.statistics import ModelStatistics, as_live
 
 __all__ = ["Comparison", "Form", "compare"]
 
@@ -132,15 +131,12 @@ class _Counts:
 
 def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
     """Operators of a live model that move something, and how many work in place."""
-    model, call = stats._live("comparing operators")
-    with running(modules_of(model), call, on_shapes=stats.execution == "shape", grad=False) as (
-        execution,
-        args,
-        kwargs,
-    ):
+    live = as_live(stats, "comparing operators").live
+    on_shapes = live.execution == "shape"
+    with running(live.modules, live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
         counts = _Counts(execution)
         with Operators(SimpleNamespace(running=Call(nn.Module(), None)), counts):
-            model(*args, **kwargs)
+            live.model(*args, **kwargs)
     return counts.counts, counts.in_place
 
 

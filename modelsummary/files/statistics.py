@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
-from torch import nn
 
-from modelsummary.capture.inputs import CallArguments
 from modelsummary.errors import InputError
 from modelsummary.files.program import Activations, Operation, Program, Traffic
 from modelsummary.files.program_tree import program_tree
@@ -126,5 +124,5 @@ class FileStatistics(ModelStatistics):
         parts = [each.macs if each.macs_expr is None else each.macs_expr for each in self.operations]
         return sum(parts)
 
-    def _live(self, what: str) -> tuple[nn.Module, CallArguments]:
-        raise InputError(f"{what} needs a live model; {str(self.path)!r} is only a file: pass the model to Statistics")
+    def _not_live(self, name: str) -> str:
+        return f"{name} needs a live model; {str(self.path)!r} is only a file: pass the model to Statistics"

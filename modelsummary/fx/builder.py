@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
+from modelsummary import _torch
 from modelsummary.capture.templates import (
     Attribute,
     BatchSize,
@@ -174,9 +175,9 @@ class GraphBuilder:
         is_off = event is not None and not event.grad
         if is_off and self._no_grad is None:
             self._no_grad = self._function(torch.is_grad_enabled)
-            self._function(torch._C._set_grad_enabled, False)
+            self._function(_torch.set_grad_enabled, False)
         elif not is_off and self._no_grad is not None:
-            self._function(torch._C._set_grad_enabled, self._no_grad)
+            self._function(_torch.set_grad_enabled, self._no_grad)
             self._no_grad = None
 
     def _bind(self, node: Node, template: Any) -> None:

@@ -16,6 +16,8 @@ import torch.utils.checkpoint
 from torch.fx import Node
 from torch.fx.graph import CodeGen, PythonCode
 
+from modelsummary import _torch
+
 __all__ = ["MARK", "CheckpointCodeGen", "region_of"]
 
 MARK = "activation_checkpoint"
@@ -40,7 +42,7 @@ class CheckpointCodeGen(CodeGen):
             body = around(body) if around is not None else body
             if any(map(region_of, nodes)):
                 body = _with_regions(list(nodes), body)
-            return _restoring(body) if any(node.target is torch._C._set_grad_enabled for node in nodes) else body
+            return _restoring(body) if any(node.target is _torch.set_grad_enabled for node in nodes) else body
 
         self._body_transformer = transform
         try:

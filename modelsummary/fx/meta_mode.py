@@ -10,9 +10,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from modelsummary._torch import FakeTensorMode
 from modelsummary.capture.values import tensors_of
 
 __all__ = ["MetaTensorMode", "takes_gradients"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from modelsummary import _torch
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
@@ -326,7 +327,7 @@ def _info(node: Node) -> MetaInfo:
 
 def _next_number() -> int:
     """The number that the next autograd node gets."""
-    return int(torch._C._autograd._get_sequence_nr())
+    return int(_torch.next_node_number())
 
 
 def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:

@@ -17,7 +17,8 @@ from torch import nn
 from modelsummary.capture.backward import BackwardTimer, gradients_of
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
 from modelsummary.capture.devices import device_of
-from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.inputs import CallArguments, available_device, call_like
+from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
@@ -82,28 +83,37 @@ class LatencyOverhead(NamedTuple):
 
 
 def measure_latency(
-    model: nn.Module,
-    call: CallArguments,
+    live: LiveModel,
     root: LayerInfo,
+    x: Any = None,
     *,
-    warmup: int,
-    runs: int,
-    backward: bool,
-    device: torch.device | None,
+    warmup: int = 3,
+    runs: int = 10,
+    backward: bool = False,
+    device: torch.device | str | None = None,
 ) -> LatencyOverhead:
-    """Run ``model`` for real and write the latencies of its calls into the tree below ``root``.
+    """Run a model for real and write the latencies of its calls into the rows below ``root``.
 
     The model, the arguments and global state are afterwards as before.
 
     Args:
-        model: what is called; it may be compiled.
+        x: input with values, of the sizes that were recorded; None: the recorded one, sizes as random values.
+        warmup, runs: runs that do not count, and that do.
+        backward: time the backward of the output, started with ones.
         device: where to run: on another device than the model's, a copy of it runs. None: where the model is.
 
     Raises:
-        InputError: a tensor is on meta, or nothing in the output has a gradient.
+        InputError: an argument is unusable, a tensor is on meta, or nothing in the output has a gradient.
     """
+    if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
+        raise InputError(f"warmup={warmup!r}, runs={runs!r}; expected integers, warmup >= 0 and runs >= 1")
+    given = None if device is None else available_device(device)
+    if not isinstance(backward, bool):
+        raise InputError(f"backward={backward!r}; expected True or False")
+    call = live.call if x is None else call_like(live.call, live.model, x)
+    model = live.model if live.compiled is None else live.compiled
     own = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
-    place = device or call.device or own
+    place = given or call.device or own
     _check_values(model, call, place)
     if place != own:
         model, call = copy.deepcopy(model).to(place), replace(call, device=place)

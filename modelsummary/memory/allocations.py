@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from modelsummary import _torch
+from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.costs.operators import tensors_in
 from modelsummary.costs.stored import inner_tensors
@@ -129,7 +130,7 @@ class Allocations(TorchDispatchMode):
         a view shares its storage with its base)
         and in the backward of an index (``index_backward`` in FunctionsManual.cpp).
         """
-        node = torch._C._current_autograd_node()
+        node = _torch.current_node()
         if node is None or torch.is_grad_enabled() or not all(isinstance(each, Tensor) for each in args[:1]):
             return
         is_sum = func is _ADD and node._sequence_nr() == self._ended and _is_dense(args[0]) and not args[0]._is_view()

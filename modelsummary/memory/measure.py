@@ -12,16 +12,20 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import tensors_of
 from modelsummary.costs.stored import inner_tensors
 from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
-from modelsummary.memory.predict import StepPlan, casting, loss_of
+from modelsummary.memory.estimate import MemoryMeasurement
+from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.predict import casting, check_initialized, loss_of, predict
 
-__all__ = ["Measured", "measure_step"]
+__all__ = ["Measured", "measure", "measure_step"]
 
 _FORWARD = "modelsummary: forward"
 
@@ -32,6 +36,15 @@ class Measured:
 
     held_after_forward: int
     peak: int
+
+
+def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasurement:
+    """Measure a step, and predict the same one. Raises as ``measure_step`` and ``predict`` do."""
+    check_initialized(live)
+    if plan.device is not None or plan.dtype is not None:
+        raise InputError("memory is measured as the model is: device and dtype cannot be chosen")
+    measured = measure_step(live.model, live.call, plan)
+    return MemoryMeasurement(measured.held_after_forward, measured.peak, predict(live, root, plan))
 
 
 def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,47 +18,22 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes, tensors_of_modules
 from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.capture.timer import Step, Timer
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.allocations import Allocation, Allocations
-from modelsummary.memory.checkpointing import apply_checkpoint
+from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.memory.plan import StepPlan
 
-__all__ = ["RowMemory", "StepPlan", "loss_of", "simulate_step"]
+__all__ = ["RowMemory", "check_initialized", "loss_of", "predict", "simulate_step"]
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 _CUDA_BLOCK = 512
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What one step does.
-
-    Attributes:
-        train: forward, backward and optimizer step; else a forward without gradients.
-        make_optimizer: from the parameters that are trained; None: no step.
-        device: whose kernels to choose; None: the model's.
-        dtype: of floating point parameters, buffers and inputs; None: their own.
-        loss: of the model's result; None: its ``loss`` if it has one, else the sum of its floating point tensors.
-        checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
-        autocast: dtype of ``torch.autocast`` around the forward and the loss; None: none.
-        accumulates: gradients of earlier micro-batches are there already.
-        block_bytes: granularity of the allocator; None: 512 on CUDA, else 1.
-    """
-
-    train: bool = True
-    make_optimizer: MakeOptimizer | None = None
-    device: torch.device | None = None
-    dtype: torch.dtype | None = None
-    loss: Callable[[Any], Tensor] | None = None
-    checkpoint: tuple[str, ...] = ()
-    autocast: torch.dtype | None = None
-    accumulates: bool = False
-    block_bytes: int | None = None
 
 
 @dataclass
@@ -67,6 +42,33 @@ class RowMemory:
 
     activation_bytes: int = 0
     peak_bytes: int = 0
+
+
+def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
+    """Predict the memory of a step, and write what each call has of it into the rows below ``root``.
+
+    Raises:
+        InputError: a parameter is not initialised, there is nothing to differentiate, or the step needs values that
+            there are not.
+    """
+    check_initialized(live)
+    estimate, by_call = simulate_step(live.model, live.call, plan)
+    rows = list(root.walk()) if plan.train else []
+    for row in rows:
+        found = by_call.get((row.fqn, row.call_index)) if row.executed else None
+        row.self_activation_bytes = found.activation_bytes if found is not None else 0
+        row.activation_bytes = row.self_activation_bytes
+        row.peak_bytes = found.peak_bytes if found is not None else None
+    for row in reversed(rows):
+        if row.parent_info is not None:
+            row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
+    return replace(estimate, recomputed_macs=recomputed_macs(root, plan.checkpoint) if plan.train else 0)
+
+
+def check_initialized(live: LiveModel) -> None:
+    """Raise ``InputError`` if a parameter has no shape yet."""
+    if live.uninitialized is not None:
+        raise InputError(f"memory: parameter {live.uninitialized!r} is not initialised; run the model once")
 
 
 class _OperatorClock:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import get_overridable_functions
 
+from modelsummary import _torch
 from modelsummary.capture.values import is_array
 
 __all__ = ["Generators", "noticed", "numbers_in", "saved_tensor_hooks", "state_of", "surroundings"]
@@ -120,13 +121,13 @@ def _snapshot(value: Any, depth: int) -> Any:
 
 def saved_tensor_hooks() -> Any:
     """The hooks through which tensors are kept for the backward now, innermost; None without, and on torch 2.6."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    top = _torch.top_saved_tensors_hooks
     return None if top is None else top(True)
 
 
 def surroundings() -> tuple[Any, ...]:
     """Modes that change what functions compute."""
-    autocast = torch._C._is_any_autocast_enabled()
+    autocast = _torch.is_any_autocast_enabled()
     cuda = torch.backends.cuda
     return (
         torch.is_inference_mode_enabled(),

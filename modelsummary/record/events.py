@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
 
+from modelsummary._torch import OpOverload, OpOverloadPacket
 from modelsummary.capture.templates import Attribute, BatchSize, Marker, leaves_of
 
 __all__ = [

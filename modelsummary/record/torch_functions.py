@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from modelsummary import _torch
 
 __all__ = ["HOOKS_TENSORS", "READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "keeps_first"]
 
 _PROPERTIES = frozenset(
-    name for name, value in vars(torch._C.TensorBase).items() if type(value).__name__ == "getset_descriptor"
+    name for name, value in vars(_torch.TensorBase).items() if type(value).__name__ == "getset_descriptor"
 )
 # Their result has the shape of the argument and nothing of its values.
 TAKES_SHAPE = frozenset(

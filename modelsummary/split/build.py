@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, leaves_of, map_template
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.split.analyse import CallSequence
-from modelsummary.split.holdings import Homes
+from modelsummary.split.holdings import Holdings
 from modelsummary.split.stage import Function, Inputs, Plan, Scope, Slot, Stage, Step
 from modelsummary.split.stage_parts import Part
 
@@ -21,7 +21,7 @@ __all__ = ["build", "inputs_of"]
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
     """A stage for each part: a plain ``nn.Sequential`` where the part is a chain of layers, else a ``Stage``."""
-    homes = Homes(model, parts, sequence.record.root.result)
+    homes = Holdings(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
     for number, part in enumerate(parts):
         is_first, is_last = number == 0, number == len(parts) - 1

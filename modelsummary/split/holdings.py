@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from modelsummary.record.events import attributes_in
 from modelsummary.split.stage_parts import Part
 
-__all__ = ["Homes"]
+__all__ = ["Holdings"]
 
 
-class Homes:
+class Holdings:
     """Which tensors and modules of the model, besides those its calls need, a stage holds.
 
     A module that the forward does not call still has parameters: it goes where the one before it goes, so the stages
@@ -44,8 +44,9 @@ class Homes:
                     tensor = getattr(model.get_submodule(owner), name)
                     paths.extend(of_tensor.get(id(tensor), ()))
             self._placed.append(paths)
+            placed = set(paths)
             for fqn, _ in tensors:
-                if any(fqn == path or fqn.startswith(f"{path}.") for path in _prefixes(fqn, set(paths))):
+                if _is_within(fqn, placed):
                     stage_of.setdefault(fqn, set()).add(number)
         self._attach_unused([fqn for fqn, _ in _in_order(model)], stage_of)
 
@@ -62,11 +63,11 @@ class Homes:
         return [*dict.fromkeys([*self._placed[number], *self._extra[number]])]
 
 
-def _prefixes(fqn: str, paths: set[str]) -> Iterator[str]:
-    while fqn:
-        if fqn in paths:
-            yield fqn
+def _is_within(fqn: str, paths: set[str]) -> bool:
+    """Return True if the name, or that of a module around it, is among ``paths``."""
+    while fqn and fqn not in paths:
         fqn = fqn.rpartition(".")[0]
+    return bool(fqn)
 
 
 def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -44,9 +44,10 @@ def materialize(
     if checkpoint is not None:
         filled = _load(stages, checkpoint)
     if init is None:
+        new = set(map(id, made.values()))
         for stage in stages:
             for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
-                if any(tensor is each for each in made.values()) and id(tensor) not in filled:
+                if id(tensor) in new and id(tensor) not in filled:
                     raise SplitError(
                         f"{name!r} is on meta and has no values"
                         f"{' in the checkpoint' if checkpoint is not None else ''}; pass init= or checkpoint="

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.changes import surroundings
@@ -25,36 +25,27 @@ class ModelSplitter:
     """Cuts one model as it is called in one way.
 
     Args:
-        model: None if it is no longer there.
-        call: how it is called; None if that is not known.
-        execution: ``"shape"`` or ``"real"``, whichever is known to work.
-        batch_dim: dimension of the inputs that is the batch; None: to be found.
+        live: None if there is no live model with an input any more.
         rows: of its tree.
 
     Raises:
         SplitError: there is no live model with an input, or a parameter of it has no shape yet.
     """
 
-    def __init__(
-        self,
-        model: nn.Module | None,
-        call: CallArguments | None,
-        execution: str,
-        batch_dim: int | None,
-        rows: Sequence[LayerInfo],
-    ) -> None:
-        if model is None or call is None:
+    def __init__(self, live: LiveModel | None, rows: Sequence[LayerInfo]) -> None:
+        if live is None:
             raise SplitError(
                 "splitting needs the live model and an input: Statistics(model, input_data) that was not pickled"
             )
-        check_initialized(model)
-        self._model, self._call = model, call
+        check_initialized(live.model)
+        self._model, self._call = live.model, live.call
         # Autocast does nothing to tensors on meta.
         under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-        self._execution = "real" if under_autocast else execution
+        self._execution = "real" if under_autocast else live.execution
         self._surroundings = surroundings()
-        self._splitter = Splitter(model, partial(record, model, call, self._execution, batch_dim), rows)
-        self.n_samples = call.size_along(batch_dim or 0) or 1
+        make_records = partial(record, live.model, live.call, self._execution, live.batch_dim)
+        self._splitter = Splitter(live.model, make_records, rows)
+        self.n_samples = live.call.size_along(live.batch_dim or 0) or 1
 
     def is_current(self) -> bool:
         """Autocast and the like are as they were: the record holds."""

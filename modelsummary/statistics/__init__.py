@@ -1,9 +1,6 @@
-"""``Statistics`` captures a model; ``ModelStatistics`` holds what is known of one, and everything made from it.
+"""``ModelStatistics`` is what is known of a model, as data; ``Statistics`` is that of a live model."""
 
-``ModelStatistics`` is put together from parts, a module each: what it measures, sizes, exports, shows, cuts and traces.
-"""
-
-from modelsummary.statistics.captured import Statistics, measure_memory
 from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.statistics.statistics import Statistics, as_live, measure_memory
 
-__all__ = ["ModelStatistics", "Statistics", "measure_memory"]
+__all__ = ["ModelStatistics", "Statistics", "as_live", "measure_memory"]

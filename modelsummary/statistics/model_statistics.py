@@ -1,33 +1,51 @@
-"""``ModelStatistics``: the tree of a model, and everything made from it."""
+"""``ModelStatistics``: what is known of a model as data, and every view of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from modelsummary.capture.inputs import CallArguments
-from modelsummary.errors import InputError, LayerNotFoundError, close_to
+from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
+from modelsummary.errors import InputError, LayerNotFoundError, MissingExtraError, NotLiveError, close_to
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
-from modelsummary.statistics.exporting import Exporting
-from modelsummary.statistics.graphing import Graphing
-from modelsummary.statistics.sizing import Sizing
-from modelsummary.statistics.splitting import Splitting
-from modelsummary.statistics.viewing import Viewing
+from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.units import ReadableNumbers
+from modelsummary.views import document, export, text
 from modelsummary.views.cells import TableOptions
-from modelsummary.views.document import check_document, tree_of
-from modelsummary.views.text import render
+from modelsummary.views.html import to_notebook
+from modelsummary.views.reports import latency_lines, profile_report
+
+if TYPE_CHECKING:  # what few ask for is imported for them only
+    import pandas
+
+    from modelsummary.views.diff import ModelDiff
+    from modelsummary.views.plot import Pictures
 
 __all__ = ["ModelStatistics"]
 
+Path_ = str | PathLike[str] | None
+Depth = int | EllipsisType | None
+_LIVE = frozenset(
+    "live measure_latency memory measure_memory suggest_checkpoint max_batch_size"
+    " split plan graph graph_module nodes_of".split()
+)
 
-class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableNumbers):
-    """What is known of a model: a tree of ``LayerInfo``, its totals, and views of it.
+
+class ModelStatistics(ReadableNumbers):
+    """What is known of a model, as data: a tree of ``LayerInfo``, its totals, and views of it.
+
+    ``load``, ``from_json`` and ``Profiler`` give this; ``Statistics`` adds what runs the live model again.
+
+    Methods that show or export take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``), ``depth`` (the
+    deepest level shown; None: all; default: that of ``Statistics``) and ``units`` (a prefix such as ``"M"`` for counts
+    and bytes), and raise ``InputError`` for an unusable one. With ``path`` a text is written there, too.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
     is the first call of a module. It pickles; the rows then have no live module.
@@ -39,9 +57,9 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         fallback_reason: why shape-only execution gave way to real execution, or None.
         batch_dim: dimension that views print as -1, or None.
         options: how ``print`` renders the table.
-        call: how the model is called, for what runs it again.
 
     Attributes:
+        latency_overhead: what measuring cost; None before something was measured.
         reused_calls: module calls that were not run, as a provably equal one had been; see ``Statistics(reuse=...)``.
     """
 
@@ -53,7 +71,6 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         fallback_reason: str | None = None,
         batch_dim: int | None = None,
         options: TableOptions | None = None,
-        call: CallArguments | None = None,
     ) -> None:
         self.root = root
         self.execution = execution
@@ -62,14 +79,14 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
-        self._call = call
+        self.latency_overhead: LatencyOverhead | None = None
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)
 
     @staticmethod
     def from_json(source: str | PathLike[str]) -> ModelStatistics:
-        """What ``to_json`` wrote; rows have no live modules.
+        """Return what ``to_json`` wrote; rows have no live modules.
 
         Args:
             source: the JSON text, or the path of a file with it.
@@ -77,18 +94,8 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         Raises:
             InputError: this is no such document, or one of another version.
         """
-        if not isinstance(source, (str, PathLike)) or not str(source):
-            raise InputError(f"source={source!r:.80}; expected JSON text, or the path of a file with it")
-        is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
-        try:
-            text = str(source) if is_text else Path(source).read_text(encoding="utf-8-sig")
-            facts = json.loads(text.lstrip("\ufeff"))
-        except UnicodeDecodeError as error:
-            raise InputError(f"{source!r:.80} is no text in UTF-8: {error}") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{source!r:.40} is no JSON: {error}") from None
-        check_document(facts)
-        root = tree_of(facts["rows"])
+        facts = document.read_document(source)
+        root = document.tree_of(facts["rows"])
         try:
             names = ("execution", "fallback_reason", "batch_dim")
             options = TableOptions(**facts["options"])
@@ -98,6 +105,19 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         except (KeyError, TypeError) as error:
             raise InputError(f"the document is incomplete: {type(error).__name__} {error}") from None
         return stats
+
+    if not TYPE_CHECKING:  # a type checker knows that there are no such attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _LIVE:
+                raise NotLiveError(self._not_live(name))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _not_live(self, name: str) -> str:
+        return (
+            f"{name} needs the live model and an input: pass input_data to Statistics; what was pickled, loaded or "
+            "cut short by an error has none"
+        )
 
     # ------------------------------------------------------------------------------------------- access
 
@@ -177,15 +197,12 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
         """Operators that look like matrix products and have no MAC formula -> how often each ran."""
         return ledger(self.root)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_call": None, "_called": None, "_cut": None}
-
     # -------------------------------------------------------------------------------------------- views
 
     def table(
         self,
         columns: Sequence[str] | None = None,
-        depth: int | EllipsisType | None = ...,
+        depth: Depth = ...,
         *,
         branching: bool | None = None,
         var_names: bool = False,
@@ -216,11 +233,257 @@ class ModelStatistics(Exporting, Viewing, Sizing, Splitting, Graphing, ReadableN
     __repr__ = __str__
 
     def _render(self, options: TableOptions) -> str:
-        return render(
+        return text.render(
             self.root,
             options,
             execution=self.execution,
             fallback_reason=self.fallback_reason,
             batch_dim=self.batch_dim,
-            remarks=[] if self.latency_overhead is None else [str(self.latency_overhead)],
+            remarks=self._remarks(),
         )
+
+    def _remarks(self) -> list[str]:
+        return [] if self.latency_overhead is None else [str(self.latency_overhead)]
+
+    # ------------------------------------------------------------------------------------------ exports
+
+    def to_records(
+        self,
+        columns: Sequence[str] | None = None,
+        depth: Depth = ...,
+        units: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """One dict a row, column name -> raw value: numbers, shapes as lists, None for what was not measured.
+
+        By default all facts that the rows have. With ``units`` counts and bytes are divided, and their names tell so:
+        ``"macs (M)"``.
+        """
+        return export.to_records(self.root, self._options(columns, depth, units))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that is known, as plain data for JSON; ``ModelStatistics.from_json`` reads it.
+
+        The key ``"version"`` changes whenever the meaning of another one does.
+        """
+        overhead = self.latency_overhead
+        return {
+            "format": document.FORMAT,
+            "version": document.VERSION,
+            "execution": self.execution,
+            "fallback_reason": self.fallback_reason,
+            "batch_dim": self.batch_dim,
+            "options": asdict(self.options),
+            "latency_overhead": None if overhead is None else overhead.to_dict(),
+            "rows": document.rows_of(self.root),
+        }
+
+    def to_json(self, path: Path_ = None, *, indent: int | None = None) -> str:
+        """``to_dict()`` as JSON text."""
+        return _written(json.dumps(self.to_dict(), indent=indent), path)
+
+    def to_csv(
+        self,
+        path: Path_ = None,
+        columns: Sequence[str] | None = None,
+        depth: Depth = ...,
+        units: str | None = None,
+    ) -> str:
+        """The records as comma-separated values with a header line."""
+        return _written(export.to_csv(self.root, self._options(columns, depth, units)), path)
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        depth: Depth = ...,
+        units: str | None = None,
+    ) -> pandas.DataFrame:
+        """The records as a ``pandas.DataFrame``, a row each.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas") from error
+        frame: pandas.DataFrame = pandas.DataFrame(self.to_records(columns, depth, units))
+        return frame
+
+    def to_markdown(
+        self,
+        path: Path_ = None,
+        columns: Sequence[str] | None = None,
+        depth: Depth = ...,
+        units: str | None = None,
+    ) -> str:
+        """The table in GitHub's Markdown."""
+        return _written(export.to_markdown(self.root, self._options(columns, depth, units), **self._ran()), path)
+
+    def to_latex(
+        self,
+        path: Path_ = None,
+        columns: Sequence[str] | None = None,
+        depth: Depth = ...,
+        units: str | None = None,
+    ) -> str:
+        """The table as a LaTeX ``tabular`` for the package booktabs."""
+        return _written(export.to_latex(self.root, self._options(columns, depth, units), **self._ran()), path)
+
+    def to_html(
+        self,
+        path: Path_ = None,
+        columns: Sequence[str] | None = None,
+        depth: Depth = ...,
+        units: str | None = None,
+        *,
+        foldable: bool = False,
+    ) -> str:
+        """The table in HTML.
+
+        Args:
+            foldable: the tree that notebooks show, with its style and script; else a plain ``<table>``.
+        """
+        options = self._options(columns, depth, units)
+        if not foldable:
+            return _written(export.to_html(self.root, options, **self._ran()), path)
+        facts: dict[str, Any] = {"execution": self.execution, "fallback_reason": self.fallback_reason}
+        said = text.footer(self.root, **facts, remarks=self._remarks())
+        lines = [line for section in said for line in section]
+        return _written(to_notebook(self.root, options, lines, **self._ran()), path)
+
+    def _repr_html_(self) -> str:
+        return self.to_html(foldable=True)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+    def _ran(self) -> dict[str, Any]:
+        return {"executed": self.execution != "none", "batch_dim": self.batch_dim}
+
+    def _options(self, columns: Sequence[str] | None, depth: Depth, units: str | None) -> TableOptions:
+        level = self.options.depth if isinstance(depth, EllipsisType) else depth
+        return TableOptions(columns=columns, depth=level, branching=self.options.branching, units=units)
+
+    # ------------------------------------------------------------------------------- pictures and reports
+
+    @property
+    def plot(self) -> Pictures:
+        """Pictures with matplotlib: ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
+        from modelsummary.views.plot import Pictures
+
+        return Pictures(self.root, lambda: dtype_of(self.root))
+
+    def to_chrome_trace(self, path: str | PathLike[str], *, memory: MemoryEstimate | None = None) -> Path:
+        """Write the measured latency as trace events, for ui.perfetto.dev or ``chrome://tracing``.
+
+        A bar for each call that was timed, nested as the calls are, with its facts; forward and backward on tracks of
+        their own. The bars are medians laid end to end, no recording of one run.
+
+        Args:
+            path: of the JSON file.
+            memory: what ``memory()`` returned: its timeline is drawn as counters, in bytes by category, where the
+                modules run that need it; what was not timed takes a microsecond an operator.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: nothing was measured and no ``memory`` is given, it is that of another model, or the file cannot
+                be written.
+        """
+        from modelsummary.views.chrome_trace import write_trace
+
+        return write_trace(self.root, path, memory)
+
+    def diff(self, other: ModelStatistics) -> ModelDiff:
+        """What differs in another model: modules added, removed, renamed and changed, with their figures.
+
+        Figures are of each module without what the modules in it have, so they add up to the totals. Times are shown
+        where both were measured, and are no difference. Without an input, MACs and shapes are not compared.
+
+        Args:
+            other: statistics of the model to compare with; taken as the later one.
+
+        Returns:
+            The differences: they print as a table, and are true if there are any.
+
+        Raises:
+            InputError: ``other`` is no ``ModelStatistics``.
+        """
+        from modelsummary.views.diff import diff_trees
+
+        if not isinstance(other, ModelStatistics):
+            raise InputError(f"expected the Statistics of another model, got {type(other).__name__}: {other!r:.80}")
+        return diff_trees(self.root, other.root)
+
+    def estimate_latency(self, spec: DeviceSpec | str, dtype: Precision | None = None) -> float:
+        """The least time of a forward on a device, by its roofline, without a run; for devices one does not have.
+
+        Fills ``estimated_latency_ms`` of every row; ``split(by="latency")`` and ``plan(by="latency")`` use it where
+        nothing was measured.
+
+        Args:
+            spec: the device, or its name in the table of ``DeviceSpec.of``.
+            dtype: of the computation; default: that of most parameters. ``"tf32"`` for float32 with TF32 products.
+
+        Returns:
+            Milliseconds.
+
+        Raises:
+            InputError: the device or its peak with this dtype is unknown.
+        """
+        return estimate(self.root, _device_spec(spec), dtype or dtype_of(self.root))
+
+    def roofline(self, spec: DeviceSpec | str, dtype: Precision | None = None, *, depth: int | None = None) -> Roofline:
+        """Every called module down to ``depth`` against the roof of a device: bound, what limits it, part reached.
+
+        Args:
+            spec, dtype: as for ``estimate_latency``.
+
+        Raises:
+            InputError: the device or its peak with this dtype is unknown.
+        """
+        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), _level("depth", depth))
+
+    def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
+        """A line a call, indented by tabs: parameters, latency, share of it, and shapes; also into ``output_file``."""
+        return _written(latency_lines(self.root, _level("depth", depth)) + "\n", output_file)[:-1]
+
+    def profile_report(
+        self,
+        *,
+        top_modules: int = 1,
+        module_depth: int | None = None,
+        detailed: bool = True,
+        output_file: str | PathLike[str] | None = None,
+    ) -> str:
+        """Totals, the classes that cost most at each depth, and the model's repr with figures, as DeepSpeed shows them.
+
+        Args:
+            top_modules: how many classes.
+            module_depth: the deepest level shown; None: all.
+            detailed: with the repr.
+            output_file: where to write it, too.
+        """
+        if type(top_modules) is not int or top_modules < 1:
+            raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
+        _level("module_depth", module_depth)
+        options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
+        device = self.latency_overhead.device if self.latency_overhead is not None else ""
+        return _written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
+
+
+def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
+    return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
+
+
+def _level(name: str, depth: int | None) -> int | None:
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise InputError(f"{name}={depth!r} is no level of the tree; expected an integer >= 0, or None")
+    return depth
+
+
+def _written(content: str, path: Path_) -> str:
+    if path is not None:
+        Path(path).write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
+    return content

@@ -23,13 +23,11 @@ from modelsummary.statistics import Statistics
 from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
 from modelsummary.torchinfo.formatting import FormattingOptions, SummaryTotals, render_summary
 from modelsummary.torchinfo.rows import SummaryRow, pruned, summary_rows
-from modelsummary.torchinfo.run_cache import RunCache
 
 __all__ = ["SummaryStatistics", "clear_cached_forward_pass", "summary"]
 
 _DEFAULT_COLUMNS = (ColumnSettings.OUTPUT_SIZE, ColumnSettings.NUM_PARAMS)
 _NEED_INPUT = (ColumnSettings.INPUT_SIZE, ColumnSettings.OUTPUT_SIZE, ColumnSettings.MULT_ADDS)
-_cache = RunCache()
 
 
 @exclusive
@@ -38,7 +36,7 @@ def summary(
     input_size: Sequence[Any] | None = None,
     input_data: Any = None,
     batch_dim: int | None = None,
-    cache_forward_pass: bool | None = None,
+    cache_forward_pass: bool | None = None,  # noqa: ARG001 - torchinfo has it
     col_names: Iterable[str] | None = None,
     col_width: int = 25,
     depth: int = 3,
@@ -61,7 +59,7 @@ def summary(
         input_data: a tensor or an array; a list or tuple of the forward's positional arguments; a mapping of its
             keyword arguments.
         batch_dim: insert a batch of one there into each of ``input_size``.
-        cache_forward_pass: use the last run of this very model again, if neither model nor input has changed since.
+        cache_forward_pass: accepted; a run on shapes costs little, and none is kept.
         col_names: columns, see ``ColumnSettings``; default: ``output_size`` and ``num_params``.
         col_width: characters of each column but the first.
         depth: deepest level shown; the parameters and mult-adds of what is below are added to it.
@@ -103,15 +101,14 @@ def summary(
     else:
         given = _sizes_in(input_data) if with_input else []
         call = _call(model, *_arguments(input_data, kwargs)) if with_input else None
-    stats = SummaryStatistics(model, call, run, given, formatting, cached=bool(cache_forward_pass), batch_dim=batch_dim)
+    stats = SummaryStatistics(model, call, run, given, formatting, batch_dim=batch_dim)
     if verbose > Verbosity.QUIET:
         print(stats)
     return stats
 
 
 def clear_cached_forward_pass() -> None:
-    """Forget the runs that ``summary(..., cache_forward_pass=True)`` kept."""
-    _cache.clear()
+    """Do nothing: no run is kept. torchinfo has this function."""
 
 
 class SummaryStatistics(Statistics):
@@ -133,16 +130,11 @@ class SummaryStatistics(Statistics):
         input_size: Any,
         formatting: FormattingOptions,
         *,
-        cached: bool,
         batch_dim: int | None,
     ) -> None:
         called, model = model, unwrap(model)
-        recording = _cache.get(model, call, mode) if cached and call is not None else None
-        if recording is None:
-            with _in_mode(model, mode), register_module_forward_hook(_check_output):
-                recording = list_layers(model) if call is None else capture(model, call, "auto")
-            if cached and call is not None:
-                _cache.put(model, call, mode, recording)
+        with _in_mode(model, mode), register_module_forward_hook(_check_output):
+            recording = list_layers(model) if call is None else capture(model, call, "auto")
         self._fill(called, call, recording, batch_dim=batch_dim)
         self._pruned = pruned(modules_of(model))
         self.summary_list = summary_rows(self.root)

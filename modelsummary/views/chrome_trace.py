@@ -6,16 +6,20 @@ microseconds.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
+from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, first_shape
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.rows import row_label
 
-__all__ = ["trace_events"]
+__all__ = ["trace_events", "write_trace"]
 
 _UNTIMED = 1000  # ns from one operator to the next where no time was measured
 
@@ -28,6 +32,29 @@ class Span(NamedTuple):
 
 
 Spans = dict[LayerInfo, Span]
+
+
+def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstimate | None) -> Path:
+    """Write the trace events of a tree to a file and return its path.
+
+    Raises:
+        InputError: there is nothing to trace, ``memory`` is that of another model, or the file cannot be written.
+    """
+    if memory is not None and not isinstance(memory, MemoryEstimate):
+        raise InputError(f"memory={memory!r:.80} is no MemoryEstimate; pass what memory() returned")
+    known = {None, *(row.fqn for row in root.walk())}
+    strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in known]
+    if strange:
+        raise InputError(f"memory is that of another model: this one has no module {strange[0]!r}")
+    if memory is None and root.latency_ms is None:
+        raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
+    text = json.dumps({"traceEvents": trace_events(root, memory), "displayTimeUnit": "ms"})
+    try:
+        target = Path(path)
+        target.write_text(text, encoding="utf-8")
+    except (OSError, TypeError) as error:
+        raise InputError(f"path={path!r} cannot be written: {error}") from error
+    return target
 
 
 def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[dict[str, Any]]:

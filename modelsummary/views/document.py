@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
 
-__all__ = ["FORMAT", "VERSION", "check_document", "rows_of", "tree_of"]
+__all__ = ["FORMAT", "VERSION", "read_document", "rows_of", "tree_of"]
 
 FORMAT = "modelsummary"
 VERSION = 1
@@ -68,7 +71,31 @@ def _unpacked(value: Any) -> Sizes:
     return sizes
 
 
-def check_document(document: Any) -> None:
+def read_document(source: str | PathLike[str]) -> dict[str, Any]:
+    """Return the facts of a document, checked.
+
+    Args:
+        source: the JSON text, or the path of a file with it.
+
+    Raises:
+        InputError: this is no such document, or one of another version.
+    """
+    if not isinstance(source, (str, PathLike)) or not str(source):
+        raise InputError(f"source={source!r:.80}; expected JSON text, or the path of a file with it")
+    is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
+    try:
+        text = str(source) if is_text else Path(source).read_text(encoding="utf-8-sig")
+        facts = json.loads(text.lstrip("\ufeff"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source!r:.80} is no text in UTF-8: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source!r:.40} is no JSON: {error}") from None
+    _check(facts)
+    found: dict[str, Any] = facts
+    return found
+
+
+def _check(document: Any) -> None:
     """Raise ``InputError`` unless this is a document that this version can read."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"this is no document of modelsummary: expected an object with format={FORMAT!r}")

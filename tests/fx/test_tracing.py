@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import modelsummary
 from modelsummary import InputError, TraceError, symbolic_trace
 from tests.graphs import assert_same, tensors, written
 from tests.idioms import IDIOMS
@@ -435,10 +434,6 @@ def test_any_sequence_of_functions(names, batch):
     except TraceError:
         return  # bound to the traced sizes, and says so
     assert torch.equal(found, forward(x))
-
-
-def test_public_names():
-    assert set(modelsummary.fx.__all__) <= set(modelsummary.__all__)
 
 
 @pytest.fixture

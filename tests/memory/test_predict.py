@@ -15,7 +15,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import InputError, MissingExtraError, Statistics
-from modelsummary.statistics.sizing import largest
+from modelsummary.memory.fit import largest
 from tests.capture.test_wrapped import int8
 from tests.models import Call
 from tests.real_memory import persistent, real_memory, sgd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -169,3 +170,32 @@ def test_recurrent_layers_on_an_accelerator():
     model = nn.LSTM(64, 128, 2, batch_first=True).to(torch.accelerator.current_accelerator())
     for execution in ("shape", "real"):
         assert Statistics(model, (2, 50, 64), execution=execution).total_mult_adds == 22_937_600
+
+
+# -------------------------------------------------------------------------------------------- data and live models
+
+
+def test_data_cannot_run(tmp_path):
+    """What is no live model says so in one sentence; ``hasattr`` sees no such method."""
+    stats = Statistics(nn.Linear(4, 2), (3, 4))
+    loaded = modelsummary.ModelStatistics.from_json(stats.to_json())
+    assert not isinstance(loaded, Statistics)
+    assert not hasattr(loaded, "split")
+    assert loaded.total_mult_adds == stats.total_mult_adds == 24
+    for name in ("split", "memory", "measure_latency", "graph", "live"):
+        with pytest.raises(InputError, match=f"{name} needs the live model and an input"):
+            getattr(loaded, name)
+    with pytest.raises(AttributeError, match="no attribute 'spit'"):
+        loaded.spit(2)
+    again = pickle.loads(pickle.dumps(stats))
+    with pytest.raises(InputError, match="needs the live model"):
+        again.memory()
+    assert stats.live.device == torch.device("cpu")
+    assert stats.live.modules == [stats.live.model]
+
+
+def test_options_of_a_step_are_checked():
+    stats = Statistics(nn.Linear(4, 2), (3, 4))
+    for call in (stats.measure_memory, partial(stats.max_batch_size, 10**6), partial(stats.suggest_checkpoint, 10**6)):
+        with pytest.raises(InputError, match=r"'optimiser' is no option of a step; did you mean 'optimizer'\?"):
+            call(optimiser="adam")

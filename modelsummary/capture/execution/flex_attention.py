@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
+
+from modelsummary._torch import flex_attention, flex_attention_backward
 
 __all__ = ["FLEX_RULES", "plain_flex_attention"]
 

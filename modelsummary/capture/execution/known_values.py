@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.capture.values import map_leaves
 from modelsummary.costs.operators import OpRule, tensors_in
 
@@ -75,7 +76,7 @@ class KnownValues:
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
         most = _MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS
-        with torch._C.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+        with _torch.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
             storage = tensor.untyped_storage()
         if storage._cdata in self._owners:
             first = self._owners[storage._cdata][1]()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from modelsummary import _torch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 
 __all__ = ["fused_lstm"]
@@ -30,19 +31,19 @@ _MOST_ELEMENTS = 2**22  # the kernel is not asked about longer sequences: it has
 @contextmanager
 def fused_lstm() -> Iterator[None]:
     """Context, within a shape-only run, in which an LSTM on CPU tensors keeps what its CPU kernel keeps."""
-    original = torch._VF.lstm
+    original = _torch.VF.lstm
 
     def lstm(*args: Any) -> Any:
         fused = len(args) == 9 and type(args[0]) is ShapeTensor and _is_fused(*args[:3])
         return _layers(*args) if fused else original(*args)
 
-    with _Workspaces(), patch.object(torch._VF, "lstm", lstm):  # type: ignore[no-untyped-call]
+    with _Workspaces(), patch.object(_torch.VF, "lstm", lstm):  # type: ignore[no-untyped-call]
         yield
 
 
 def _is_fused(x: Tensor, states: Sequence[Tensor], weights: Any) -> bool:
     """``use_mkldnn`` of RNN.cpp, without the projections and packed sequences that it leaves to the steps."""
-    if not isinstance(weights, (list, tuple)) or not torch._C._get_mkldnn_enabled() or not x.numel():
+    if not isinstance(weights, (list, tuple)) or not _torch.is_onednn_enabled() or not x.numel():
         return False
     known = x.dtype is torch.float32 or (x.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     on_cpu = all(tensor.device.type == "cpu" for tensor in (x, *states, *weights))
@@ -114,7 +115,7 @@ def _workspace_bytes(length: int, batch: int, features: int, hidden: int, dtype:
 
 @lru_cache
 def _asked(length: int, batch: int, features: int, hidden: int, dtype: torch.dtype) -> int:
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with _disable_current_modes(), _torch.DisableTorchFunction():
         gates = 4 * hidden
         shapes = [(length, batch, features), (gates, features), (gates, hidden), (gates,), (gates,)]
         tensors = [torch.zeros(shape, dtype=dtype) for shape in [*shapes, (batch, hidden), (batch, hidden)]]

@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from modelsummary import _torch
+from modelsummary._torch import FakeTensor, OpOverload
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_rules import CPU_RESULTS, DEVICE_RESULTS, SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
@@ -124,7 +124,7 @@ class ShapeOnly:
     def values(self, twin: Tensor, asker: str) -> Tensor:
         """Return a copy of the values of a twin. Raises ``DataDependentError`` if they are not known."""
         self.values_read += 1
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
+        with _disable_current_modes(), _torch.DisableTorchFunction():
             value = self._known.value(twin) if self._known.cover((twin,)) else None
         if value is None:
             raise self._needing_values(asker)
@@ -395,7 +395,7 @@ class ShapeOnly:
             spec = spec._replace(dtype=self._dtype)
         if is_stray:
             return new_tensor(spec, self.device)
-        with torch._C.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+        with _torch.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
             try:
                 storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
             except (NotImplementedError, RuntimeError):  # a wrapper that has none of its own
@@ -439,7 +439,7 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind in _REPLACED:
         return True
-    return isinstance(value, Tensor) and kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return isinstance(value, Tensor) and kind.__torch_dispatch__ is _torch.disabled_dispatch
 
 
 def _shares_storage(func: Any, rule: OpRule) -> bool:

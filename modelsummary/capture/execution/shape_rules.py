@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary import _torch
 from modelsummary.capture.execution.flex_attention import FLEX_RULES
 
 __all__ = ["CPU_RESULTS", "DEVICE_RESULTS", "SHAPE_RULES"]
@@ -354,8 +355,8 @@ def _gradients_laid_out(out: Any, _: Tensor, x: Tensor, weight: Tensor, bias_siz
 def _format_of_convolution(x: Tensor, weight: Tensor, *others: Any) -> torch.memory_format | None:
     if weight.dim() == 3:  # a dimension is added on the way to the library
         return None
-    backend = torch._C._select_conv_backend(x, weight, *others)
-    chosen: torch.memory_format = torch._C._conv_determine_backend_memory_format(x, weight, backend)
+    backend = _torch.select_conv_backend(x, weight, *others)
+    chosen: torch.memory_format = _torch.conv_memory_format(x, weight, backend)
     return chosen
 
 

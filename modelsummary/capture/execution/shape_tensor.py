@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 from torch.utils._pytree import tree_map_only
 
+from modelsummary import _torch
+
 __all__ = [
     "OnMeta",
     "ShapeTensor",
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 _META = torch.device("meta")
-_META_KEY = torch._C.DispatchKey.Meta
+_META_KEY = _torch.DispatchKey.Meta
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _DETACH = torch.ops.aten.detach.default
 _RESIZE = torch.ops.aten.resize_.default
@@ -55,7 +57,7 @@ class ShapeTensor(Tensor):
     for a tensor that outlives the run.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = _torch.disabled_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -100,7 +102,7 @@ class ShapeTensor(Tensor):
 
 
 def _is_below_python() -> bool:
-    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
+    return bool(_torch.is_excluded(_torch.DispatchKey.Python))
 
 
 def _values(tensor: Tensor, asker: str) -> Tensor:
@@ -123,7 +125,7 @@ def storages_resized() -> Iterator[None]:
     FSDP frees the storages of gathered parameters and allocates them again.
     """
 
-    original: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]
+    original: Any = _torch.StorageBase.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         if storage.device.type != "meta":
@@ -145,7 +147,7 @@ def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     Results share the storage of the arguments.
     """
-    with torch._C._DisableTorchDispatch(), torch._C._IncludeDispatchKeyGuard(_META_KEY):
+    with _torch.DisableTorchDispatch(), _torch.IncludeDispatchKey(_META_KEY):
         out = func(*args, **kwargs)
     return tree_map_only(Tensor, _as_shape_tensor, out) if type(out) is not Tensor else _as_shape_tensor(out)
 
@@ -168,7 +170,7 @@ def without_history(tensor: Tensor) -> Tensor:
         alone: Tensor = run_on_metadata(_DETACH, (tensor,), {})
         return alone
     if type(tensor) is Tensor:
-        with torch._C._DisableTorchDispatch():
+        with _torch.DisableTorchDispatch():
             return tensor.detach()
     return tensor
 
@@ -214,9 +216,9 @@ class OnMeta:
         meta = torch.empty(0, dtype=tensor.dtype, device=_META)
         meta.set_(twin, tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.is_conj():
-            torch._C._set_conj(meta, True)
+            _torch.set_conj(meta, True)
         if tensor.is_neg():
-            torch._C._set_neg(meta, True)
+            _torch.set_neg(meta, True)
         self._origins[id(meta)] = (meta, tensor)
         return meta
 

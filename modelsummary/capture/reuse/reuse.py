@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from modelsummary import _torch
 from modelsummary.capture.calls import Call, Costs, Watch
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, spec_of
@@ -112,9 +113,9 @@ class Reuse:
         """In the run's own thread, and no mode between the model and us."""
         return (
             get_ident() == self._thread
-            and torch._C._len_torch_dispatch_stack() == 1
-            and torch._C._len_torch_function_stack() == 0
-            and torch._C._functorch.maybe_current_level() is None
+            and _torch.number_of_dispatch_modes() == 1
+            and _torch.number_of_function_modes() == 0
+            and _torch.functorch_level() is None
         )
 
     def _key_of(self, modules: Sequence[nn.Module]) -> tuple[Any, ...] | None:
@@ -229,11 +230,11 @@ def _switches() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        torch._C._is_any_autocast_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
+        _torch.is_any_autocast_enabled(),
+        _torch.is_flash_sdp_enabled(),
+        _torch.is_mem_efficient_sdp_enabled(),
+        _torch.is_math_sdp_enabled(),
+        _torch.is_cudnn_sdp_enabled(),
     )
 
 
@@ -245,5 +246,5 @@ def _is_watched() -> bool:
         module_hooks._global_backward_hooks,
         module_hooks._global_backward_pre_hooks,
     )
-    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    modes = _torch.number_of_dispatch_modes() + _torch.number_of_function_modes()
     return any(hooks) or modes > 0

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
+from modelsummary import _torch
 from modelsummary.capture.state.reachable import Held
 
 __all__ = ["unchanged"]
@@ -123,13 +123,13 @@ def _global_state() -> list[Undo]:
 
 def _modes() -> Undo:
     """Ctrl-C may come when a mode has begun, and before anybody knows that it is to be ended."""
-    dispatch, function = len(_get_current_dispatch_mode_stack()), _len_torch_function_stack()
+    dispatch, function = len(_get_current_dispatch_mode_stack()), _torch.number_of_function_modes()
 
     def put_back() -> None:
         while len(_get_current_dispatch_mode_stack()) > dispatch:
             _pop_mode()
-        while _len_torch_function_stack() > function:
-            _pop_torch_function_stack()
+        while _torch.number_of_function_modes() > function:
+            _torch.pop_function_mode()
 
     return put_back
 
@@ -140,7 +140,7 @@ def _later(function: Callable[..., object], *args: Any) -> Undo:
 
 def _default_device() -> torch.device | None:
     """The default device; None where none was set, which is not the same as the CPU: no mode is active then."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    context = getattr(_torch.GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
 
@@ -148,7 +148,7 @@ def _set_default_device(device: torch.device | None) -> None:
     if _default_device() != device:
         torch.set_default_device(device)
         if device is None:  # before torch 2.7, get_default_device() fails on what this leaves
-            del torch._GLOBAL_DEVICE_CONTEXT.device_context
+            del _torch.GLOBAL_DEVICE_CONTEXT.device_context
 
 
 def _switches() -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary import _torch
 from modelsummary.errors import ModelFileError
 from modelsummary.files.torch.archive import Archive
 
@@ -62,9 +63,11 @@ def read_exported(path: Path) -> Any:
             {key: tensor for name in _entries(archive, folder) for key, tensor in _tensors(archive.read_json(name))}
             for folder in _CONFIGS
         )
-        from torch._export.serde.serialize import SerializedArtifact, deserialize
+        serializer = _torch.export_serializer()
 
-        return deserialize(SerializedArtifact(json.dumps(facts).encode(), weights, constants, b""))  # type: ignore[arg-type]
+        return serializer.deserialize(
+            serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
+        )
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # whatever a program that is none makes torch raise
@@ -115,7 +118,7 @@ def _forget_containers(facts: Any) -> None:
 
 def _tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
     """Name -> meta tensor, from the descriptions of weights; tied weights are one tensor."""
-    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE as dtypes
+    dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
 
     known: dict[str, Tensor] = {}
     for name, facts in config["config"].items():

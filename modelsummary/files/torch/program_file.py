@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor as TorchTensor
 from torch import fx, nn
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modelsummary._torch import HigherOrderOperator, OpOverload
 from modelsummary.capture.calls import Call
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.operators import Operators

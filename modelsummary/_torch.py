@@ -1,0 +1,131 @@
+"""The private names of torch that the package relies on: nothing else in it names ``torch._``.
+
+Each has a line that says what it is. All are in torch 2.6 and later, but for those with a default;
+``tests/test_torch_names.py`` fails on a torch in which one is gone, or is something else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C import _pop_torch_function_stack as pop_function_mode
+from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+__all__ = [
+    "GLOBAL_DEVICE_CONTEXT",
+    "VF",
+    "DisableTorchDispatch",
+    "DisableTorchFunction",
+    "DispatchKey",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "IncludeDispatchKey",
+    "OpOverload",
+    "OpOverloadPacket",
+    "StorageBase",
+    "TensorBase",
+    "conv_memory_format",
+    "current_node",
+    "disabled_dispatch",
+    "disabled_function",
+    "export_serializer",
+    "fake_mode",
+    "flex_attention",
+    "flex_attention_backward",
+    "functorch_level",
+    "has_kernel",
+    "has_kernel_for",
+    "is_any_autocast_enabled",
+    "is_cudnn_sdp_enabled",
+    "is_excluded",
+    "is_flash_sdp_enabled",
+    "is_math_sdp_enabled",
+    "is_mem_efficient_sdp_enabled",
+    "is_onednn_enabled",
+    "next_node_number",
+    "number_of_dispatch_modes",
+    "number_of_function_modes",
+    "pop_function_mode",
+    "running_backward",
+    "select_conv_backend",
+    "set_conj",
+    "set_grad_enabled",
+    "set_neg",
+    "top_saved_tensors_hooks",
+]
+
+# Context: torch functions reach no mode, so a question of ours is none of the model's.
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+# Context: operators reach neither modes nor subclasses.
+DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
+# Context: operators run with a further dispatch key.
+IncludeDispatchKey: Any = torch._C._IncludeDispatchKeyGuard
+# Names of dispatch keys.
+DispatchKey: Any = torch._C.DispatchKey
+# Whether a dispatch key is switched off: C++ asks a tensor for a number.
+is_excluded: Any = torch._C._dispatch_tls_is_dispatch_key_excluded
+# ``__torch_function__`` of a subclass that leaves functions alone.
+disabled_function: Any = torch._C._disabled_torch_function_impl
+# ``__torch_dispatch__`` of a class that leaves operators to torch.
+disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
+# Whose ``resize_`` refuses storages without memory.
+StorageBase: Any = torch._C.StorageBase
+# Whose getters are the properties of tensors.
+TensorBase: Any = torch._C.TensorBase
+# Marks a tensor as conjugated.
+set_conj: Any = torch._C._set_conj
+# Marks a tensor as negated.
+set_neg: Any = torch._C._set_neg
+# Whether an operator has a kernel for a dispatch key.
+has_kernel_for: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+# Whether C++ knows an operator.
+has_kernel: Any = torch._C._dispatch_has_kernel
+# What ``torch.no_grad`` calls, and a graph holds.
+set_grad_enabled: Any = torch._C._set_grad_enabled
+# Number of the next autograd node.
+next_node_number: Any = torch._C._autograd._get_sequence_nr
+# Id of the backward that runs, -1 without one.
+running_backward: Any = torch._C._current_graph_task_id
+# Autograd node that runs, or None.
+current_node: Any = torch._C._current_autograd_node
+# Which kernel a convolution takes.
+select_conv_backend: Any = torch._C._select_conv_backend
+# Memory format of that kernel's result.
+conv_memory_format: Any = torch._C._conv_determine_backend_memory_format
+# Whether oneDNN runs recurrent layers on the CPU.
+is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
+# Whether autocast is on for any device.
+is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
+# Switches of the attention backends.
+is_flash_sdp_enabled: Any = torch._C._get_flash_sdp_enabled
+is_mem_efficient_sdp_enabled: Any = torch._C._get_mem_efficient_sdp_enabled
+is_math_sdp_enabled: Any = torch._C._get_math_sdp_enabled
+is_cudnn_sdp_enabled: Any = torch._C._get_cudnn_sdp_enabled
+# How many dispatch modes are on.
+number_of_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+# How many function modes are on.
+number_of_function_modes: Any = torch._C._len_torch_function_stack
+# Level of ``vmap`` or ``grad`` around the code, or None.
+functorch_level: Any = torch._C._functorch.maybe_current_level
+# Functions without Python code: recurrent layers.
+VF: Any = torch._VF
+# Holds what ``torch.set_default_device`` set.
+GLOBAL_DEVICE_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
+# Innermost default hooks of saved tensors; None on torch 2.6.
+top_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def fake_mode() -> Any:
+    """Return the mode of fake tensors that is on, or None."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def export_serializer() -> Any:
+    """Return the module that reads exported programs; importing it takes its time."""
+    from torch._export.serde import serialize
+
+    return serialize

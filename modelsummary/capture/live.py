@@ -1,0 +1,50 @@
+"""A live model and how it is called: what everything that runs a model again takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+
+__all__ = ["LiveModel"]
+
+
+@dataclass(frozen=True)
+class LiveModel:
+    """The only holder of live state: the functions of the rooms take it, and rows.
+
+    Attributes:
+        model: without the wrappers of ``torch.compile`` and of data parallelism.
+        call: its arguments.
+        execution: ``"shape"`` or ``"real"``, whichever is known to work.
+        batch_dim: dimension of the inputs that is the batch; None: not told.
+        compiled: the compiled model that was passed, to be timed in its place; None without one.
+    """
+
+    model: nn.Module
+    call: CallArguments
+    execution: str
+    batch_dim: int | None = None
+    compiled: nn.Module | None = None
+
+    @cached_property
+    def modules(self) -> list[nn.Module]:
+        """Every module of the model once."""
+        return list(modules_of(self.model))
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the parameters and buffers are."""
+        return device_of(tensors_of_modules(self.modules))
+
+    @property
+    def uninitialized(self) -> str | None:
+        """The FQN of a parameter that has no shape yet; None if all have one."""
+        return next((fqn for fqn, parameter in self.model.named_parameters() if is_lazy(parameter)), None)

@@ -1,0 +1,65 @@
+"""Graphs whose nodes know the rows of a model's tree."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
+from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.fx.profiling import profile_call
+from modelsummary.fx.tracing import trace_call
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["graph_module", "nodes_of"]
+
+
+def graph_module(
+    live: LiveModel,
+    rows_of: Callable[[str], list[LayerInfo]],
+    *,
+    trace_act_ckpt: bool = False,
+    bias_addition_split: bool = False,
+    device: torch.device | str | None = None,
+) -> GraphModule:
+    """Trace and profile a model as it was summarised; each node has its row in ``meta["layer_info"]``.
+
+    Args:
+        rows_of: FQN -> the rows of all calls of that module.
+        trace_act_ckpt, bias_addition_split: as for ``symbolic_trace``.
+        device: whose kernels are assumed, as for ``symbolic_profile``.
+    """
+    call = live.call
+    names = dict(_names(live.model, call))
+    graph = trace_call(live.model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
+    given = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
+    profile_call(graph, CallArguments((), given, call.device), device)
+    for node in graph.graph.nodes:
+        info = node.meta["info"]
+        node.meta["layer_info"] = rows_of(info.fqn)[info.call_index]
+    return graph
+
+
+def nodes_of(graph: GraphModule, fqn: str) -> list[Node]:
+    """Return the nodes that a module calls, is, or has within."""
+    infos = ((node, node.meta.get("info")) for node in graph.graph.nodes)
+    prefix = f"{fqn}." if fqn else ""
+    return [node for node, info in infos if isinstance(info, MetaInfo) and f"{info.fqn}.".startswith(prefix)]
+
+
+def _names(model: nn.Module, call: CallArguments) -> Iterator[tuple[int | str, str]]:
+    """Position or name of each argument that holds tensors, and how the graph calls it."""
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    for position, value in enumerate(call.args):
+        if CallArguments((value,), {}, None).shapes():
+            parameter = parameters[min(position, len(parameters) - 1)]
+            is_many = parameter.kind is parameter.VAR_POSITIONAL
+            yield position, f"{parameter.name}_{position}" if is_many else parameter.name
+    for name, value in call.kwargs.items():
+        if CallArguments((value,), {}, None).shapes():
+            yield name, name
