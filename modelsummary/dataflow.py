@@ -1,6 +1,6 @@
 """Where stages that version 0.1.0 pickled look for their parts."""
 
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown
-from modelsummary.record.events import TorchFunction, Value
+from modelsummary.record.events import TorchFunction, Value, _named
 
-__all__ = ["Attribute", "BatchSize", "ModeChoice", "OwnDevice", "TorchFunction", "Unknown", "Value"]
+__all__ = ["Attribute", "BatchSize", "ModeChoice", "OwnDevice", "TorchFunction", "Unknown", "Value", "_named"]

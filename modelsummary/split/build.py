@@ -13,7 +13,7 @@ from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, lea
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.split.analyse import CallSequence
 from modelsummary.split.holdings import Holdings
-from modelsummary.split.stage import Function, Inputs, Plan, Scope, Slot, Stage, Step
+from modelsummary.split.stage import Function, Inputs, Scope, Slot, Stage, StageCall, StageProgram
 from modelsummary.split.stage_parts import Part
 
 __all__ = ["build", "inputs_of"]
@@ -166,7 +166,7 @@ class _Builder:
         """A stage with a plan."""
         part, record = self._part, self._record
         showing = next((value for value in part.takes if value.batch is not None), None)
-        plan = Plan(
+        plan = StageProgram(
             steps=tuple(self._steps()),
             inputs=inputs if is_first else None,
             takes=tuple(value.index for value in part.takes),
@@ -190,7 +190,7 @@ class _Builder:
             isinstance(leaf, torch.dtype) for leaf in result
         )
 
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[StageCall]:
         last_use: dict[Value, int] = {}
         for number, event in enumerate(self._part.events):
             last_use.update(dict.fromkeys(values_in((event.args, event.kwargs, event.result)), number))
@@ -200,7 +200,7 @@ class _Builder:
             if number < len(frees):
                 frees[number].append(value.index)
         return [
-            Step(
+            StageCall(
                 path=event.fqn if event.is_module else "",
                 function=event.function,
                 args=tuple(_slots(event.args)),

@@ -27,7 +27,7 @@ from modelsummary.capture.templates import (
 from modelsummary.errors import SplitError
 from modelsummary.record.events import TorchFunction
 
-__all__ = ["Function", "Inputs", "Plan", "Scope", "Slot", "Stage", "Step"]
+__all__ = ["Function", "Inputs", "Scope", "Slot", "Stage", "StageCall", "StageProgram"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Slot(Marker):
     index: int
 
 
-class Step(NamedTuple):
+class StageCall(NamedTuple):
     """One call of a stage's plan.
 
     Attributes:
@@ -204,7 +204,7 @@ class Function(nn.Module):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StageProgram:
     """What a stage does.
 
     Attributes:
@@ -217,7 +217,7 @@ class Plan:
         recorded_mode: the mode it is bound to; None if it is bound to none.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[StageCall, ...]
     inputs: Inputs | None
     takes: tuple[int, ...]
     gives: Any
@@ -232,7 +232,7 @@ class Stage(nn.Sequential):
     Called with one tuple, or with its values one by one. The last stage returns what the model returns.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StageProgram) -> None:
         super().__init__()
         self._plan = plan  # the only attribute of its own: the children have the names of the model's
 
@@ -272,7 +272,7 @@ class Stage(nn.Sequential):
             )
         return dict(zip(self._plan.takes, args, strict=True))
 
-    def _run(self, step: Step, values: dict[int, Tensor], size: int | None, device: torch.device | None) -> None:
+    def _run(self, step: StageCall, values: dict[int, Tensor], size: int | None, device: torch.device | None) -> None:
         training = find(self, step.scope).training if step.scope else self.training
         args = self._fill(step.args, values, size, device, training)
         kwargs = self._fill(step.kwargs, values, size, device, training)
@@ -364,3 +364,7 @@ def find(module: nn.Module, path: str) -> Any:
         else:
             found = getattr(found, name)
     return found
+
+
+# Names that version 0.1.0 pickled stages with.
+Plan, Step = StageProgram, StageCall

@@ -123,6 +123,10 @@ class Stages(Sequence[nn.Sequential]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "record": None, "calls": []}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state, also that of version 0.1.0, which knew less."""
+        self.__dict__.update({"limits": [], "_validity": "", "_not_assigned": []} | state)
+
     @property
     def model(self) -> nn.Module:
         """The model that was split. Raises ``SplitError`` where it is gone, after pickling."""
