@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -39,11 +40,6 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
-def _fake_mode() -> Any:
-    """Return the mode of fake tensors that is on, or None."""
-    return _torch.fake_mode()
-
-
 class Counting(Protocol):
     """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
 
@@ -63,22 +59,24 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self._execution = execution
-        self._fake_mode = _fake_mode()
-        self._rules: dict[Any, OpRule] = {}
+        self._fake_mode = _torch.fake_mode()
+        self._rules: dict[int, OpRule] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(map(is_distributed, types)):  # it turns into operators on what this process holds, and collectives
+        if "torch.distributed.tensor" in sys.modules and any(
+            map(is_distributed, types)
+        ):  # it turns into operators on what this process holds, and collectives
             return NotImplemented
-        rule = self._rules.get(func)
+        rule = self._rules.get(id(func))  # operators live as long as the process
         if rule is None:
-            rule = self._rules[func] = op_rule(func)
+            rule = self._rules[id(func)] = op_rule(func)
         if rule.name in _QUESTIONS:
             return NotImplemented
         kwargs = kwargs or {}
         # A lazy module looks at its own parameter; a distributed tensor runs fake ones for the shape of a result.
-        if (args and is_lazy(args[0])) or _fake_mode() is not self._fake_mode:
+        if (args and is_lazy(args[0])) or _torch.fake_mode() is not self._fake_mode:
             return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:

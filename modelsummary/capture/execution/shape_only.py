@@ -55,6 +55,8 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view of which the schema says nothing
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
+# Nothing is pinned and nothing drawn; a generator of the CPU refuses tensors on meta.
+_WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _MASKS = (torch.bool, torch.uint8)
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
@@ -181,7 +183,7 @@ class ShapeOnly:
         """Run one operator; what identifies the call goes to ``key``."""
         written = _written(rule, args, kwargs)
         # Only the twin of another tensor would change; Python would read the other.
-        if not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
+        if written and not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
             raise self._needing_values(rule.name)
         copies_to_cpu = func is _TO_COPY and kwargs.get("device") == _CPU
         tensors: list[Tensor] = []
@@ -189,19 +191,18 @@ class ShapeOnly:
         if kwargs:
             key.extend(kwargs)
             kwargs = dict(zip(kwargs, self._to_twins(kwargs.values(), key, tensors), strict=True))
+            kwargs.update((name, value) for name, value in _WITHOUT_DATA if kwargs.get(name))
         if rule.formula is outer_product_macs:
             key.append(is_outer_product(*args[:2]))
-        if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
-        if kwargs.get("generator") is not None:  # nothing is drawn, and a CPU generator refuses meta tensors
-            kwargs["generator"] = None
         known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
-        if not known and selects_by_mask(rule, args):
+        by_mask = selects_by_mask(rule, args)
+        if by_mask and not known:
             out, _ = self._run(func, rule, (args[0], self._places(args[1])), kwargs, key)
             return out, op_cost(rule, args, kwargs, out)
-        if rule.needs_values or selects_by_mask(rule, args):
+        if by_mask or rule.needs_values:
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        self._before_writes(written)
+        if written:
+            self._before_writes(written)
         try:
             out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, tuple(key))
         except Exception:
