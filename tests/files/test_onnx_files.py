@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import modelsummary
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, load
 from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.stripping import without_weights
+from modelsummary.files.onnx.stripping import _fields, without_weights
 from tests.onnx_models import TensorProto, export, graph, helper, model, onnx, saved, value, weight
 
 node = helper.make_node
@@ -299,3 +300,11 @@ def test_weights_are_left_out_before_parsing(tmp_path):
     path.write_bytes(made.SerializeToString())
     with pytest.raises(ModelFileError, match="'w' needs 1,240 bytes by its shape, and has 1,200"):
         load(path)
+
+
+def test_zeros_are_no_fields():
+    """Each pair of zeros would be a field without a number: a file of them must be given up at the first."""
+    assert list(islice(_fields(b"\x3a\x01\x00", 0, 3), 1)) == [(7, 0, 2, 3)]
+    with pytest.raises(ValueError, match="a field has no number"):
+        next(_fields(bytes(2**20), 0, 2**20))
+    assert without_weights(bytes(2**20)) == (bytes(2**20), {})

@@ -65,8 +65,8 @@ def _fields(data: Any, place: int, end: int) -> Iterator[tuple[int, int, int, in
             after = _number(data, place)[1]
         else:
             after = place + _FIXED.get(kind, end)  # groups are not used
-        if after > end:
-            raise ValueError("a field ends after its message")
+        if after > end or not key >> 3:  # zeros would read as an endless row of empty fields
+            raise ValueError("a field has no number, or ends after its message")
         yield key >> 3, start, place, after
         place = after
 
