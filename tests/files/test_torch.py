@@ -377,3 +377,34 @@ def test_mutated_programs(tmp_path):
 
         found.add(outcome(rewritten(source, tmp_path / "fuzz.pt2", edit), None))
     assert found <= {"read", "ModelFileError"}
+
+
+class WritesAFile(nn.Module):
+    """Its ``__setstate__`` makes a file, which torch runs as it reads the module."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.weight = torch.ones(2)
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[torch.Tensor, str, bool]:
+        return self.weight, self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[torch.Tensor, str, bool]) -> None:
+        self.weight = state[0] + torch.from_file(state[1], True, 2)
+        self.path = state[1]
+        self.training = state[2]
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_code_that_reaches_files_is_not_run(tmp_path):
+    made, path = tmp_path / "made", tmp_path / "net.pt"
+    torch.jit.save(torch.jit.script(WritesAFile(str(made))), str(path))
+    with pytest.raises(ModelFileError, match="its code calls 'from_file', which reaches files; it is not read"):
+        load(path)
+    assert not made.exists()

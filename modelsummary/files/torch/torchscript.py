@@ -7,6 +7,7 @@ registers it; one between two of those to the innermost module around both.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ def load_torchscript(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, t
         raise ModelFileError(
             f"{str(path)!r} is no TorchScript; a pickle can run any code and is not read: pass the model to Statistics"
         )
+    _check_code(archive)
     try:
         model = _read(path, "meta")
         record = _Record(model)
@@ -66,6 +68,19 @@ def load_torchscript(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, t
             given = [*map(list, sizes.values())]
             raise InputError(f"{str(path)!r} does not run on {given}: {lines[-1][:200]}") from error
     return FileStatistics(record.program(outputs), path)
+
+
+# Operators with which code reaches files; what else there is only computes, or prints.
+_REACHES_OUT = re.compile(rb"\bfrom_file\b|\b(?:torch|aten)\s*\.\s*save\b")
+
+
+def _check_code(archive: Archive) -> None:
+    """Raise ``ModelFileError`` for code that could write files: torch runs parts of it as it reads a module."""
+    for name in archive.names:
+        found = _REACHES_OUT.search(archive.read(name)) if name.startswith("code/") and name.endswith(".py") else None
+        if found is not None:
+            said = found[0].decode()
+            raise ModelFileError(f"{str(archive.path)!r}: its code calls {said!r}, which reaches files; it is not read")
 
 
 def _read(path: Path, device: str) -> torch.jit.ScriptModule:
