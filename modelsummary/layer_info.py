@@ -77,7 +77,7 @@ class LayerInfo:
         backward_*: the same for the backward.
         estimated_latency_ms: time of the call by the roofline of a device; see ``ModelStatistics.estimate_latency``.
         activation_bytes: what the call keeps for the backward: storages that it is the first to save, without
-            parameters, buffers and inputs; None before ``ModelStatistics.memory`` ran. ``self_*`` adds up.
+            parameters, buffers and inputs; None before ``Statistics.memory`` ran. ``self_*`` adds up.
         peak_bytes: the most that lived at a time during the call's forward, everything included.
         note: what about this row is not known, and why; empty if all is.
     """

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.modules import modules_of, tensors_of_modules
 
 __all__ = ["LiveModel"]
 
 
 @dataclass(frozen=True)
 class LiveModel:
-    """The only holder of live state: the functions of the rooms take it, and rows.
+    """What functions of the other packages take, with the rows of its tree, to run a model again.
 
     Attributes:
         model: without the wrappers of ``torch.compile`` and of data parallelism.
@@ -33,16 +29,6 @@ class LiveModel:
     execution: str
     batch_dim: int | None = None
     compiled: nn.Module | None = None
-
-    @cached_property
-    def modules(self) -> list[nn.Module]:
-        """Every module of the model once."""
-        return list(modules_of(self.model))
-
-    @cached_property
-    def device(self) -> torch.device:
-        """Where the parameters and buffers are."""
-        return device_of(tensors_of_modules(self.modules))
 
     @property
     def uninitialized(self) -> str | None:

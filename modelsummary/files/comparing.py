@@ -11,6 +11,7 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary.capture.calls import Call
+from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operators import Execution, Operators
 from modelsummary.capture.run import running
 from modelsummary.costs.operators import OpCost, OpRule
@@ -133,7 +134,7 @@ def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
     """Operators of a live model that move something, and how many work in place."""
     live = as_live(stats, "comparing operators").live
     on_shapes = live.execution == "shape"
-    with running(live.modules, live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
+    with running(modules_of(live.model), live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
         counts = _Counts(execution)
         with Operators(SimpleNamespace(running=Call(nn.Module(), None)), counts):
             live.model(*args, **kwargs)

@@ -142,7 +142,7 @@ class Allocations(TorchDispatchMode):
     def save(self, tensor: Tensor) -> Tensor:
         """A tensor is kept for the backward; for ``saved_tensors_hooks``.
 
-        A node that keeps its own result must not keep, with the tensor, itself: such a cycle would never be freed.
+        A node that saves its own result would keep itself alive through the tensor's ``grad_fn``.
         """
         self._meet(tensor, max(len(self.operators) - 1, 0))
         allocation = self.of(tensor)

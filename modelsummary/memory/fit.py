@@ -35,6 +35,8 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan
     """
     _check_bytes("budget_bytes", budget_bytes)
     check_initialized(live)
+    if plan.checkpoint:
+        raise InputError("suggest_checkpoint chooses the modules itself; leave checkpoint= out")
     rows = blocks_of(root)
     fqns = [row.fqn for row in rows]
 

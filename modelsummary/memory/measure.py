@@ -23,7 +23,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
 from modelsummary.memory.plan import StepPlan
-from modelsummary.memory.predict import casting, check_initialized, loss_of, predict
+from modelsummary.memory.predict import casting, check_initialized, loss_of, simulate
 
 __all__ = ["Measured", "measure", "measure_step"]
 
@@ -44,7 +44,8 @@ def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasureme
     if plan.device is not None or plan.dtype is not None:
         raise InputError("memory is measured as the model is: device and dtype cannot be chosen")
     measured = measure_step(live.model, live.call, plan)
-    return MemoryMeasurement(measured.held_after_forward, measured.peak, predict(live, root, plan))
+    predicted, _ = simulate(live, root, plan)
+    return MemoryMeasurement(measured.held_after_forward, measured.peak, predicted)
 
 
 def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measured:

@@ -31,7 +31,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.plan import StepPlan
 
-__all__ = ["RowMemory", "check_initialized", "loss_of", "predict", "simulate_step"]
+__all__ = ["RowMemory", "check_initialized", "loss_of", "predict", "simulate", "simulate_step"]
 
 _CUDA_BLOCK = 512
 
@@ -52,7 +52,7 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
             there are not.
     """
     check_initialized(live)
-    estimate, by_call = simulate_step(live.model, live.call, plan)
+    estimate, by_call = simulate(live, root, plan)
     rows = list(root.walk()) if plan.train else []
     for row in rows:
         found = by_call.get((row.fqn, row.call_index)) if row.executed else None
@@ -62,13 +62,22 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
     for row in reversed(rows):
         if row.parent_info is not None:
             row.parent_info.activation_bytes += row.activation_bytes  # type: ignore[operator]
-    return replace(estimate, recomputed_macs=recomputed_macs(root, plan.checkpoint) if plan.train else 0)
+    return estimate
+
+
+def simulate(
+    live: LiveModel, root: LayerInfo, plan: StepPlan
+) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
+    """Predict a step and leave the rows alone; see ``simulate_step``."""
+    estimate, by_call = simulate_step(live.model, live.call, plan)
+    again = recomputed_macs(root, plan.checkpoint) if plan.train else 0
+    return replace(estimate, recomputed_macs=again), by_call
 
 
 def check_initialized(live: LiveModel) -> None:
     """Raise ``InputError`` if a parameter has no shape yet."""
     if live.uninitialized is not None:
-        raise InputError(f"memory: parameter {live.uninitialized!r} is not initialised; run the model once")
+        raise InputError(f"predicting memory: parameter {live.uninitialized!r} is not initialised; run the model once")
 
 
 class _OperatorClock:
@@ -219,7 +228,7 @@ class _Run:
         self._mark_gradients()
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the optimizer's state. On shapes, parameters that are alike get copies of one's: a step is long."""
+        """Make the optimizer's state; on shapes, parameters of equal shape and dtype share what is known of one."""
         alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for number, group in enumerate(optimizer.param_groups):
             for each in group["params"]:

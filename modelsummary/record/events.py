@@ -222,7 +222,7 @@ class Record:
         batch_dim: dimension of the inputs that is the batch.
         no_other_mode: why the record holds for its mode (train or eval) only; empty if it holds for both.
         smallest_batch: the smallest batch size that the record holds for; many forwards do other things with one.
-        unread: FQNs of the attributes that the forward assigns for somebody else: a second forward would do the same.
+        unread: FQNs of the attributes that the forward assigns and does not depend on.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory, for each run.
     """
 

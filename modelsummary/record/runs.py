@@ -30,6 +30,7 @@ from modelsummary.capture.templates import (
     same_structure,
     with_leaves,
 )
+from modelsummary.record.assignments import Unreadable, check_kept
 from modelsummary.record.events import Event, Record, Value
 from modelsummary.record.rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tensors import Foreign, Token
@@ -86,23 +87,32 @@ def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | No
 
 
 def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
-    """Note the attributes that the forward assigns and a second forward behind the first makes nothing of.
+    """Note the attributes that the forward assigns and does not depend on; a step of generation may read them.
 
-    Calls that assign nothing then do the same. What is assigned may serve somebody else (a step of generation).
+    In both modes the forward must do the same after another forward, and with ``Unreadable`` in their place.
     """
     assigned = frozenset().union(*(event.assigned for event in first.root.walk()))
     if not assigned:
         return
-    with suppress(Exception):  # it cannot be run twice
-        merged = _merged([first, _Run(trace(call, is_second=True), None, is_other_mode=False)], 0, "", _NO_MODE)
-        pairs = zip(first.root.walk(), merged.root.walk(), strict=True)  # raises for runs of other calls
-        if all(_holds_twice(one, both) for one, both in pairs):
-            first.unread = assigned
+    plain = [first]
+    with suppress(Exception):  # it has one mode only
+        plain.append(_Run(trace(call, other_mode=True), None, is_other_mode=False))
+    for run, other_mode in zip(plain, (False, True), strict=False):
+        for given in ({"is_second": True}, {"unreadable": assigned}):
+            try:
+                again = _Run(trace(call, other_mode=other_mode, **given), None, is_other_mode=False)
+                both = _merged([run, again], 0, "", _NO_MODE)
+                pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
+            except Exception:  # it reads them, or does other things
+                return
+            if not all(_holds_for_both(one, merged) for one, merged in pairs):
+                return
+    first.unread = assigned
 
 
-def _holds_twice(one: Event, both: Event) -> bool:
-    """What was recorded in one run holds for both."""
-    leaves = zip(*(leaves_of((each.args, each.kwargs, each.result)) for each in (one, both)), strict=True)
+def _holds_for_both(one: Event, merged: Event) -> bool:
+    """Return whether what was recorded in one run is as well known from both."""
+    leaves = zip(*(leaves_of((each.args, each.kwargs, each.result)) for each in (one, merged)), strict=True)
     return all(isinstance(own, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for own, leaf in leaves)
 
 
@@ -116,13 +126,23 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS)
     modules = modules_of(model)
     device = device_of(tensors_of_modules(modules))
 
-    def trace(call: CallArguments, *, other_mode: bool = False, is_second: bool = False) -> Tracer:
+    def trace(
+        call: CallArguments,
+        *,
+        other_mode: bool = False,
+        is_second: bool = False,
+        unreadable: frozenset[str] = frozenset(),
+    ) -> Tracer:
         with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
             if is_second:
                 with Operators(Uncounted(), executes):
                     model(*args, **kwargs)
+            for fqn in unreadable:
+                owner, _, name = fqn.rpartition(".")
+                vars(model.get_submodule(owner))[name] = Unreadable()
             tracer = Tracer(model, executes, device, rules)
             tracer.run(args, kwargs, other_mode=other_mode)
+            check_kept(model, unreadable)
         return tracer
 
     return trace

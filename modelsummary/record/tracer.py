@@ -232,7 +232,8 @@ class Tracer(TorchFunctionMode):
         if is_number:
             for around in self._stack:  # a number that another module may have read, and made a constant of
                 around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {name!r}"
-        if is_number or name in module._parameters or name in module._buffers:  # a state dict knows of these
+        is_gone = before.keys() - after.keys()
+        if is_number or is_gone or name in module._parameters or name in module._buffers:  # a state dict knows of these
             event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
 
     def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:

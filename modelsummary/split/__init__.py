@@ -47,7 +47,7 @@ class Splitter:
         self._tried: list[CallSequence | SplitError] = []
 
     def split(self, by: By, wishes: Wishes) -> Stages:
-        """Return stages as ``ModelStatistics.split`` says."""
+        """Return stages as ``Statistics.split`` says."""
         return self._stages(self._best(by, wishes))
 
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:

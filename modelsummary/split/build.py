@@ -21,11 +21,11 @@ __all__ = ["build", "inputs_of"]
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
     """A stage for each part: a plain ``nn.Sequential`` where the part is a chain of layers, else a ``Stage``."""
-    homes = Holdings(model, parts, sequence.record.root.result)
+    holdings = Holdings(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
     for number, part in enumerate(parts):
         is_first, is_last = number == 0, number == len(parts) - 1
-        builder = _Builder(model, sequence, part, homes.of(number))
+        builder = _Builder(model, sequence, part, holdings.of(number))
         stage = builder.chain(is_first, is_last, inputs)
         stages.append(stage if stage is not None else builder.stage(is_first, is_last, inputs))
     return stages

@@ -40,7 +40,7 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
     """Cost of each call.
 
     Args:
-        by: as in ``ModelStatistics.split``.
+        by: as in ``Statistics.split``.
         rows: rows of the tree, for costs that are told by row.
 
     Raises:

@@ -24,7 +24,7 @@ AS_GOOD = 1.05  # stages whose largest is larger by less count as balanced as we
 
 @dataclass(frozen=True)
 class Wishes:
-    """What ``ModelStatistics.split`` was asked for; see there."""
+    """What ``Statistics.split`` was asked for; see there."""
 
     n_stages: int
     max_memory: int | Sequence[int] | None = None

@@ -52,7 +52,7 @@ class ModelSplitter:
         return self._surroundings == surroundings()
 
     def split(self, by: By, wishes: Wishes) -> Stages:
-        """Stages as ``ModelStatistics.split`` says, checked."""
+        """Stages as ``Statistics.split`` says, checked."""
         stages = self._splitter.split(by, wishes)
         self._check(stages)
         return stages

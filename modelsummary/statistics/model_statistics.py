@@ -43,9 +43,10 @@ class ModelStatistics(ReadableNumbers):
 
     ``load``, ``from_json`` and ``Profiler`` give this; ``Statistics`` adds what runs the live model again.
 
-    Methods that show or export take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``), ``depth`` (the
-    deepest level shown; None: all; default: that of ``Statistics``) and ``units`` (a prefix such as ``"M"`` for counts
-    and bytes), and raise ``InputError`` for an unusable one. With ``path`` a text is written there, too.
+    ``table`` and the exports of tables take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``), ``depth``
+    (the deepest level shown; None: all; default: that of ``Statistics``) and ``units`` (a prefix such as ``"M"`` for
+    counts and bytes), and raise ``InputError`` for an unusable one. With ``path``, the text is also written to that
+    file.
 
     Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
     is the first call of a module. It pickles; the rows then have no live module.
@@ -63,6 +64,8 @@ class ModelStatistics(ReadableNumbers):
         reused_calls: module calls that were not run, as a provably equal one had been; see ``Statistics(reuse=...)``.
     """
 
+    latency_overhead: LatencyOverhead | None = None
+
     def __init__(
         self,
         root: LayerInfo,
@@ -79,7 +82,6 @@ class ModelStatistics(ReadableNumbers):
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]
-        self.latency_overhead: LatencyOverhead | None = None
         self._index: dict[str, list[LayerInfo]] = {}
         for row in root.walk():
             self._index.setdefault(row.fqn, []).append(row)

@@ -81,6 +81,9 @@ class Statistics(ModelStatistics):
         ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
     """
 
+    _live: LiveModel | None = None
+    _splitter: ModelSplitter | None = None
+
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
         """A path makes no ``Statistics``, but the statistics of that file."""
         if isinstance(model, (str, PathLike)):
@@ -137,8 +140,7 @@ class Statistics(ModelStatistics):
         }
         ModelStatistics.__init__(self, recording.root, **facts)
         self.reused_calls = recording.reused_calls
-        self._splitter: ModelSplitter | None = None
-        self._live: LiveModel | None = None
+        self._splitter, self._live = None, None
         if call is None:
             return
         if recording.error is not None:
@@ -161,7 +163,7 @@ class Statistics(ModelStatistics):
     @property
     def live(self) -> LiveModel:
         """The model and its input, for what runs it again."""
-        return self._live_for("this")
+        return self._live_for("live")
 
     # --------------------------------------------------------------------------------------------- time
 
@@ -468,8 +470,8 @@ def measure_memory(
 
     Args:
         model, input_data: as for ``Statistics``.
-        mode: as for ``ModelStatistics.memory``.
-        **options: as for ``ModelStatistics.memory``.
+        mode: as for ``Statistics.memory``.
+        **options: as for ``Statistics.memory``.
     """
     return Statistics(model, input_data).measure_memory(mode, **options)
 

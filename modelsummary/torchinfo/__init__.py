@@ -1,5 +1,17 @@
 """The drop-in for torchinfo: ``summary`` with its arguments, its result and its exceptions."""
 
 from modelsummary.torchinfo.drop_in import SummaryStatistics, clear_cached_forward_pass, summary
+from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity
+from modelsummary.torchinfo.formatting import FormattingOptions
 
-__all__ = ["SummaryStatistics", "clear_cached_forward_pass", "summary"]
+__all__ = [
+    "ColumnSettings",
+    "FormattingOptions",
+    "Mode",
+    "RowSettings",
+    "SummaryStatistics",
+    "Units",
+    "Verbosity",
+    "clear_cached_forward_pass",
+    "summary",
+]

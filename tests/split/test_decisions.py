@@ -133,3 +133,44 @@ def test_attributes_that_the_stages_do_not_assign_are_named():
     assert "Not assigned by the stages, as the forward does not depend on it: seen" in str(stages)
     assert stages.verify(torch.rand(3, 4)).outputs == 0.0
     assert not hasattr(model, "seen")
+
+
+def deletes(self, x):
+    if "seen" in vars(self):
+        del self.seen
+        x = x + 1
+    return self.b(self.a(x))
+
+
+def reads_in_eval(self, x):
+    y = self.b(self.a(x))
+    if not self.training and self.seen is not None:
+        y = y + self.seen
+    self.seen = y.detach()
+    return y
+
+
+def reads_the_one_before_the_last(self, x):
+    y = self.b(self.a(x))
+    if self.older is not None:
+        y = y + self.older
+    self.older, self.seen = self.seen, x
+    return y
+
+
+def asks_for_the_type(self, x):
+    y = self.b(self.a(x))
+    if isinstance(self.seen, torch.Tensor):
+        y = y + 1
+    self.seen = x
+    return y
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("forward", [deletes, reads_in_eval, reads_the_one_before_the_last, asks_for_the_type])
+def test_attributes_that_some_later_forward_reads(forward, training):
+    model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4)).train(training)
+    model.seen = model.older = None
+    with pytest.raises(SplitError, match="assigns its attribute"):
+        Statistics(model, torch.ones(2, 4)).split(2)
+    assert (model.seen, model.older) == (None, None)
