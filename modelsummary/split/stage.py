@@ -143,6 +143,17 @@ class Inputs(NamedTuple):
         return by_name
 
 
+def _is_alike(one: Any, other: Any) -> bool:
+    """Return True for equal constants, and for plain objects of one class with equal attributes."""
+    if one is other or bool(one == other):
+        return True
+    own, others = getattr(one, "__dict__", None), getattr(other, "__dict__", None)
+    has_equality = any("__eq__" in vars(kind) for kind in type(one).__mro__[:-1])
+    if type(one) is not type(other) or has_equality or not own or not others:
+        return False
+    return own.keys() == others.keys() and all(_is_alike(own[name], others[name]) for name in own)
+
+
 def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]) -> None:
     expected, given = leaves_of(template), leaves_of(taken_apart(value))
     if len(expected) != len(given):
@@ -156,7 +167,7 @@ def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]
                     f"argument {name!r} was recorded as a tensor, but is {actual!r:.80}; split again with it"
                 )
             values[leaf.index] = actual
-        elif isinstance(actual, Tensor) or not (leaf is actual or isinstance(leaf, OwnDevice) or leaf == actual):
+        elif isinstance(actual, Tensor) or not (isinstance(leaf, OwnDevice) or _is_alike(leaf, actual)):
             raise SplitError(
                 f"argument {name!r} was recorded as {leaf!r:.80}, but is {actual!r:.80}; split again with it"
             )

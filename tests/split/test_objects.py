@@ -201,3 +201,28 @@ def test_a_model_without_a_backward_is_verified_by_its_values():
     verified = stages.verify(rows(2, 4), filled(2))
     assert verified.outputs == 0.0
     assert math.isnan(verified.gradients)
+
+
+class Settings:
+    """A plain object without tensors, which knows no equality."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class Holder:
+    def __init__(self, scale):
+        self.tensor, self.settings = torch.ones(4), Settings(scale)
+
+
+def test_objects_that_a_given_object_holds_are_compared_by_their_attributes():
+    model = Call(
+        lambda self, x, held: self.b(self.a(x + held.tensor)) * held.settings.scale,
+        a=nn.Linear(4, 4),
+        b=nn.Linear(4, 4),
+    )
+    stages = Statistics(model, torch.ones(2, 4), held=Holder(2.0)).split(2)
+    x = torch.rand(2, 4)
+    assert torch.equal(stages(x, held=Holder(2.0)), model(x, held=Holder(2.0)))
+    with pytest.raises(SplitError, match="'held' was recorded as"):
+        stages(x, held=Holder(3.0))
