@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Marker:
-    """Stands in a template for something that is no constant."""
+    """Stands in a template for something that is not constant."""
 
 
 class Attribute(NamedTuple):
@@ -171,7 +171,7 @@ def _fields(value: Any) -> Iterator[Any]:
 
 
 def leaves_of(template: Any) -> list[Any]:
-    """Everything in ``template`` that is no container."""
+    """Return the leaves of ``template``: everything in it except containers."""
     leaves: list[Any] = []
     map_template(leaves.append, template)
     return leaves

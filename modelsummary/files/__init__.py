@@ -1,1 +1,1 @@
-"""Models that are files, read without running anything in them."""
+"""Models that are files: what each format is read with, and what is known of such a model."""

@@ -25,7 +25,7 @@ class ModelSplitter:
     """Cuts one model as it is called in one way.
 
     Args:
-        live: None if there is no live model with an input any more.
+        live: None after pickling, or where the model had no input.
         rows: of its tree.
 
     Raises:

@@ -448,7 +448,7 @@ class ModelStatistics(ReadableNumbers):
         return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), _level("depth", depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
-        """A line a call, indented by tabs: parameters, latency, share of it, and shapes; also into ``output_file``."""
+        """Return a tab-indented line per call: parameters, latency and its share, shapes; also into ``output_file``."""
         return _written(latency_lines(self.root, _level("depth", depth)) + "\n", output_file)[:-1]
 
     def profile_report(

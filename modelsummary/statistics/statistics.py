@@ -68,7 +68,7 @@ class Statistics(ModelStatistics):
         branching: print the tree; False prints FQNs.
         depth: print the levels down to this one; None prints all. All levels are recorded.
         device: where real execution puts the inputs; default: sizes are made where the model is.
-        dtypes: dtype of each size; default: that of the first floating point parameter.
+        dtypes: dtype of each size; default: the dtype of the first floating point parameter.
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, and really if
             that is impossible. ``stats.execution`` and ``stats.fallback_reason`` tell what happened.
         latency: run the model for real and time every call: ``measure_latency()`` with its defaults.
@@ -310,8 +310,8 @@ class Statistics(ModelStatistics):
         """Cut the model into stages that run one after the other and are together exactly the model.
 
         Each stage is an ``nn.Sequential`` that holds the model's own modules, parameters and buffers under their own
-        names; the model is not changed. The cuts make the dearest stage as cheap as possible; among such cuts those
-        with a shorter simulated step, then those that fewer bytes cross.
+        names; the model is not changed. The cuts minimise the cost of the most expensive stage; ties go to
+        the shorter simulated step, then to the fewest bytes crossing.
 
         Args:
             n_stages: number of stages.
