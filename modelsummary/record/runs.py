@@ -178,7 +178,8 @@ def _other_batches(
             continue
         found: list[tuple[_Run, CallArguments]] = []
         try:
-            for batch in (size + 1, 2 * size + 3):
+            # On shapes, where memory is no concern, ``_far_batches`` tell more than a second size nearby.
+            for batch in (size + 1,) if execution == "shape" and size > 1 else (size + 1, 2 * size + 3):
                 larger = call.with_batch(dim, size, batch)
                 found.append((_Run(trace(larger), batch, is_other_mode=False), larger))
         except Exception as error:
@@ -192,12 +193,12 @@ def _other_batches(
 def _far_batches(
     size: int, dim: int, call: CallArguments, trace: Trace, execution: str
 ) -> list[tuple[_Run, CallArguments]]:
-    """On shapes, where they cost nothing: a batch of one and a large one, at which rules like max(B, 2) show.
+    """Return runs on shapes at a batch of one and at a large one, at which rules like max(B, 2) show.
 
     A batch of one may be impossible (batch normalisation in training): then there is nothing to compare.
     """
     found = []
-    for batch in (1, size + 257) if execution == "shape" else ():
+    for batch in sorted({1, size + 257} - {size}) if execution == "shape" else ():
         with suppress(Exception):
             far = call.with_batch(dim, size, batch)
             found.append((_Run(trace(far), batch, is_other_mode=False), far))

@@ -62,7 +62,10 @@ class ModelSplitter:
         return self._splitter.facts(n_stages, by)
 
     def _check(self, stages: Stages) -> None:
-        """Stages run the operators of the model: at the sample, at another batch size, in the other mode."""
+        """Raise ``SplitError`` unless the stages run the model's operators.
+
+        Compared are the sample without gradients, another batch size with them, and the other mode.
+        """
         recorded, model, call = stages.record, self._model, self._call
         assert recorded is not None
         modules = list({id(each): each for part in (model, *stages) for each in part.modules()}.values())
@@ -78,16 +81,18 @@ class ModelSplitter:
             of_stages = fingerprint(stages, modules, call, self._execution, **options)
             return of_stages.differs_from(of_model)
 
-        found = difference(call, grad=True)
-        if not found and difference(call, grad=False):
-            raise SplitError(
-                "the model does other things without gradients; it can only be run as one stage", possible=1
-            )
+        other = call
         if recorded.batch_size is not None:
-            call = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-            found = found or difference(call, grad=False)
+            other = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
+        found = difference(other, grad=True)
+        if not found and difference(call, grad=False):
+            found = difference(call, grad=True)
+            if not found:
+                raise SplitError(
+                    "the model does other things without gradients; it can only be run as one stage", possible=1
+                )
         if not recorded.no_other_mode:
-            found = found or difference(call, grad=False, other_mode=True)
+            found = found or difference(other, grad=False, other_mode=True)
         if found:
             raise SplitError(
                 f"the stages are not the model: they run {found}. Its forward does what cannot be recorded between "
