@@ -36,18 +36,12 @@ __all__ = [
     "fake_mode",
     "flex_attention",
     "flex_attention_backward",
-    "functorch_level",
     "has_kernel",
     "has_kernel_for",
     "is_any_autocast_enabled",
-    "is_cudnn_sdp_enabled",
     "is_excluded",
-    "is_flash_sdp_enabled",
-    "is_math_sdp_enabled",
-    "is_mem_efficient_sdp_enabled",
     "is_onednn_enabled",
     "next_node_number",
-    "number_of_dispatch_modes",
     "number_of_function_modes",
     "pop_function_mode",
     "running_backward",
@@ -100,17 +94,8 @@ conv_memory_format: Any = torch._C._conv_determine_backend_memory_format
 is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
 # Whether autocast is on for any device.
 is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
-# Switches of the attention backends.
-is_flash_sdp_enabled: Any = torch._C._get_flash_sdp_enabled
-is_mem_efficient_sdp_enabled: Any = torch._C._get_mem_efficient_sdp_enabled
-is_math_sdp_enabled: Any = torch._C._get_math_sdp_enabled
-is_cudnn_sdp_enabled: Any = torch._C._get_cudnn_sdp_enabled
-# How many dispatch modes are on.
-number_of_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 # How many function modes are on.
 number_of_function_modes: Any = torch._C._len_torch_function_stack
-# Level of ``vmap`` or ``grad`` around the code, or None.
-functorch_level: Any = torch._C._functorch.maybe_current_level
 # Functions without Python code: recurrent layers.
 VF: Any = torch._VF
 # Holds what ``torch.set_default_device`` set.

@@ -65,9 +65,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if "torch.distributed.tensor" in sys.modules and any(
-            map(is_distributed, types)
-        ):  # it turns into operators on what this process holds, and collectives
+        # A distributed tensor turns an operator into others on what this process holds, and collectives.
+        if "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):
             return NotImplemented
         rule = self._rules.get(id(func))  # operators live as long as the process
         if rule is None:

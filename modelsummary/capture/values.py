@@ -32,6 +32,7 @@ __all__ = [
 _OBJECT_DEPTH = 3
 _DEPTH = 50
 _PLAIN = (ShapeTensor, Tensor)
+_LEAVES = frozenset({ShapeTensor, Tensor, nn.Parameter, int, float, bool, str, torch.dtype, torch.device})
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
@@ -139,6 +140,13 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
     Of a packed sequence only the data is a leaf; its batch sizes are structure, and must stay on the CPU.
     """
+    kind = type(value)
+    if kind is tuple or kind is list:  # nearly every container; torch's general function takes ten times as long
+        return kind(map_leaves(function, each) for each in value)
+    if kind is dict:
+        return {key: map_leaves(function, each) for key, each in value.items()}
+    if kind in _LEAVES:
+        return function(value)
 
     def replace(leaf: Any) -> Any:
         return leaf._replace(data=function(leaf.data)) if _is_packed(leaf) else function(leaf)

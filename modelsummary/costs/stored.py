@@ -39,7 +39,8 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     >>> inner_tensors(x)[0] is x
     True
     """
-    if type(tensor) in _PLAIN:
+    kind = type(tensor)
+    if kind in _PLAIN or not (hasattr(kind, "__tensor_flatten__") or "quant_state" in tensor.__dict__):
         return [tensor]
     return list({id(each): each for each in _inner(tensor)}.values())
 
@@ -81,7 +82,7 @@ def numel_of(tensor: Tensor) -> int:
     >>> numel_of(torch.ones(2, 3))
     6
     """
-    return tensor.numel() if type(tensor) in _PLAIN else prod(shape_of(tensor))
+    return tensor.numel() if _quant_state(tensor) is None else prod(shape_of(tensor))
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -109,7 +110,7 @@ def _inner(tensor: Tensor) -> Iterator[Tensor]:
 
 def _quant_state(tensor: Tensor) -> Any:
     """Return what bitsandbytes keeps beside a packed 4-bit weight: the weight's shape, its scales and its code."""
-    state = None if type(tensor) in _PLAIN else getattr(tensor, "quant_state", None)
+    state = None if type(tensor) in _PLAIN else tensor.__dict__.get("quant_state")
     return state if getattr(state, "shape", None) is not None else None
 
 

@@ -69,6 +69,32 @@ def test_element_by_element(shape, dtype, order, name):
     assert check(getattr(aten, name).default, x) or not is_canonical(x)
 
 
+@given(
+    SHAPES, DTYPES, st.permutations(range(5)), st.sampled_from([None, torch.preserve_format, torch.contiguous_format])
+)
+@settings(max_examples=200, deadline=None)
+def test_clone(shape, dtype, order, memory_format):
+    x = tensor(shape, dtype, order)
+    ours = SHAPE_RULES[aten.clone.default](x, memory_format=memory_format)
+    kernels = aten.clone.default(x, memory_format=memory_format)
+    assert ours is not None or (memory_format is not torch.contiguous_format and not is_canonical(x))
+    assert ours is None or (ours.shape, ours.stride(), ours.dtype) == (kernels.shape, kernels.stride(), kernels.dtype)
+
+
+def test_clone_abstains_where_a_format_or_a_flag_decides():
+    clone = SHAPE_RULES[aten.clone.default]
+    assert clone(plain((2, 3, 4, 5)), memory_format=torch.channels_last) is None
+    assert clone(plain((0, 3))) is None
+    assert clone(torch.empty(2, dtype=torch.complex64, device="meta").conj()) is None
+
+
+def test_copy_returns_its_target_or_abstains():
+    x = plain((2, 3))
+    copy = SHAPE_RULES[aten.copy_.default]
+    assert copy(x, plain((2, 3))) is x
+    assert copy(x, plain((3,))) is copy(x, plain((2, 3), torch.float64)) is None
+
+
 @pytest.mark.parametrize(
     ("name", "args"),
     [

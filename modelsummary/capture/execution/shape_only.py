@@ -14,8 +14,6 @@ Two things make it more than tensors without data:
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
@@ -23,13 +21,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor, OpOverload
+from modelsummary.capture.execution.device_results import CPU_RESULTS, DEVICE_RESULTS
 from modelsummary.capture.execution.known_values import KnownValues
-from modelsummary.capture.execution.shape_rules import CPU_RESULTS, DEVICE_RESULTS, SHAPE_RULES
+from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
     OnMeta,
     ShapeTensor,
@@ -39,11 +37,11 @@ from modelsummary.capture.execution.shape_tensor import (
     spec_of,
     storages_resized,
 )
+from modelsummary.capture.execution.twins import Twins
 from modelsummary.capture.values import map_tensors
 from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
 from modelsummary.costs.formulas import is_outer_product, outer_product_macs
 from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, tensors_in
-from modelsummary.costs.stored import is_distributed, is_wrapper
 from modelsummary.errors import DataDependentError
 
 __all__ = ["ShapeOnly", "selects_by_mask"]
@@ -73,24 +71,19 @@ class ShapeOnly:
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
         needs_values: what the obstacle lacks is the values of a tensor.
         log: if it is a list, every operator is noted here with the shapes and constants it was called with.
-        written: if it is a list, every tensor that is written in place is noted here.
-        values_read: how often an operator needed the values of tensors.
     """
 
     current: ClassVar[ShapeOnly | None] = None
 
     def __init__(self, device: torch.device = _META, dtype: torch.dtype | None = None) -> None:
-        self.device, self._dtype = device, dtype
+        self.device = device
         self._several_devices = device.type not in ("cpu", "meta")  # what a forward makes may be on the CPU
         self.obstacle: str | None = None
         self.needs_values = False
         self.log: list[Any] | None = None
-        self.written: list[Tensor] | None = None
-        self.values_read = 0
         self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
-        self._twins: dict[int, tuple[Any, Tensor]] = {}  # id(tensor) -> tensor, or a reference to a stray one; twin
-        self._storages: dict[tuple[int, torch.dtype], Tensor] = {}  # of tensors that have twins -> the whole of it
         self._known = KnownValues()
+        self._twins = Twins(device, dtype, self._known, self._note_obstacle)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -103,65 +96,20 @@ class ShapeOnly:
             ShapeOnly.current = outer
 
     def input(self, tensor: Tensor) -> Tensor:
-        """Return the twin of an input tensor. Values of floating point inputs count as unknown."""
-        if type(tensor) is ShapeTensor or id(tensor) in self._twins:
-            return self.twin(tensor)
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            return self._new_twin(tensor)
-        return self._adopt(tensor)
+        """Return the twin of an input tensor."""
+        return self._twins.of_input(tensor)
 
-    def twin(self, tensor: Tensor) -> Tensor:
-        """Return the twin of a tensor that an operator meets. A tensor that the forward made on meta stays there."""
-        if type(tensor) is ShapeTensor:
-            return tensor
-        known_twin = self._twins.get(id(tensor))
-        if known_twin is not None:
-            return known_twin[1]
-        return tensor if tensor.is_meta else self._adopt(tensor, is_stray=True)
-
-    def like(self, spec: Spec) -> Tensor:
-        """Return a new tensor of this spec."""
-        return new_tensor(spec, self.device)
+    def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
+        """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        self._twins.replace_tensors_of(modules)
 
     def values(self, twin: Tensor, asker: str) -> Tensor:
         """Return a copy of the values of a twin. Raises ``DataDependentError`` if they are not known."""
-        self.values_read += 1
         with _disable_current_modes(), _torch.DisableTorchFunction():
             value = self._known.value(twin) if self._known.cover((twin,)) else None
         if value is None:
             raise self._needing_values(asker)
         return value
-
-    def knows(self, twin: Tensor) -> bool:
-        """The values of ``twin`` are known."""
-        return self._known.cover((twin,))
-
-    def overwrite(self, twin: Tensor) -> None:
-        """The values of ``twin`` are not known any more."""
-        self._known.overwritten(twin)
-        if self.written is not None:
-            self.written.append(twin)
-
-    def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
-        """Put twins in the place of parameters, buffers and plain tensor attributes."""
-        modules = list(modules)
-        keeps_distributed = any(map(_is_fully_sharded, modules))
-        for module in modules:
-            places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
-            for tensors in places:
-                if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
-                    continue
-                for name, tensor in tensors.items():
-                    if not isinstance(tensor, Tensor):
-                        continue
-                    replaced = _is_plain(tensor) or (
-                        is_wrapper(tensor) and not (keeps_distributed and is_distributed(type(tensor)))
-                    )
-                    if replaced and not is_lazy(tensor):
-                        tensors[name] = self._twin_of_own(tensor)
-            if isinstance(module, nn.RNNBase):
-                flat = module._flat_weights
-                module._flat_weights = [weight if weight is None else self.twin(weight) for weight in flat]
 
     # ---------------------------------------------------------------------------------- one operator
 
@@ -201,13 +149,13 @@ class ShapeOnly:
             return out, op_cost(rule, args, kwargs, out)
         if by_mask or rule.needs_values:
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        if written:
-            self._before_writes(written)
+        for tensor in written:
+            self._known.before_write(tensor)
         try:
             out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, tuple(key))
         except Exception:
             if not known:
-                self.obstacle = self.obstacle or rule.name
+                self._note_obstacle(rule.name)
                 raise
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
         # Keep what is known true: follow the results, or forget what was overwritten.
@@ -215,16 +163,12 @@ class ShapeOnly:
             for tensor in written:
                 self._known.overwritten(tensor)
         if copies_to_cpu and known and self.device.type != "cpu":  # a copy with values, as .cpu().numpy() asks for
-            self.values_read += 1
             value = self._known.value(out)
             return (out if value is None else value), cost
         return out, cost
 
-    def _before_writes(self, written: Sequence[Tensor]) -> None:
-        for tensor in written:
-            self._known.before_write(tensor)
-        if self.written is not None:
-            self.written += written
+    def _note_obstacle(self, what: str) -> None:
+        self.obstacle = self.obstacle or what
 
     def _needing_values(self, name: str) -> DataDependentError:
         if self.obstacle is None:
@@ -323,7 +267,7 @@ class ShapeOnly:
                 key += (kind, value)  # 1, 1.0 and True are equal, but promote to different dtypes
                 replaced.append(value)
             elif isinstance(value, Tensor):
-                twin = value if kind is ShapeTensor else self.twin(value)
+                twin = value if kind is ShapeTensor else self._twins.of(value)
                 key += (twin.shape, twin.stride() if twin.layout is _STRIDED else object(), twin.dtype)
                 tensors.append(twin)
                 replaced.append(twin)
@@ -338,84 +282,9 @@ class ShapeOnly:
                 replaced.append(value)
         return replaced
 
-    def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
-        """The twin of a tensor whose values are known as long as nobody writes them.
-
-        The memory of a stray one may belong to somebody else, such as a numpy array, who can write at any time.
-        """
-        twin = self._new_twin(tensor, is_stray)
-        if type(tensor) is not FakeTensor:  # has no values
-            self._known.borrow(twin, tensor, copy=is_stray)
-        return twin
-
-    def _new_twin(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
-        is_fake = type(tensor) is FakeTensor
-        twin = self._without_data(tensor, is_stray)
-        if twin is None:
-            return tensor
-        if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
-            twin.requires_grad_(tensor.requires_grad)
-            twin._is_param = True  # what isinstance(twin, nn.Parameter) asks for
-        elif tensor.requires_grad and tensor.is_leaf:
-            twin.requires_grad_()
-        if tensor.__dict__ and not is_fake:
-            twin.__dict__.update({**tensor.__dict__, **twin.__dict__})  # a wrapper has tensors of its own there
-        key = id(tensor)
-        self._twins[key] = (weakref.ref(tensor, lambda _: self._twins.pop(key)) if is_stray else tensor, twin)
-        return twin
-
-    def _wrapper_twin(self, tensor: Any) -> Tensor:
-        """Return a wrapper, such as a distributed or a quantised tensor, around the twins of its inner tensors."""
-        names, context = tensor.__tensor_flatten__()
-        inner = {name: getattr(tensor, name) for name in names}
-        inner = {name: self._twin_of_own(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
-        twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
-        return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-
-    def _twin_of_own(self, tensor: Tensor) -> Tensor:
-        known_twin = self._twins.get(id(tensor))
-        return known_twin[1] if known_twin is not None else self._adopt(tensor)
-
-    def _without_data(self, tensor: Tensor, is_stray: bool) -> Tensor | None:
-        """Return a tensor like this one without data, or None if there are none of its layout.
-
-        Twins of the model's tensors share storages where the tensors do.
-        """
-        if is_wrapper(tensor):
-            return self._wrapper_twin(tensor)
-        if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_nested:
-            try:
-                if tensor.is_sparse:
-                    raise RuntimeError("on meta, its views forget how many elements it stores")
-                return torch.empty_like(tensor, device=_META)
-            except (RuntimeError, AssertionError):
-                self.obstacle = self.obstacle or f"a {'nested' if tensor.is_nested else tensor.layout} tensor"
-                return None
-        spec = spec_of(tensor)
-        if self._dtype is not None and tensor.dtype.is_floating_point:
-            spec = spec._replace(dtype=self._dtype)
-        if is_stray:
-            return new_tensor(spec, self.device)
-        with _torch.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
-            try:
-                storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
-            except (NotImplementedError, RuntimeError):  # a wrapper that has none of its own
-                return new_tensor(spec, self.device)
-        whole = self._storages.get((storage._cdata, spec.dtype))
-        if whole is None:
-            if nbytes == tensor.nbytes:
-                whole = self._storages[storage._cdata, spec.dtype] = new_tensor(spec, self.device)
-                return whole
-            elements = torch.Size((nbytes // tensor.element_size(),))
-            whole = new_tensor(Spec(elements, (1,), spec.dtype), self.device)
-            self._storages[storage._cdata, spec.dtype] = whole
-        view: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
-        return view
-
     # ---------------------------------------------------------------------------------- known values
 
     def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
-        self.values_read += 1
         values = self._known.filled_in(args, kwargs) if known else None
         if values is None:
             raise self._needing_values(rule.name)
@@ -423,24 +292,15 @@ class ShapeOnly:
 
     def _value_of(self, tensor: Tensor) -> Tensor | None:
         """Return a copy of the values of a tensor; None if they are not known."""
-        twin = self.twin(tensor)
-        self.values_read += 1
+        twin = self._twins.of(tensor)
         return self._known.value(twin) if self._known.cover((twin,)) else None
 
     def _know(self, value: Tensor) -> Tensor:
-        twin = self._without_data(value, is_stray=True)
+        twin = self._twins.without_data(value, is_stray=True)
         if twin is None:
             return value
         self._known.set(twin, value)
         return twin
-
-
-def _is_plain(value: Any) -> bool:
-    """A tensor, fake maybe, whose class leaves its operators to torch."""
-    kind = type(value)
-    if kind in _REPLACED:
-        return True
-    return isinstance(value, Tensor) and kind.__torch_dispatch__ is _torch.disabled_dispatch
 
 
 def _shares_storage(func: Any, rule: OpRule) -> bool:
@@ -472,12 +332,6 @@ def _check_dtypes(rule: OpRule, args: Any) -> None:
         dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
     if len(set(dtypes)) > 1:
         raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
-
-
-def _is_fully_sharded(module: nn.Module) -> bool:
-    """Return True for a module of FSDP2, which exchanges the parameters by itself and refuses them on meta."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: there is none
-    return fsdp is not None and isinstance(module, getattr(fsdp, "FSDPModule", ()))
 
 
 def _identity(value: Any) -> Any:

@@ -15,17 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary import _torch
 from modelsummary.capture.execution.flex_attention import FLEX_RULES
 
-__all__ = ["CPU_RESULTS", "DEVICE_RESULTS", "SHAPE_RULES"]
+__all__ = ["SHAPE_RULES", "new_contiguous", "rules_for"]
 
 aten = torch.ops.aten
 _META = torch.device("meta")
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _GROUPED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _ROW_BYTES = 16
-_SUM, _MAX = 0, 2  # modes of embedding bags
 _STATISTICS_DTYPES = frozenset({torch.float32, torch.float64})  # half precision has statistics of another dtype
 Shape = Sequence[int]
 
@@ -56,7 +54,8 @@ def _are_plain_floats(x: Tensor, *others: Tensor | None) -> bool:
     )
 
 
-def _new(shape: Shape, dtype: torch.dtype) -> Tensor:
+def new_contiguous(shape: Shape, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous tensor on meta."""
     shape = torch.Size(shape)
     return torch.empty_strided(shape, _contiguous_strides(shape), dtype=dtype, device=_META)
 
@@ -68,7 +67,7 @@ def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
     """One result an element, of the dtype of ``x``."""
     if not all(map(_is_usual, (*options, *named.values()))):
         return None
-    return _new(x.shape, x.dtype) if _are_plain_floats(x) else None
+    return new_contiguous(x.shape, x.dtype) if _are_plain_floats(x) else None
 
 
 def _is_usual(option: Any) -> bool:
@@ -95,11 +94,11 @@ def _two(a: Any, b: Any, dtype: torch.dtype | None = None) -> Tensor | None:
     if not isinstance(a, Tensor):
         return None
     if isinstance(b, Real):
-        return _new(a.shape, dtype or a.dtype) if _are_plain_floats(a) else None
+        return new_contiguous(a.shape, dtype or a.dtype) if _are_plain_floats(a) else None
     if not isinstance(b, Tensor) or not _are_plain_floats(a, b):
         return None
     shape = _broadcast(a, b)
-    return None if shape is None else _new(shape, dtype or a.dtype)
+    return None if shape is None else new_contiguous(shape, dtype or a.dtype)
 
 
 def _arithmetic(a: Any, b: Any, *, alpha: Any = 1) -> Tensor | None:
@@ -113,17 +112,28 @@ def _comparison(a: Any, b: Any) -> Tensor | None:
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor | None:
     if not isinstance(value, Real) or mask.dtype is not torch.bool or not _is_plain(mask) or not _are_plain_floats(x):
         return None
-    return _new(x.shape, x.dtype) if _broadcast(x, mask) == x.shape else None
+    return new_contiguous(x.shape, x.dtype) if _broadcast(x, mask) == x.shape else None
 
 
 def _in_place(rule: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """The rule of an operator that writes the result of ``rule`` into its first argument."""
+    """Return the rule of an operator that writes the result of ``rule`` into its first argument."""
 
     def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         out = rule(x, *args, **kwargs)
         return x if out is not None and out.shape == x.shape else None
 
     return write
+
+
+def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor | None:
+    if x.layout is not torch.strided or x.is_conj() or x.is_neg() or 0 in x.shape:
+        return None
+    keeps_strides = memory_format in (None, torch.preserve_format) and _is_plain(x)
+    return new_contiguous(x.shape, x.dtype) if keeps_strides or memory_format is torch.contiguous_format else None
+
+
+def _copy(x: Tensor, source: Tensor, *_: Any) -> Tensor | None:
+    return x if x.shape == source.shape and x.dtype is source.dtype and x.device == source.device else None
 
 
 # -------------------------------------------------------------------------------- products and convolutions
@@ -135,7 +145,7 @@ def _mm(a: Tensor, b: Tensor) -> Tensor | None:
         return None
     if not a.dim() == b.dim() >= 2 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         return None
-    return _new((*a.shape[:-1], b.shape[-1]), a.dtype)
+    return new_contiguous((*a.shape[:-1], b.shape[-1]), a.dtype)
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor | None:
@@ -169,7 +179,7 @@ def _convolution(
         return None
     each = zip(sizes, kernel, stride, padding, dilation, strict=True)
     outer = [(size + 2 * pad - step * (extent - 1) - 1) // hop + 1 for size, extent, hop, pad, step in each]
-    return _new((x.shape[0], weight.shape[0], *outer), x.dtype) if min(outer) > 0 else None
+    return new_contiguous((x.shape[0], weight.shape[0], *outer), x.dtype) if min(outer) > 0 else None
 
 
 def _grouped_mm(
@@ -216,7 +226,7 @@ def _has_aligned_rows(x: Tensor) -> bool:
 def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor | None:
     if weight.dim() != 2 or not _are_plain_floats(weight) or not _is_plain(indices):
         return None
-    return _new((*indices.shape, weight.shape[1]), weight.dtype) if indices.dtype is torch.int64 else None
+    return new_contiguous((*indices.shape, weight.shape[1]), weight.dtype) if indices.dtype is torch.int64 else None
 
 
 # ------------------------------------------------------------------------------------- along dimensions
@@ -236,7 +246,7 @@ def _reduction(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtyp
         return None
     sizes = enumerate(x.shape)
     kept = [1 if dim in positions else size for dim, size in sizes if keepdim or dim not in positions]
-    return _new(kept, x.dtype)
+    return new_contiguous(kept, x.dtype)
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: Any = False) -> Tensor | None:
@@ -261,7 +271,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
         if any(size not in (-1, own) for size, own in zip(shape, tensor.shape, strict=True)):
             return None
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    return _new(shape, first.dtype)
+    return new_contiguous(shape, first.dtype)
 
 
 # ------------------------------------------------------------------------------------------ normalisations
@@ -280,7 +290,8 @@ def _batch_norm(
         return None
     if x.dim() < 2 or x.numel() == x.shape[1]:
         return None
-    return _new(x.shape, x.dtype), _new((x.shape[1],), x.dtype), _new((x.shape[1],), x.dtype)
+    statistic = (x.shape[1],)
+    return new_contiguous(x.shape, x.dtype), new_contiguous(statistic, x.dtype), new_contiguous(statistic, x.dtype)
 
 
 def _layer_norm(
@@ -293,84 +304,11 @@ def _layer_norm(
     if kept <= 0 or list(x.shape[kept:]) != list(normalized_shape):
         return None
     statistics = (*x.shape[:kept], *[1] * len(normalized_shape))
-    return _new(x.shape, x.dtype), _new(statistics, x.dtype), _new(statistics, x.dtype)
+    return new_contiguous(x.shape, x.dtype), new_contiguous(statistics, x.dtype), new_contiguous(statistics, x.dtype)
 
 
-def _cpu_batch_norm(out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> Any:
-    """In evaluation the CPU keeps no statistics; results are contiguous, or have the channels last if ``x`` has."""
-    shape = out[1].shape if training else (0,)
-    dtype = _dtype_of_statistics(x, weight, bias, mean, var)
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(x.dim(), torch.contiguous_format)
-    chosen = last if x.is_contiguous(memory_format=last) else torch.contiguous_format
-    return _in_format(out[0], chosen), _new(shape, dtype), _new(shape, dtype)
-
-
-def _cpu_layer_norm(out: Any, x: Tensor, _: Shape, weight: Any, bias: Any, *__: Any) -> Any:
-    dtype = _dtype_of_statistics(x, weight, bias)
-    return out[0], _new(out[1].shape, dtype), _new(out[2].shape, dtype)
-
-
-def _cpu_group_norm(out: Any, x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
-    dtype = _dtype_of_statistics(x, weight, bias)
-    return out[0], _new(out[1].shape, dtype), _new(out[2].shape, dtype)
-
-
-def _cpu_embedding_bag(
-    out: Any,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    _: Any = False,
-    mode: int = 0,
-    __: Any = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> Any:
-    """Sums keep no numbers of bags where they add up rows in place (``is_fast_path`` in EmbeddingBag.cpp)."""
-    bags = offsets.shape[0] - bool(include_last_offset)
-    is_fast = (
-        mode == _SUM
-        and padding_idx < 0
-        and weight.stride(1) == 1
-        and weight.dtype in ((torch.float32,) if per_sample_weights is not None else _GROUPED)
-    )
-    number_of_bag = _new((0,) if is_fast else (indices.shape[0] + 1,), offsets.dtype)[: indices.shape[0]]
-    size_of_bag = _new(offsets.shape, offsets.dtype)[:bags]
-    chosen = _new((bags, weight.shape[1]) if mode == _MAX else (bags,), offsets.dtype)
-    return out[0], number_of_bag, size_of_bag, chosen
-
-
-def _laid_out(out: Tensor, x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    """The result of a convolution in the memory format that the device's library chooses."""
-    return _in_format(out, _format_of_convolution(x, weight, *others))
-
-
-def _gradients_laid_out(out: Any, _: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *others: Any) -> Any:
-    chosen = _format_of_convolution(x, weight, None, *others[:6], bias_sizes)
-    return *(each if each is None else _in_format(each, chosen) for each in out[:2]), out[2]
-
-
-def _format_of_convolution(x: Tensor, weight: Tensor, *others: Any) -> torch.memory_format | None:
-    if weight.dim() == 3:  # a dimension is added on the way to the library
-        return None
-    backend = _torch.select_conv_backend(x, weight, *others)
-    chosen: torch.memory_format = _torch.conv_memory_format(x, weight, backend)
-    return chosen
-
-
-def _in_format(tensor: Tensor, chosen: torch.memory_format | None) -> Tensor:
-    return tensor if chosen is None else tensor.contiguous(memory_format=chosen)
-
-
-def _dtype_of_statistics(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
-    """Half precision may come with parameters in float32; see ``param_scalar_type`` in ATen/native/cpu."""
-    return next((each.dtype for each in parameters if each is not None), x.dtype)
-
-
-def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]]:
-    """``rule`` for operators of these names, with ``.`` before an overload; those that this torch has."""
+def rules_for(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]]:
+    """Return ``rule`` for operators of these names, with ``.`` before an overload; those that this torch has."""
     found = {}
     for name in names.split():
         packet, _, overload = name.partition(".")
@@ -381,43 +319,30 @@ def _rules(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]
 
 
 SHAPE_RULES: dict[Any, Callable[..., Any]] = {
-    **_rules(_same, "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus"),
-    **_rules(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp_min pow.Tensor_Scalar"),
-    **_rules(_clamp, "clamp"),
-    **_rules(_arithmetic, "add.Tensor sub.Tensor mul.Tensor div.Tensor"),
-    **_rules(_two, "maximum minimum"),
-    **_rules(
+    **rules_for(_same, "relu gelu silu sigmoid tanh hardswish hardsigmoid hardtanh leaky_relu elu mish softplus"),
+    **rules_for(_same, "exp log neg abs sqrt rsqrt reciprocal sin cos erf clamp_min pow.Tensor_Scalar"),
+    **rules_for(_clamp, "clamp"),
+    **rules_for(_arithmetic, "add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar"),
+    **rules_for(_two, "maximum minimum"),
+    **rules_for(
         _in_place(_same), "relu_ gelu_ silu_ sigmoid_ tanh_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ mish_"
     ),
-    **_rules(_in_place(_arithmetic), "add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor"),
-    **_rules(_comparison, "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar"),
-    **_rules(_comparison, "eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor ge.Tensor"),
-    **_rules(_masked_fill, "masked_fill.Scalar"),
-    **_rules(_mm, "mm bmm"),
-    **_rules(_addmm, "addmm"),
-    **_rules(_grouped_mm, "_grouped_mm"),
-    **_rules(_convolution, "convolution"),
-    **_rules(_embedding, "embedding"),
-    **_rules(_reduction, "mean.dim sum.dim_IntList"),
-    **_rules(_softmax, "_safe_softmax _softmax _log_softmax"),
-    **_rules(_roll, "roll"),
-    **_rules(_cat, "cat"),
-    **_rules(_batch_norm, "native_batch_norm"),
-    **_rules(_layer_norm, "native_layer_norm"),
+    **rules_for(_in_place(_arithmetic), "add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor"),
+    **rules_for(_comparison, "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar"),
+    **rules_for(_comparison, "eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor ge.Tensor"),
+    **rules_for(_masked_fill, "masked_fill.Scalar"),
+    **rules_for(_clone, "clone"),
+    **rules_for(_copy, "copy_"),
+    **rules_for(_mm, "mm bmm"),
+    **rules_for(_addmm, "addmm"),
+    **rules_for(_grouped_mm, "_grouped_mm"),
+    **rules_for(_convolution, "convolution"),
+    **rules_for(_embedding, "embedding"),
+    **rules_for(_reduction, "mean.dim sum.dim_IntList"),
+    **rules_for(_softmax, "_safe_softmax _softmax _log_softmax"),
+    **rules_for(_roll, "roll"),
+    **rules_for(_cat, "cat"),
+    **rules_for(_batch_norm, "native_batch_norm"),
+    **rules_for(_layer_norm, "native_layer_norm"),
     **FLEX_RULES,
-}
-
-# Where the CPU's kernels give other results than those on meta, which follow CUDA's: what they give, from the results
-# on meta and the arguments.
-CPU_RESULTS: dict[Any, Callable[..., Any]] = {
-    **_rules(_cpu_batch_norm, "native_batch_norm"),
-    **_rules(_cpu_layer_norm, "native_layer_norm"),
-    **_rules(_cpu_group_norm, "native_group_norm"),
-    **_rules(_cpu_embedding_bag, "_embedding_bag _embedding_bag_forward_only"),
-}
-
-# The same for every device: from the results on meta and the arguments, which are on the device.
-DEVICE_RESULTS: dict[Any, Callable[..., Any]] = {
-    **_rules(_laid_out, "convolution"),
-    **_rules(_gradients_laid_out, "convolution_backward"),
 }

@@ -1,0 +1,173 @@
+"""Twins: tensors without data that take the places of a model's tensors and of its inputs during a run on shapes."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from modelsummary import _torch
+from modelsummary._torch import FakeTensor
+from modelsummary.capture.execution.known_values import KnownValues
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
+from modelsummary.costs.stored import is_distributed, is_wrapper
+
+__all__ = ["Twins"]
+
+_META = torch.device("meta")
+_STRIDED = torch.strided
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_REPLACED = (nn.Parameter, Tensor, FakeTensor)
+
+
+class Twins:
+    """The twins of one run: one per tensor; tensors that share memory have twins that share a storage.
+
+    Args:
+        device: where the twins are, but for those of tensors that were met on meta.
+        dtype: of the twins of floating point tensors; None: the dtype of each tensor.
+        known: learns the values of integers and of small tensors.
+        note_obstacle: is told of a tensor that has no twin.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        known: KnownValues,
+        note_obstacle: Callable[[str], None],
+    ) -> None:
+        self._device, self._dtype, self._known, self._note_obstacle = device, dtype, known, note_obstacle
+        self._twins: dict[int, tuple[Any, Tensor]] = {}  # id(tensor) -> tensor, or a reference to a stray one; twin
+        self._storages: dict[tuple[int, torch.dtype], Tensor] = {}  # of tensors that have twins -> the whole of it
+
+    def of_input(self, tensor: Tensor) -> Tensor:
+        """Return the twin of an input tensor. Values of floating point inputs count as unknown."""
+        if type(tensor) is ShapeTensor or id(tensor) in self._twins:
+            return self.of(tensor)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            return self._new_twin(tensor)
+        return self._adopt(tensor)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the twin of a tensor that an operator meets. A tensor that the forward made on meta stays there."""
+        if type(tensor) is ShapeTensor:
+            return tensor
+        known_twin = self._twins.get(id(tensor))
+        if known_twin is not None:
+            return known_twin[1]
+        return tensor if tensor.is_meta else self._adopt(tensor, is_stray=True)
+
+    def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
+        """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        modules = list(modules)
+        keeps_distributed = any(map(_is_fully_sharded, modules))
+        for module in modules:
+            places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
+            for tensors in places:
+                if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
+                    continue
+                for name, tensor in tensors.items():
+                    if not isinstance(tensor, Tensor):
+                        continue
+                    replaced = _is_plain(tensor) or (
+                        is_wrapper(tensor) and not (keeps_distributed and is_distributed(type(tensor)))
+                    )
+                    if replaced and not is_lazy(tensor):
+                        tensors[name] = self._of_own(tensor)
+            if isinstance(module, nn.RNNBase):
+                flat = module._flat_weights
+                module._flat_weights = [weight if weight is None else self.of(weight) for weight in flat]
+
+    def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
+        """The twin of a tensor whose values are known as long as nobody writes them.
+
+        The memory of a stray one may belong to somebody else, such as a numpy array, who can write at any time.
+        """
+        twin = self._new_twin(tensor, is_stray)
+        if type(tensor) is not FakeTensor:  # has no values
+            self._known.borrow(twin, tensor, copy=is_stray)
+        return twin
+
+    def _new_twin(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
+        is_fake = type(tensor) is FakeTensor
+        twin = self.without_data(tensor, is_stray)
+        if twin is None:
+            return tensor
+        if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
+            twin.requires_grad_(tensor.requires_grad)
+            twin._is_param = True  # what isinstance(twin, nn.Parameter) asks for
+        elif tensor.requires_grad and tensor.is_leaf:
+            twin.requires_grad_()
+        if tensor.__dict__ and not is_fake:
+            twin.__dict__.update({**tensor.__dict__, **twin.__dict__})  # a wrapper has tensors of its own there
+        key = id(tensor)
+        self._twins[key] = (weakref.ref(tensor, lambda _: self._twins.pop(key)) if is_stray else tensor, twin)
+        return twin
+
+    def _wrapper_twin(self, tensor: Any) -> Tensor:
+        """Return a wrapper, such as a distributed or a quantised tensor, around the twins of its inner tensors."""
+        names, context = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        inner = {name: self._of_own(each) if isinstance(each, Tensor) else each for name, each in inner.items()}
+        twin: Tensor = tensor.__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
+        return nn.Parameter(twin, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+    def _of_own(self, tensor: Tensor) -> Tensor:
+        known_twin = self._twins.get(id(tensor))
+        return known_twin[1] if known_twin is not None else self._adopt(tensor)
+
+    def without_data(self, tensor: Tensor, is_stray: bool) -> Tensor | None:
+        """Return a tensor like this one without data, or None if there are none of its layout.
+
+        Twins of the model's tensors share storages where the tensors do.
+        """
+        if is_wrapper(tensor):
+            return self._wrapper_twin(tensor)
+        if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_nested:
+            try:
+                if tensor.is_sparse:
+                    raise RuntimeError("on meta, its views forget how many elements it stores")
+                return torch.empty_like(tensor, device=_META)
+            except (RuntimeError, AssertionError):
+                self._note_obstacle(f"a {'nested' if tensor.is_nested else tensor.layout} tensor")
+                return None
+        spec = spec_of(tensor)
+        if self._dtype is not None and tensor.dtype.is_floating_point:
+            spec = spec._replace(dtype=self._dtype)
+        if is_stray:
+            return new_tensor(spec, self._device)
+        with _torch.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+            try:
+                storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
+            except (NotImplementedError, RuntimeError):  # a wrapper that has none of its own
+                return new_tensor(spec, self._device)
+        whole = self._storages.get((storage._cdata, spec.dtype))
+        if whole is None:
+            if nbytes == tensor.nbytes:
+                whole = self._storages[storage._cdata, spec.dtype] = new_tensor(spec, self._device)
+                return whole
+            elements = torch.Size((nbytes // tensor.element_size(),))
+            whole = new_tensor(Spec(elements, (1,), spec.dtype), self._device)
+            self._storages[storage._cdata, spec.dtype] = whole
+        view: Tensor = run_on_metadata(_AS_STRIDED, (whole, spec.shape, spec.stride, tensor.storage_offset()), {})
+        return view
+
+
+def _is_plain(value: Any) -> bool:
+    """A tensor, fake maybe, whose class leaves its operators to torch."""
+    kind = type(value)
+    if kind in _REPLACED:
+        return True
+    return isinstance(value, Tensor) and kind.__torch_dispatch__ is _torch.disabled_dispatch
+
+
+def _is_fully_sharded(module: nn.Module) -> bool:
+    """Return True for a module of FSDP2, which exchanges the parameters by itself and refuses them on meta."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: there is none
+    return fsdp is not None and isinstance(module, getattr(fsdp, "FSDPModule", ()))
