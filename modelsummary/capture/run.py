@@ -22,7 +22,6 @@ from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
-from modelsummary.capture.reuse.reuse import Reuse
 from modelsummary.capture.state.restore import unchanged
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.tree import call_tree, static_tree
@@ -58,7 +57,6 @@ class Recording:
         fallback_reason: why shape-only execution gave way to real execution; None if it did not.
         error: what the forward raised; the tree then reaches up to the failing layer.
         failed: the layers that were running when it raised, innermost first.
-        reused_calls: module calls that were not run, as an equal one had been.
     """
 
     root: LayerInfo
@@ -66,7 +64,6 @@ class Recording:
     fallback_reason: str | None = None
     error: Exception | None = None
     failed: list[LayerInfo] = field(default_factory=list)
-    reused_calls: int = 0
 
 
 def list_layers(model: nn.Module) -> Recording:
@@ -80,14 +77,13 @@ def check_execution(execution: str) -> None:
         raise InputError(f"execution={execution!r} is unknown; expected 'auto', 'shape' or 'real'")
 
 
-def capture(model: nn.Module, call: CallArguments, execution: str, *, reuse: bool = True) -> Recording:
+def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     """Run ``model`` and record it; model, arguments and global state are afterwards as before.
 
     Args:
         execution: as checked by ``check_execution``. ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``:
             shape-only, and if anything stands in its way (values decide the control flow, an operator has no
             meta kernel), really.
-        reuse: on shapes, what one module did serves for those that are provably the same.
 
     Raises:
         InputError: real execution is asked for, and impossible on meta tensors.
@@ -100,7 +96,7 @@ def capture(model: nn.Module, call: CallArguments, execution: str, *, reuse: boo
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
         return _real(model, modules, call)
     with no_collection():
-        recording = _on_shapes(model, modules, call, reuse, fails=execution == "shape" or only_shapes is not None)
+        recording = _on_shapes(model, modules, call, fails=execution == "shape" or only_shapes is not None)
     if isinstance(recording, Recording):
         return recording
     reason, recording = recording, _real(model, modules, call)
@@ -108,15 +104,10 @@ def capture(model: nn.Module, call: CallArguments, execution: str, *, reuse: boo
     return recording
 
 
-def _on_shapes(
-    model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, reuse: bool, *, fails: bool
-) -> Recording | str:
+def _on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, fails: bool) -> Recording | str:
     """A shape-only recording. If something stood in its way: what it was, or the recording nevertheless (``fails``)."""
-    run = _attempt(model, modules, call, on_shapes=True, reuse=reuse)
+    run = _attempt(model, modules, call, on_shapes=True)
     reason = _obstacle(run)
-    if run.reused_calls and reason is not None:  # a full run tells whether, and where, it really fails
-        run = _attempt(model, modules, call, on_shapes=True)
-        reason = _obstacle(run)
     if reason is None:
         return _recording(run, "shape")
     return _with_obstacle(run) if fails else reason
@@ -189,7 +180,6 @@ class _Run:
     execution: ShapeOnly | RealExecution
     error: Exception | None
     facts: dict[int, ModuleFacts]
-    reused_calls: int
 
 
 def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
@@ -197,7 +187,7 @@ def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
     rows = {row.layer_id: row for row in root.walk() if row.executed}
     raised = run.watch.failed if run.error is not None else []
     failed = [rows[id(call.module)] for call in raised if id(call.module) in rows]
-    return Recording(root, execution, error=run.error, failed=failed, reused_calls=run.reused_calls)
+    return Recording(root, execution, error=run.error, failed=failed)
 
 
 def _attempt(
@@ -207,11 +197,10 @@ def _attempt(
     *,
     on_shapes: bool,
     raw_arrays: bool = False,
-    reuse: bool = False,
 ) -> _Run:
     """Run without gradients; if the forward turns out to take some of its own, again with them."""
     options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays}
-    run = _run_once(model, modules, call, **options, grad=False, reuse=reuse)
+    run = _run_once(model, modules, call, **options, grad=False)
     if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
         run = _run_once(model, modules, call, **options, grad=True)
     return run
@@ -225,20 +214,17 @@ def _run_once(
     on_shapes: bool,
     raw_arrays: bool,
     grad: bool,
-    reuse: bool = False,
 ) -> _Run:
     """Run once. The facts are collected before the model is put back: a lazy module has its parameters only now."""
     error: Exception | None = None
     with running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad) as (execution, args, kwargs):
         watch = Watch(model, execution)
-        repeated = Reuse(watch, execution, modules) if reuse and isinstance(execution, ShapeOnly) else None
         try:
-            with repeated.installed() if repeated is not None else nullcontext():
-                watch.run(args, kwargs)
+            watch.run(args, kwargs)
         except Exception as raised:
             error = raised
         facts = module_facts(model)
-    return _Run(watch, execution, error, facts, 0 if repeated is None else repeated.calls)
+    return _Run(watch, execution, error, facts)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ __all__ = [
     "same_structure",
     "structure_of",
     "taken_apart",
+    "tells_dtype",
     "with_leaves",
 ]
 
@@ -71,6 +72,7 @@ class Unknown(NamedTuple):
 
 _ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype})
 _MARKERS = (Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
+_LEAVES = (torch.Tensor, *_MARKERS)
 _WHOLE = (torch.Tensor, torch.nn.Module, type, Marker, Attribute, BatchSize, ModeChoice, OwnDevice, Unknown)
 
 
@@ -129,18 +131,19 @@ def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects
         makes_objects: make the objects of every ``ObjectState``.
     """
     kind = type(template)
-    if kind in _ATOMS or isinstance(template, (torch.Tensor, *_MARKERS)):
+    if kind in _ATOMS or isinstance(template, _LEAVES):
         return function(template)
+    if kind is tuple or kind is torch.Size:
+        return tuple([map_template(function, inner, makes_objects=makes_objects) for inner in template])
+    if kind is list:
+        return [map_template(function, inner, makes_objects=makes_objects) for inner in template]
+    if kind is dict:
+        items = template.items()
+        return {name: map_template(function, inner, makes_objects=makes_objects) for name, inner in items}
 
     def inside(inner: Any) -> Any:
         return map_template(function, inner, makes_objects=makes_objects)
 
-    if kind is tuple or kind is torch.Size:
-        return tuple([inside(inner) for inner in template])
-    if kind is list:
-        return [inside(inner) for inner in template]
-    if kind is dict:
-        return {name: inside(inner) for name, inner in template.items()}
     if kind is slice:
         return slice(*(inside(each) for each in (template.start, template.stop, template.step)))
     if kind is ObjectState:
@@ -208,3 +211,11 @@ def same_constant(one: Any, other: Any) -> bool:
         return type(one) is type(other) and bool(one == other)
     except Exception:  # an object that cannot be compared is equal to itself alone
         return False
+
+
+def tells_dtype(leaf: Any, dtype: torch.dtype) -> bool:
+    """Return True if a constant is a dtype, or one of its limits."""
+    if isinstance(leaf, float):
+        limits = torch.finfo(dtype)
+        return leaf in (limits.min, limits.max, limits.eps, limits.tiny)
+    return leaf is dtype

@@ -1,17 +1,11 @@
-"""Time the calls of modules inside a forward: marks are only appended while it runs, and made sense of afterwards.
-
-The marks are made around ``nn.Module.__call__``, not by hooks: with hooks, also global ones, torch takes the slow path
-of ``_call_impl`` (1.6 times the time of a small MLP, against 1.15), and hooks on a module switch off the fused kernels
-of ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention``.
-"""
+"""Time the calls of modules inside a forward: marks are only appended while it runs, and made sense of afterwards."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import RLock, get_ident
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,6 +13,7 @@ from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.clock import Clock, CpuClock
+from modelsummary.capture.module_calls import Wrapper, unwrap_calls, wrap_calls
 
 __all__ = ["Step", "TimedCall", "Timer", "cost_of_timing", "suspended"]
 
@@ -177,20 +172,18 @@ class Timer:
 
     def start(self) -> None:
         """Begin to time."""
-        with _lock:
-            if self not in _active:
-                self._state = _State(self, self._own)
-                _active[self] = _wrapper(self._state)
-                _install()
+        if self not in _active:
+            _active.append(self)
+            self._state = _State(self, self._own)
+            wrap_calls(self, _wrapper(self._state))
 
     def stop(self) -> None:
         """Leave ``nn.Module.__call__`` as it was."""
-        with _lock:
-            if self in _active:
-                del _active[self]
-                if self._state is not None:
-                    self._state.end()
-                _install()
+        if self in _active:
+            _active.remove(self)
+            if self._state is not None:
+                self._state.end()
+            unwrap_calls(self)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -219,16 +212,11 @@ class Timer:
         return output
 
 
-# ---------------------------------------------------------------------------------------- nn.Module.__call__
-
-_lock = RLock()
-_active: dict[Timer, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+_active: list[Timer] = []
 _suspended: dict[int, list[Timer]] = {}  # by thread
-_original: Any = None
-_installed: Any = None
 
 
-def _wrapper(state: _State) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _wrapper(state: _State) -> Wrapper:
     """Puts marks around ``nn.Module.__call__``."""
     logs, now, own, is_compiling = state.logs, state.now, state.own, torch.compiler.is_compiling
 
@@ -257,21 +245,6 @@ def _wrapper(state: _State) -> Callable[[Callable[..., Any]], Callable[..., Any]
         return call
 
     return wrap
-
-
-def _install() -> None:
-    """The wrappers of all active timers around the original; nothing is left once the last has stopped."""
-    global _original, _installed  # noqa: PLW0603
-    if nn.Module.__call__ is not _installed:  # somebody else wraps it meanwhile, or nobody does
-        _original = nn.Module.__call__
-    call = _original
-    for wrap in _active.values():
-        call = wrap(call)
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    dynamo = sys.modules.get("torch._dynamo.utils")  # keeps what it finds when it is imported, to compare with
-    if dynamo is not None and not _active and getattr(dynamo, "unpatched_nn_module_call", None) is _installed:
-        dynamo.unpatched_nn_module_call = _original  # type: ignore[attr-defined]
-    _installed = call if _active else None
 
 
 @contextmanager

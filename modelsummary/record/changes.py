@@ -17,7 +17,16 @@ from torch.overrides import get_overridable_functions
 from modelsummary import _torch
 from modelsummary.capture.values import is_array
 
-__all__ = ["Generators", "noticed", "numbers_in", "saved_tensor_hooks", "state_of", "surroundings"]
+__all__ = [
+    "Generators",
+    "autograd_functions_wrapped",
+    "first_difference",
+    "noticed",
+    "numbers_in",
+    "saved_tensor_hooks",
+    "state_of",
+    "surroundings",
+]
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -71,6 +80,11 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     for name, value in _of_classes(type(module)):
         state[f"{type(module).__name__}.{name}"] = _snapshot(value, _SNAPSHOT_DEPTH)
     return state
+
+
+def first_difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Return the name of the first attribute in which two states of a module differ."""
+    return next(name for name in {**before, **after} if before.get(name, before) != after.get(name, after))
 
 
 def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
@@ -169,3 +183,18 @@ def noticed(note: Callable[[str], None]) -> Iterator[None]:
     finally:
         for (owner, name, _), original in zip(_QUESTIONS, originals, strict=True):
             setattr(owner, name, original)
+
+
+@contextmanager
+def autograd_functions_wrapped(call: Callable[[Any, Callable[..., Any], Any, Any], Any]) -> Iterator[None]:
+    """Return a context in which ``call(cls, apply, args, kwargs)`` runs in place of ``cls.apply(*args, **kwargs)``."""
+    original = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(cls, original.__get__(None, cls), args, kwargs)
+
+    try:
+        torch.autograd.Function.apply = classmethod(apply)
+        yield
+    finally:
+        torch.autograd.Function.apply = original

@@ -18,12 +18,23 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.operators import Execution, Operators
-from modelsummary.capture.templates import Unknown, leaves_of, map_template, objects_in, same_constant, taken_apart
+from modelsummary.capture.templates import (
+    Unknown,
+    leaves_of,
+    map_template,
+    objects_in,
+    same_constant,
+    taken_apart,
+    tells_dtype,
+)
 from modelsummary.capture.values import tensors_of
 from modelsummary.record.changes import (
     Generators,
+    autograd_functions_wrapped,
+    first_difference,
     noticed,
     numbers_in,
     saved_tensor_hooks,
@@ -32,7 +43,7 @@ from modelsummary.record.changes import (
 )
 from modelsummary.record.effects import Effects, Noted
 from modelsummary.record.events import Event, TorchFunction, torch_function
-from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
+from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened, obstacle_of_module
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
 from modelsummary.record.torch_functions import (
     HOOKS_TENSORS,
@@ -95,35 +106,29 @@ class Tracer(TorchFunctionMode):
 
     @contextmanager
     def _every_call(self) -> Iterator[None]:
-        """Hooks come after a module's own; only around ``__call__`` a call is seen as it was made."""
-        original = nn.Module.__call__
-        apply = vars(torch.autograd.Function)["apply"]
+        """Context in which calls of modules and of autograd functions are traced."""
 
-        def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            original_apply = apply.__get__(None, cls)
-            substitute = self._rules.substitutes.get(original_apply)
+        def apply_function(cls: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+            substitute = self._rules.substitutes.get(original)
             if substitute is not None and self._sees():
                 return substitute(*args, **kwargs)
             if not self._sees():
-                return original_apply(*args, **kwargs)
+                return original(*args, **kwargs)
             if any(callable(leaf) and not isinstance(leaf, Tensor) for leaf in leaves_of((args, kwargs))):
                 # What it calls is the code of somebody, with modules and tensors of its own (torch's checkpointing).
                 self._note_question(f"passes a function to the autograd function {cls.__name__}")
-            function = TorchFunction("function", f"{cls.__qualname__}.apply", original_apply)
-            return self._function_call(function, original_apply, args, kwargs)
+            function = TorchFunction("function", f"{cls.__qualname__}.apply", original)
+            return self._function_call(function, original, args, kwargs)
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._module_call(original, module, args, kwargs)
+        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                return self._module_call(original, module, args, kwargs)
 
-        try:
-            nn.Module.__call__ = call  # type: ignore[method-assign]
-            torch.autograd.Function.apply = classmethod(apply_function)
-            opened = checkpoints_opened(self._region) if self._rules.opens_checkpoints else nullcontext()
-            with noticed(self._note_question), opened:
-                yield
-        finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
-            torch.autograd.Function.apply = apply
+            return call
+
+        opened = checkpoints_opened(self._region) if self._rules.opens_checkpoints else nullcontext()
+        with calls_wrapped(wrapper), autograd_functions_wrapped(apply_function), noticed(self._note_question), opened:
+            yield
 
     def _note_question(self, reason: str) -> None:
         """The model's own code asked or told torch something that no list of calls can repeat."""
@@ -159,38 +164,21 @@ class Tracer(TorchFunctionMode):
         if get_ident() != self._thread or fqn is None or not (begins or self.is_open):
             return original(module, *args, **kwargs)
         self.is_open = False  # what follows is not the model's code
-        self._at_boundary()
-        event = Event(fqn, None, None, None, self._stack[-1] if self._stack else None, training=module.training)
-        event.call_index = self._calls[fqn]
-        self._calls[fqn] += 1
-        if begins:
-            self.root = event
-            for tensor in tensors_of((args, kwargs)):
-                self.tensors.new(tensor, tainted=True)
-        # Another layer may have to see what this one does to an object: only the model's own are taken apart.
-        event.args, event.kwargs = self.tensors.template(taken_apart((args, kwargs)) if begins else (args, kwargs))
+        is_whole = self._rules.is_whole(module)
+        if not is_whole:
+            self._at_boundary()
         given = objects_in((args, kwargs)) if begins else ()
+        event, before = self._event_of_call(module, fqn, args, kwargs)
         objects = [(each, self.tensors.template(taken_apart(each))) for each in given]
-        before = state_of(module)
-        if before != self._states[id(module)]:  # calling the module again would not be the same
-            changed = _first_difference(self._states[id(module)], before)
-            event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
-        event.grad = torch.is_grad_enabled()
-        event.regions = tuple(self._regions)
-        event.obstacle = _obstacle(module, kwargs)
-        if event.parent is not None:
-            event.parent.children.append(event)
-            self._note_surroundings(event.parent)
-            self._note_checkpoint(event, module)
-            self._note_dtypes(event, event.parent)
         self._hooks.append(saved_tensor_hooks())
         around, self.running = self.running, Effects()
         self._stack.append(event)
         try:
-            self.is_open = not self._rules.is_whole(module)
+            self.is_open = not is_whole
             out = self._rules.layer_shapes.get(type(module), original)(module, *args, **kwargs)
             self.is_open = False
-            self._at_boundary()
+            if not is_whole:
+                self._at_boundary()
         finally:
             self._stack.pop()
             self._hooks.pop()
@@ -205,6 +193,34 @@ class Tracer(TorchFunctionMode):
         self._note_objects(event, objects, out)
         self.is_open = not begins
         return out
+
+    def _event_of_call(
+        self, module: nn.Module, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Event, dict[str, Any]]:
+        """Return the event of a call that begins, and the module's state."""
+        parent = self._stack[-1] if self._stack else None
+        event = Event(fqn, None, None, None, parent, training=module.training)
+        event.call_index = self._calls[fqn]
+        self._calls[fqn] += 1
+        if parent is None:
+            self.root = event
+            for tensor in tensors_of((args, kwargs)):
+                self.tensors.new(tensor, tainted=True)
+        # Another layer may have to see what this one does to an object: only the model's own are taken apart.
+        event.args, event.kwargs = self.tensors.template(taken_apart((args, kwargs)) if parent is None else (args, kwargs))
+        before = state_of(module)
+        if before != self._states[id(module)]:  # calling the module again would not be the same
+            changed = first_difference(self._states[id(module)], before)
+            event.args = (*event.args, Unknown(f"another {changed} by the code that calls it"))
+        event.grad = torch.is_grad_enabled()
+        event.regions = tuple(self._regions)
+        event.obstacle = obstacle_of_module(module, kwargs)
+        if parent is not None:
+            parent.children.append(event)
+            self._note_surroundings(parent)
+            self._note_checkpoint(event, module)
+            self._note_dtypes(event, parent)
+        return event, before
 
     def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
         inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
@@ -225,7 +241,7 @@ class Tracer(TorchFunctionMode):
         after = self._states[id(module)]
         if before == after:
             return
-        name = _first_difference(before, after)
+        name = first_difference(before, after)
         prefix = f"{event.fqn}." if event.fqn else ""
         event.assigned = frozenset(prefix + each for each in after if before.get(each, before) != after[each])
         is_number = numbers_in(before) != numbers_in(after)
@@ -249,7 +265,7 @@ class Tracer(TorchFunctionMode):
         """A dtype that the caller read from a tensor, or was given, is a constant of the call, or a limit of it is."""
         read = self._dtypes[parent]
         if read:
-            told = {each for each in read for leaf in leaves_of((event.args, event.kwargs)) if _tells(leaf, each)}
+            told = {each for each in read for leaf in leaves_of((event.args, event.kwargs)) if tells_dtype(leaf, each)}
             event.dtype_bound = bool(told)
             self._dtypes[event].update(told)
 
@@ -265,7 +281,7 @@ class Tracer(TorchFunctionMode):
         event.checkpointed = not any(calls)  # a __call__ of its own has brought it along
 
     def _at_boundary(self) -> None:
-        """Between two calls: what was drawn from generators that torch does not know, the running module drew."""
+        """Note that the running module drew from generators that torch does not know; whole layers draw from none."""
         if self._generators.moved() and self._stack:
             event = self._stack[-1]
             event.obstacle = event.obstacle or "draws from Python's or numpy's random numbers"
@@ -418,30 +434,3 @@ class Tracer(TorchFunctionMode):
             return found
 
         return map_template(known, out)
-
-
-# ----------------------------------------------------------------------------------------------- helpers
-
-
-def _first_difference(before: dict[str, Any], after: dict[str, Any]) -> str:
-    return next(name for name in {**before, **after} if before.get(name, before) != after.get(name, after))
-
-
-def _tells(leaf: Any, dtype: torch.dtype) -> bool:
-    """A constant is a dtype, or one of its limits."""
-    if isinstance(leaf, float):
-        limits = torch.finfo(dtype)
-        return leaf in (limits.min, limits.max, limits.eps, limits.tiny)
-    return leaf is dtype
-
-
-def _obstacle(module: nn.Module, kwargs: dict[str, Any]) -> str:
-    """What about a module stands in the way of replacing it by what it calls."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "is TorchScript"
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks):
-        return "has hooks, which run only if it is called"
-    if isinstance(module, nn.TransformerEncoder) and kwargs.get("src_key_padding_mask") is not None:
-        return "may run on nested tensors in evaluation"
-    return ""

@@ -61,7 +61,6 @@ class ModelStatistics(ReadableNumbers):
 
     Attributes:
         latency_overhead: what measuring cost; None before something was measured.
-        reused_calls: module calls that were not run, as a provably equal one had been; see ``Statistics(reuse=...)``.
     """
 
     latency_overhead: LatencyOverhead | None = None
@@ -78,7 +77,6 @@ class ModelStatistics(ReadableNumbers):
         self.root = root
         self.execution = execution
         self.fallback_reason = fallback_reason
-        self.reused_calls = 0
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
         self.summary_list = [row for row in root.walk() if row is not root]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
@@ -72,9 +73,7 @@ class Statistics(ModelStatistics):
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, and really if
             that is impossible. ``stats.execution`` and ``stats.fallback_reason`` tell what happened.
         latency: run the model for real and time every call: ``measure_latency()`` with its defaults.
-        reuse: on shapes, run modules that are provably the same (equal class, configuration, shapes and
-            arguments, code that sees nothing else) once; ``stats.reused_calls`` tells how many calls were
-            spared. The result is that of running all of them; False runs all of them.
+        reuse: deprecated and ignored. Every module runs.
 
     Raises:
         InputError: an argument is unusable.
@@ -103,12 +102,14 @@ class Statistics(ModelStatistics):
         dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
         execution: str = "auto",
         latency: bool = False,
-        reuse: bool = True,
+        reuse: bool | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = "; pass an instance, not the class" if isinstance(model, type) else ""
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
+        if reuse is not None:
+            warnings.warn("reuse= is ignored: every module runs; leave it out", DeprecationWarning, stacklevel=4)
         options = TableOptions(branching=branching, depth=depth)
         called, model = model, unwrap(model)
         if input_data is None and not args and not kwargs:
@@ -116,7 +117,7 @@ class Statistics(ModelStatistics):
         with no_collection():
             call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
         check_execution(execution)
-        recording = list_layers(model) if call is None else capture(model, call, execution, reuse=reuse)
+        recording = list_layers(model) if call is None else capture(model, call, execution)
         with no_collection():
             self._fill(called, call, recording, batch_dim=batch_dim, options=options)
         if latency:
@@ -139,7 +140,6 @@ class Statistics(ModelStatistics):
             "options": options,
         }
         ModelStatistics.__init__(self, recording.root, **facts)
-        self.reused_calls = recording.reused_calls
         self._splitter, self._live = None, None
         if call is None:
             return

@@ -1,1 +1,0 @@
-"""Repeated structure runs once."""
