@@ -1,8 +1,9 @@
-"""One summary of a large model on meta, in a process of its own: prints modules, CPU seconds and bytes as JSON.
+"""Summarise or split a large model on meta, in a process of its own: print modules, CPU seconds and bytes as JSON.
 
-    python benchmarks/growth.py decoder|experts SIZE
+    python benchmarks/growth.py decoder|experts|split SIZE
 
-SIZE: layers of the decoder, or modules of the mixture of experts.
+SIZE: layers of the decoder, or modules of the mixture of experts. ``split`` times ``stats.split(16)`` of the decoder, after
+its summary; a layer is 10 calls of modules and some 20 of functions.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main() -> None:
     kind, size = sys.argv[1], int(sys.argv[2])
     with torch.device("meta"):
         per_layer = 64 * 4 + 6  # experts and their layers; the block, its norms, its linears and its list
-        model = decoder(size) if kind == "decoder" else decoder(round(size / per_layer), experts=64)
+        model = decoder(round(size / per_layer), experts=64) if kind == "experts" else decoder(size)
     x = torch.zeros(1, 128, dtype=torch.long, device="meta")
     from modelsummary import Statistics
 
@@ -76,6 +77,9 @@ def main() -> None:
     gc.collect()  # of what building the model left
     before, start = peak_bytes(), time.process_time()
     stats = Statistics(model, x)
+    if kind == "split":
+        before, start = peak_bytes(), time.process_time()
+        stats.split(16)
     seconds = time.process_time() - start
     assert stats.execution == "shape"
     print(json.dumps({"modules": len(stats) + 1, "seconds": seconds, "bytes": peak_bytes() - before}))

@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 META = torch.device("meta")
 BARE = "bare"
 PEERS = ("FlopCounterMode", "torchinfo", "DeepSpeed", "Lightning", "torchlens")
-GROWTH = {"decoder": (10, 100, 1_000, 10_000), "experts": (1_000, 10_000, 100_000)}
+GROWTH = {"decoder": (10, 100, 1_000, 10_000), "experts": (1_000, 10_000, 100_000), "split": (30, 100, 1_000)}
 
 
 def image_model(name: str) -> nn.Module:
@@ -193,7 +193,7 @@ def growth() -> str:
             row = {
                 "": f"{kind}, {size:,}",
                 "Modules": f"{found['modules']:,}",
-                "Summary (s)": f"{found['seconds']:.2f}",
+                "CPU time (s)": f"{found['seconds']:.2f}",
             }
             row["Beyond torch and model (MB)"] = f"{found['bytes'] / 1e6:.0f}"
             for name, key in (("Slope of time", "seconds"), ("Slope of memory", "bytes")):
@@ -244,7 +244,8 @@ def main() -> None:
         against_peers(count),
         "## Models on the CPU, batch 1",
         against_real_forwards(count),
-        "## Growth\n\nCPU time. `experts`: a decoder whose layers hold 64 experts that are modules.",
+        "## Growth\n\nOf one summary. `experts`: a decoder whose layers hold 64 experts that are modules. `split`: of"
+        " `split(16)` of the decoder, after its summary.",
         growth(),
         f"## Import\n\n{imports()}",
     ]

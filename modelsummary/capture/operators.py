@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import _torch
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
 from modelsummary.costs.stored import is_distributed
 from modelsummary.layer_info import total
@@ -65,8 +66,9 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        is_usual = len(types) == 1 and types[0] is ShapeTensor  # spares most operators the checks below
         # A distributed tensor turns an operator into others on what this process holds, and collectives.
-        if "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):
+        if not is_usual and "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):
             return NotImplemented
         rule = self._rules.get(id(func))  # operators live as long as the process
         if rule is None:
@@ -75,7 +77,8 @@ class Operators(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         # A lazy module looks at its own parameter; a distributed tensor runs fake ones for the shape of a result.
-        if (args and is_lazy(args[0])) or _torch.fake_mode() is not self._fake_mode:
+        is_of_lazy = args and type(args[0]) is not ShapeTensor and is_lazy(args[0])
+        if is_of_lazy or (not is_usual and _torch.fake_mode() is not self._fake_mode):
             return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:
