@@ -1,0 +1,99 @@
+"""Fold a tree of rows: consecutive siblings that are equal in structure, shapes and figures are shown once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["Shown", "deepest_fitting", "fold", "unfolded"]
+
+# What a row is, whatever its place: neither names, nor what was measured, nor what depends on what ran before it.
+_COMPARED = (
+    "class_name executed training input_size output_size inner_layers kernel_size groups num_params trainable_params"
+    " num_buffers params_bytes buffer_bytes self_params self_trainable_params self_buffers is_recursive"
+    " has_uninitialized macs self_macs self_skipped_macs elementwise_ops bytes_read bytes_written uncounted_ops note"
+).split()
+
+
+class Shown(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+        row: what is shown; of equal rows, the first.
+        count: how many equal siblings it stands for, itself included.
+        rows: all rows it stands for: those of the equal siblings of its parents, too.
+    """
+
+    row: LayerInfo
+    count: int
+    rows: list[LayerInfo]
+
+
+def unfolded(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
+    """Yield every row of the tree down to ``depth``, in printed order."""
+    return (Shown(row, 1, [row]) for row in root.walk(depth))
+
+
+def fold(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
+    """Yield the rows of the tree down to ``depth`` in printed order, of equal consecutive siblings the first.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> stats = Statistics(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()), (1, 2))
+    >>> [(shown.row.class_name, shown.count) for shown in fold(stats.root)]
+    [('Sequential', 1), ('Linear', 2), ('ReLU', 1)]
+    """
+    kinds = _kinds(root)
+    pending = [Shown(root, 1, [root])]
+    while pending:
+        shown = pending.pop()
+        yield shown
+        if depth is None or shown.row.depth < depth:
+            pending.extend(reversed(list(_below(shown, kinds))))
+
+
+def _below(shown: Shown, kinds: dict[int, int]) -> Iterator[Shown]:
+    """Yield the rows below one, from the children of all rows that it stands for."""
+    for _, group in groupby(enumerate(shown.row.children), key=lambda numbered: kinds[id(numbered[1])]):
+        numbers = [number for number, _ in group]
+        rows = [row.children[number] for row in shown.rows for number in numbers]
+        yield Shown(shown.row.children[numbers[0]], len(numbers), rows)
+
+
+def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
+    """Return the deepest level down to which the folded tree has at most ``most_rows`` rows, at least 1.
+
+    None: all levels fit.
+    """
+    at_depth: dict[int, int] = {}
+    for shown in fold(root):
+        at_depth[shown.row.depth] = at_depth.get(shown.row.depth, 0) + 1
+    rows = 0
+    for depth in sorted(at_depth):
+        rows += at_depth[depth]
+        if rows > most_rows:
+            return max(1, depth - 1)
+    return None
+
+
+def _kinds(root: LayerInfo) -> dict[int, int]:
+    """Return a number for each row, by its id; rows with equal numbers are equal, with all that is below them."""
+    numbers: dict[Any, int] = {}
+    kinds: dict[int, int] = {}
+    for row in reversed(list(root.walk())):
+        own = tuple(_frozen(getattr(row, name)) for name in _COMPARED)
+        key = (own, tuple(kinds[id(child)] for child in row.children))
+        kinds[id(row)] = numbers.setdefault(key, len(numbers))
+    return kinds
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that can be hashed and is equal for equal values."""
+    if isinstance(value, dict):
+        return tuple((name, _frozen(inner)) for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, tuple(map(_frozen, value))
+    return value
