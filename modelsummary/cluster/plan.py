@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from tabulate import tabulate
-
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.schedule import SCHEDULES, simulate
 from modelsummary.split.stage_facts import StageFacts, loads_of
+from modelsummary.tables import table
+from modelsummary.units import format_number, percent
 
 __all__ = ["Cluster", "Plan", "Plans", "make_plans"]
 
@@ -112,13 +112,12 @@ class Plans(Sequence[Plan]):
                 each.n_microbatches,
                 f"{each.samples_per_second:,.4g}",
                 f"{each.step_seconds:.4g}",
-                f"{each.bubble:.1%}",
-                f"{each.memory_bytes / 2**30:.3f}",
+                percent(each.bubble),
+                format_number(each.memory_bytes, "Gi", 3),
             ]
             for each in self._plans
         ]
-        align = ["right", "right", "left", *["right"] * 5]
-        return tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True)
+        return table(rows, headers, "rrlrrrrr")
 
     __repr__ = __str__
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tabulate import tabulate
-
 from modelsummary.layer_info import LayerInfo, Sizes
+from modelsummary.tables import ruled_table
+from modelsummary.units import decimals, grouped
 from modelsummary.views.rows import one_line
 
 __all__ = ["DiffRow", "ModelDiff", "ModuleFacts", "diff_trees"]
@@ -136,12 +136,8 @@ class ModelDiff:
             [_SIGNS[row.status], _names(row), ", ".join(row.differs), *_cells({n: row.change(n) for n in measures})]
             for row in shown
         ]
-        rows.append(["", "Total", "", *_cells({name: self.totals[name] for name in measures})])
-        align = ["left", "left", "left", *["right"] * (3 * len(measures))]
-        text = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
-        rule = "=" * max(map(len, text))
-        body = [*text[1:-1], rule] if shown else []
-        return "\n".join([rule, text[0], rule, *body, text[-1], rule, self._verdict(), rule])
+        totals = ["", "Total", "", *_cells({name: self.totals[name] for name in measures})]
+        return ruled_table(rows, headers, f"lll{'rrr' * len(measures)}", [[self._verdict()]], totals=totals)
 
     def _is_shown(self, measure: str) -> bool:
         before, after, change = self.totals[measure]
@@ -313,10 +309,8 @@ def _names(row: DiffRow) -> str:
 
 
 def _cells(changes: dict[str, Change]) -> list[str]:
-    return [_cell(measure, figure) for measure, change in changes.items() for figure in change]
-
-
-def _cell(measure: str, value: Number) -> str:
-    if value is None:
-        return "--"
-    return f"{value:,.3f}" if measure == "latency_ms" else f"{value:,}"
+    return [
+        decimals(figure, 3) if measure == "latency_ms" else grouped(figure)
+        for measure, change in changes.items()
+        for figure in change
+    ]

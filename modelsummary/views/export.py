@@ -7,9 +7,8 @@ import io
 from dataclasses import replace
 from typing import Any
 
-from tabulate import tabulate
-
 from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import table
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns
@@ -71,9 +70,9 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 def to_markdown(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
     """A table of GitHub's Markdown."""
-    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[_markdown(cell) for cell in row] for row in table.cells]
-    return tabulate(cells, table.headers, "pipe", disable_numparse=True, colalign=table.align)
+    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[_markdown(cell) for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, "pipe")
 
 
 _MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}})
@@ -87,13 +86,13 @@ def _markdown(cell: str) -> str:
 def to_latex(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
     """A ``tabular`` environment for the LaTeX package booktabs, with FQNs in place of branches."""
     options = replace(options, branching=False, ascii_only=True)
-    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[cell.replace("\n", " ") for cell in row] for row in table.cells]
-    return tabulate(cells, table.headers, "latex_booktabs", disable_numparse=True, colalign=table.align)
+    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[cell.replace("\n", " ") for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, "latex_booktabs")
 
 
 def to_html(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
     """An HTML ``<table>`` without style or script."""
-    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[cell.replace(" ", _SPACE) for cell in row] for row in table.cells]
-    return tabulate(cells, table.headers, "html", disable_numparse=True, colalign=table.align)
+    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[cell.replace(" ", _SPACE) for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, "html")
