@@ -14,7 +14,7 @@ from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
 from modelsummary.costs.stored import is_distributed
 from modelsummary.layer_info import total
 
-__all__ = ["Counting", "Execution", "Operators", "Uncounted"]
+__all__ = ["Costs", "Counting", "Execution", "Operators", "Uncounted"]
 
 
 class Execution(Protocol):
@@ -40,8 +40,17 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
+class Costs:
+    """What operators cost together: the figures of ``OpCost``, and how often each operator without a formula ran."""
+
+    def __init__(self) -> None:
+        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
+        self.uncounted: dict[str, int] = {}
+
+
 class Counting(Protocol):
-    """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
+    """Who is told what an operator costs: what is ``running`` has the counters of ``Costs``."""
 
     running: Any
 
@@ -98,10 +107,7 @@ class Operators(TorchDispatchMode):
 
 
 class Uncounted:
-    """Takes costs and forgets them."""
+    """Takes the costs of all operators together, whichever call they belong to."""
 
     def __init__(self) -> None:
-        self.running: Any = self
-        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
-        self.skipped_macs: int | None = 0
-        self.uncounted: dict[str, int] = {}
+        self.running = Costs()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from torch import nn
-
-from modelsummary.capture.calls import Call
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operators import Execution, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError
@@ -136,7 +132,7 @@ def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
     on_shapes = live.execution == "shape"
     with running(modules_of(live.model), live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
         counts = _Counts(execution)
-        with Operators(SimpleNamespace(running=Call(nn.Module(), None)), counts):
+        with Operators(Uncounted(), counts):
             live.model(*args, **kwargs)
     return counts.counts, counts.in_place
 
