@@ -366,18 +366,13 @@ class Statistics(ModelStatistics):
             InputError: an argument is unusable.
             SplitError: the model cannot be split, or nothing fits.
         """
-        from modelsummary.cluster import Cluster, make_plans
+        from modelsummary.cluster.plan import cluster_of, make_plans
 
-        if by not in ("macs", "latency"):
-            raise InputError(f"by={by!r}; expected 'macs' or 'latency'")
-        options: dict[str, Any] = {}
-        if by == "latency" and self.root.latency_ms and self.root.backward_latency_ms:
-            options["backward"] = self.root.backward_latency_ms / self.root.latency_ms
-        seconds_per_flop = None if by == "latency" else 1 / _positive("flops_per_second", flops_per_second)
-        cluster = Cluster(devices, memory_bytes, seconds_per_flop, bandwidth, optimizer_states, **options)
+        figures = (devices, memory_bytes, bandwidth, optimizer_states)
+        cluster = cluster_of(self.root, by, flops_per_second, *figures)
         splitter = self._current_splitter()
-        facts = partial(splitter.facts, by=by)
-        return make_plans(facts, splitter.n_samples, cluster, n_microbatches, schedules)
+        facts_of = partial(splitter.facts, by=by)
+        return make_plans(facts_of, splitter.n_samples, cluster, n_microbatches, schedules)
 
     def _current_splitter(self) -> ModelSplitter:
         """Return the one of the first use, or a new one where autocast was switched since."""
@@ -518,9 +513,3 @@ def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:
     layer = recording.failed[0]
     where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
     return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"
-
-
-def _positive(name: str, value: float) -> float:
-    if not isinstance(value, (int, float)) or not value > 0:
-        raise InputError(f"{name}={value!r}; expected a number > 0")
-    return value
