@@ -186,7 +186,7 @@ def profile_call(
         counters = Uncounted()
         pause = nullcontext() if really else no_collection()
         with pause, without_data(gm, call, place, counters, really=really) as (own, named):
-            profiler = _Profiler(gm, counters)
+            profiler = _ProfilingRunner(gm, counters)
             result = profiler.profile(in_order(gm, own, named), runs_backward=counts)
         if keeps_memory:
             profiler.write_sizes()
@@ -197,7 +197,7 @@ def profile_call(
     return _run(run, device)
 
 
-class _Profiler(NodeRunner):
+class _ProfilingRunner(NodeRunner):
     """Runs a graph forward and backward, and notes what each node saves and costs."""
 
     def __init__(self, module: GraphModule, counters: Uncounted) -> None:

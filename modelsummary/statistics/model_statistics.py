@@ -20,6 +20,7 @@ from modelsummary.units import ReadableNumbers
 from modelsummary.views import document, export, text
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.html import to_notebook
+from modelsummary.views.labels import check_depth
 from modelsummary.views.reports import latency_lines, profile_report
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
@@ -445,11 +446,11 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), _level("depth", depth))
+        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), check_depth(depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """Return a tab-indented line per call: parameters, latency and its share, shapes; also into ``output_file``."""
-        return _written(latency_lines(self.root, _level("depth", depth)) + "\n", output_file)[:-1]
+        return _written(latency_lines(self.root, check_depth(depth)) + "\n", output_file)[:-1]
 
     def profile_report(
         self,
@@ -469,7 +470,7 @@ class ModelStatistics(ReadableNumbers):
         """
         if type(top_modules) is not int or top_modules < 1:
             raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
-        _level("module_depth", module_depth)
+        check_depth(module_depth, name="module_depth")
         options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
         device = self.latency_overhead.device if self.latency_overhead is not None else ""
         return _written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
@@ -477,12 +478,6 @@ class ModelStatistics(ReadableNumbers):
 
 def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
     return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
-
-
-def _level(name: str, depth: int | None) -> int | None:
-    if depth is not None and (type(depth) is not int or depth < 0):
-        raise InputError(f"{name}={depth!r} is no level of the tree; expected an integer >= 0, or None")
-    return depth
 
 
 def _written(content: str, path: Path_) -> str:

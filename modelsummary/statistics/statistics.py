@@ -25,7 +25,7 @@ from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.memory.plan import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.cells import TableOptions
-from modelsummary.views.rows import check_depth
+from modelsummary.views.labels import check_depth
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
     from torch.fx import GraphModule, Node
@@ -441,7 +441,7 @@ class Statistics(ModelStatistics):
             InputError: there is no live model with an input.
             TraceError: the forward cannot be written as a graph; says why.
         """
-        from modelsummary.fx.rows import graph_module
+        from modelsummary.fx.layer_nodes import graph_module
 
         options: dict[str, Any] = {"trace_act_ckpt": trace_act_ckpt, "bias_addition_split": bias_addition_split}
         return graph_module(self._live_for("a graph module"), self.calls, **options, device=device)
@@ -452,7 +452,7 @@ class Statistics(ModelStatistics):
         Raises:
             LayerNotFoundError: the model has no such module.
         """
-        from modelsummary.fx.rows import nodes_of
+        from modelsummary.fx.layer_nodes import nodes_of
 
         self.calls(fqn)
         return nodes_of(graph, fqn)

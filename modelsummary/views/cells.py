@@ -9,7 +9,7 @@ from typing import NamedTuple
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
 from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
 from modelsummary.views.columns import Column, find_columns
-from modelsummary.views.rows import check_depth, one_line
+from modelsummary.views.labels import check_depth, one_line
 
 __all__ = ["Table", "TableOptions", "lay_out"]
 

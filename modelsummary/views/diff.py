@@ -11,9 +11,9 @@ from typing import Any
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.tables import ruled_table
 from modelsummary.units import decimals, grouped
-from modelsummary.views.rows import one_line
+from modelsummary.views.labels import one_line
 
-__all__ = ["DiffRow", "ModelDiff", "ModuleFacts", "diff_trees"]
+__all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": ">", "same": ""}
 _MEASURES = {"params": "Params", "macs": "MACs", "params_bytes": "Bytes", "latency_ms": "Latency (ms)"}
@@ -22,7 +22,7 @@ Change = tuple[Number, Number, Number]  # before, after, difference
 
 
 @dataclass(frozen=True)
-class ModuleFacts:
+class ModuleSide:
     """One module with all its calls, without what the modules in it have; the figures add up to the model's.
 
     Attributes:
@@ -65,8 +65,8 @@ class DiffRow:
     """
 
     status: str
-    before: ModuleFacts | None
-    after: ModuleFacts | None
+    before: ModuleSide | None
+    after: ModuleSide | None
     differs: tuple[str, ...] = ()
 
     def change(self, measure: str) -> Change:
@@ -193,17 +193,17 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     return ModelDiff(list(_rows(one, other, pairs)), (before.class_name, after.class_name), totals)
 
 
-def _facts_of(root: LayerInfo) -> dict[str, ModuleFacts]:
+def _facts_of(root: LayerInfo) -> dict[str, ModuleSide]:
     calls: dict[str, list[LayerInfo]] = {}
     for row in root.walk():
         calls.setdefault(row.fqn, []).append(row)
     return {fqn: _facts(rows, root) for fqn, rows in calls.items()}
 
 
-def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleFacts:
+def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleSide:
     first, ran = rows[0], root.executed
     times = [row.self_latency_ms for row in rows if row.self_latency_ms is not None]
-    return ModuleFacts(
+    return ModuleSide(
         fqn=first.fqn,
         class_name=first.class_name,
         parameters=dict(first.inner_layers),
@@ -229,7 +229,7 @@ def _with_change(before: Number, after: Number) -> Change:
     return before, after, None if before is None or after is None else after - before
 
 
-def _renamed(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> dict[str, str]:
+def _renamed(left: Sequence[ModuleSide], right: Sequence[ModuleSide]) -> dict[str, str]:
     """Modules of the same structure: those with most names at the end of their FQN in common, then any, in order."""
     pairs: dict[str, str] = {}
     longest = max((each.fqn.count(".") + 1 for each in (*left, *right)), default=0)
@@ -251,7 +251,7 @@ def _last_names(fqn: str, length: int) -> tuple[str, ...]:
     return tuple(fqn.split(".")[-length:]) if length else ()
 
 
-def _rows(one: dict[str, ModuleFacts], other: dict[str, ModuleFacts], pairs: dict[str, str]) -> Iterator[DiffRow]:
+def _rows(one: dict[str, ModuleSide], other: dict[str, ModuleSide], pairs: dict[str, str]) -> Iterator[DiffRow]:
     source = {after: before for before, after in pairs.items()}
     position = {fqn: number for number, fqn in enumerate(one)}
     in_order, done = list(one.values()), 0
@@ -275,7 +275,7 @@ _SAID_BY_PARAMETERS = ("trainable", "params", "params_bytes")
 _OF_FORWARD = ("macs", "calls", "input_size", "output_size")
 
 
-def _compared(before: ModuleFacts, after: ModuleFacts) -> DiffRow:
+def _compared(before: ModuleSide, after: ModuleSide) -> DiffRow:
     names = list(_COMPARED)
     if before.parameters == after.parameters:
         names += _SAID_BY_PARAMETERS

@@ -13,7 +13,7 @@ import torch
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.units import scaled
-from modelsummary.views.rows import one_line
+from modelsummary.views.labels import one_line
 
 __all__ = ["Edge", "Graph", "Group", "Node", "dataflow_graph"]
 
