@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.state.process_state import surroundings
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.record.changes import surroundings
 from modelsummary.record.fingerprint import difference
 from modelsummary.record.runs import record
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
