@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from modelsummary import _torch
-from modelsummary.capture.devices import device_of
+from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
@@ -165,9 +165,7 @@ def _place(module: nn.Module, call: CallArguments, device: torch.device | str | 
     """Where the tensors without data are: autograd runs on devices that are there, so else the kernels of the CPU."""
     own = [*tensors_of_modules(modules_of(module)), *call.tensors()]
     place = torch.device(device) if device is not None else device_of(iter(own))
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    is_there = place.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == place.type)
-    return place if is_there else torch.device("cpu")
+    return place if is_there(place) else torch.device("cpu")
 
 
 @exclusive
