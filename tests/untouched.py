@@ -40,7 +40,6 @@ def _global_state() -> dict[str, Any]:
         **{state.name: plain(state.read()) for state in process_states()},
         "inference mode": torch.is_inference_mode_enabled(),
         "global hooks": [len(each) for each in hooks if isinstance(each, dict)],
-        "module call": nn.Module.__call__,
     }
 
 

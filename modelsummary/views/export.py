@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import table
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns
 
-__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_records"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas", "to_records"]
 
 # Parameters and MACs of a row alone and with its descendants, under names that say which; what a printed table shows
 # is one or the other, by what is below the row.
@@ -63,6 +67,16 @@ def to_csv(root: LayerInfo, options: TableOptions) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
+
+
+def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:
+    """Return the records as a data frame. Raises ``MissingExtraError`` without pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("pandas", "pandas") from error
+    frame: pandas.DataFrame = pandas.DataFrame(to_records(root, options))
+    return frame
 
 
 _SPACE = "\N{NO-BREAK SPACE}"

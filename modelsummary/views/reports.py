@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
 from modelsummary.units import duration, percent, scaled
+from modelsummary.views.labels import check_depth
 
 __all__ = ["ClassTotals", "flops_with_elementwise", "latency_lines", "profile_report", "top_classes"]
 
@@ -92,7 +94,14 @@ def _elementwise_flops(row: LayerInfo) -> int:
 def profile_report(
     root: LayerInfo, *, top_modules: int = 1, module_depth: int | None = None, detailed: bool = True, device: str = ""
 ) -> str:
-    """Totals, the classes that cost most at each depth, and the model's repr with figures."""
+    """Return totals, the classes that cost most at each depth, and the model's repr with figures.
+
+    Raises:
+        InputError: ``top_modules`` or ``module_depth`` is unusable.
+    """
+    if type(top_modules) is not int or top_modules < 1:
+        raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
+    check_depth(module_depth, name="module_depth")
     lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
     lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
     for depth, classes in enumerate(top_classes(root)):
