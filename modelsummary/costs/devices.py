@@ -51,16 +51,12 @@ class DeviceSpec:
             raise InputError(f"{self.name!r}: peak_flops and bandwidth must be numbers > 0, got {self!r:.120}")
 
     @classmethod
-    def of(cls, name: str | DeviceSpec) -> DeviceSpec:
+    def of(cls, name: str) -> DeviceSpec:
         """The accelerator of the table whose words are among those of ``name``, such as ``"NVIDIA H100 80GB HBM3"``.
-
-        A ``DeviceSpec`` is returned as it is.
 
         Raises:
             InputError: the table has none of this name. (Variants such as PCIe, NVL or laptop models differ.)
         """
-        if isinstance(name, DeviceSpec):
-            return name
         words = set(re.split(r"[^A-Z0-9]+", str(name).upper()))
         for known in _TABLE:
             if words.issuperset(known.upper().split()) and not words & _OTHER_MODELS:

@@ -308,7 +308,7 @@ class ModelStatistics(LayerTree):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return estimate(self.root, DeviceSpec.of(spec), dtype or dtype_of(self.root))
+        return estimate(self.root, _device_spec(spec), dtype or dtype_of(self.root))
 
     def roofline(self, spec: DeviceSpec | str, dtype: Precision | None = None, *, depth: int | None = None) -> Roofline:
         """Every called module down to ``depth`` against the roof of a device: bound, what limits it, part reached.
@@ -319,7 +319,7 @@ class ModelStatistics(LayerTree):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return roofline(self.root, DeviceSpec.of(spec), dtype or dtype_of(self.root), check_depth(depth))
+        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), check_depth(depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """Return a tab-indented line per call: parameters, latency and its share, shapes; also into ``output_file``."""
@@ -344,6 +344,10 @@ class ModelStatistics(LayerTree):
         options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
         device = self.latency_overhead.device if self.latency_overhead is not None else ""
         return _written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
+
+
+def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
+    return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
 
 
 def _written(content: str, path: Path_) -> str:

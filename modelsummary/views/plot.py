@@ -176,7 +176,7 @@ class Pictures:
             MissingExtraError: matplotlib is not installed.
         """
         check_depth(depth)
-        device = DeviceSpec.of(spec)
+        device = spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
         dtype = dtype or self._precision()
         peak = device.peak(dtype)
         amounts = [find_amounts(self._root, by) for by in ("latency", "flops", "bytes_read", "bytes_written")]
