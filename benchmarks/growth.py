@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py decoder|experts|split SIZE
 
-SIZE: layers of the decoder, or modules of the mixture of experts. ``split`` times ``stats.split(16)`` of the decoder, after
-its summary; a layer is 10 calls of modules and some 20 of functions.
+SIZE: layers of the decoder, or modules of the mixture of experts. ``split`` times ``stats.split(16)`` of the decoder,
+after its summary; a layer has 10 calls of modules and some 20 of functions.
 """
 
 from __future__ import annotations

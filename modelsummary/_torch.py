@@ -39,7 +39,11 @@ __all__ = [
     "has_kernel",
     "has_kernel_for",
     "is_any_autocast_enabled",
+    "is_cudnn_sdp_enabled",
     "is_excluded",
+    "is_flash_sdp_enabled",
+    "is_math_sdp_enabled",
+    "is_mem_efficient_sdp_enabled",
     "is_onednn_enabled",
     "next_node_number",
     "number_of_function_modes",
@@ -94,6 +98,11 @@ conv_memory_format: Any = torch._C._conv_determine_backend_memory_format
 is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
 # Whether autocast is on for any device.
 is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
+# Switches of the attention backends.
+is_flash_sdp_enabled: Any = torch._C._get_flash_sdp_enabled
+is_mem_efficient_sdp_enabled: Any = torch._C._get_mem_efficient_sdp_enabled
+is_math_sdp_enabled: Any = torch._C._get_math_sdp_enabled
+is_cudnn_sdp_enabled: Any = torch._C._get_cudnn_sdp_enabled
 # How many function modes are on.
 number_of_function_modes: Any = torch._C._len_torch_function_stack
 # Functions without Python code: recurrent layers.

@@ -1,4 +1,4 @@
-"""One formatter for counts (parameters, MACs) and bytes.
+"""The one formatter of numbers: counts (parameters, MACs), bytes, times and shares.
 
 Prefixes are decimal (``K`` = 10^3, ``M`` = 10^6 ...) or binary (``Ki`` = 2^10, ``Mi`` = 2^20 ...).
 """
@@ -10,15 +10,23 @@ from enum import Enum, unique
 from modelsummary.errors import InputError
 
 __all__ = [
+    "NOTHING",
     "PREFIXES",
     "ReadableNumbers",
     "Units",
     "auto_prefix",
     "check_prefix",
+    "decimals",
+    "duration",
     "format_number",
+    "grouped",
     "in_parentheses",
+    "percent",
+    "scaled",
     "symbol",
 ]
+
+NOTHING = "--"  # what a table shows where there is no figure
 
 PREFIXES: dict[str, int] = {
     "": 1,
@@ -33,6 +41,7 @@ PREFIXES: dict[str, int] = {
     "Ti": 2**40,
 }
 _AUTO = ("P", "T", "G", "M", "K")
+_BINARY = ("Ti", "Gi", "Mi", "Ki")
 
 
 def check_prefix(prefix: str) -> str:
@@ -43,9 +52,9 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def auto_prefix(value: float) -> str:
-    """The largest decimal prefix that leaves at least one digit before the point."""
-    return next((prefix for prefix in _AUTO if abs(value) >= PREFIXES[prefix]), "")
+def auto_prefix(value: float, *, binary: bool = False) -> str:
+    """Return the largest decimal (or binary) prefix that leaves at least one digit before the point."""
+    return next((prefix for prefix in (_BINARY if binary else _AUTO) if abs(value) >= PREFIXES[prefix]), "")
 
 
 def symbol(prefix: str, unit: str = "") -> str:
@@ -63,6 +72,56 @@ def format_number(value: int, prefix: str = "", digits: int = 2) -> str:
     """
     factor = PREFIXES[check_prefix(prefix)]
     return f"{value:,}" if factor == 1 else f"{value / factor:,.{digits}f}"
+
+
+def scaled(value: float, unit: str = "", *, binary: bool = False) -> str:
+    """Return a number with the prefix that suits it and its unit; two decimals, whole numbers without a prefix none.
+
+    >>> scaled(11_513_626_624, "MACs"), scaled(1536, "B", binary=True), scaled(24)
+    ('11.51 GMACs', '1.50 KiB', '24')
+    """
+    prefix = auto_prefix(value, binary=binary)
+    is_whole = not prefix and float(value).is_integer()
+    number = f"{value / PREFIXES[prefix]:.{0 if is_whole else 2}f}"
+    return f"{number} {symbol(prefix, unit)}".rstrip()
+
+
+def grouped(value: float | None) -> str:
+    """Return a count in full, with thousands separators; ``--`` for None.
+
+    >>> grouped(25_557_032)
+    '25,557,032'
+    """
+    return NOTHING if value is None else f"{value:,}"
+
+
+def decimals(value: float | None, digits: int) -> str:
+    """Return a number with so many decimals and thousands separators; ``--`` for None.
+
+    >>> decimals(1234.5, 2)
+    '1,234.50'
+    """
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a share, 0 to 1, as a percentage; ``--`` for None.
+
+    >>> percent(0.125)
+    '12.5%'
+    """
+    return NOTHING if share is None else f"{share:.{digits}%}"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time in seconds, milliseconds or microseconds, whichever leaves a digit before the point.
+
+    >>> duration(1500), duration(0.25)
+    ('1.50 s', '250.00 us')
+    """
+    if milliseconds >= 1e3:
+        return f"{milliseconds / 1e3:.2f} s"
+    return f"{milliseconds:.2f} ms" if milliseconds >= 1 else f"{1e3 * milliseconds:.2f} us"
 
 
 @unique

@@ -15,7 +15,7 @@ PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
     ["errors", "_torch"],
-    ["units"],
+    ["units", "tables"],
     ["layer_info"],
     ["costs"],
     ["capture"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,8 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from modelsummary.capture.state.process_state import process_states
 
 _CONTAINERS = (dict, list, set)
 
@@ -26,21 +27,19 @@ def _contents(value: Any) -> Any:
     return id(value)
 
 
+def plain(value: Any) -> Any:
+    """Something that compares by value: generators have tensors and arrays as their states."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.tolist()
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 def _global_state() -> dict[str, Any]:
+    hooks = [each for name, each in vars(module_hooks).items() if name.startswith("_global_")]
     return {
-        "torch rng": torch.get_rng_state().tolist(),
-        "cuda rng": [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
-        "python rng": random.getstate(),
-        "numpy rng": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
-        "grad mode": torch.is_grad_enabled(),
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
-        "fast path": torch.backends.mha.get_fastpath_enabled(),
-        "global hooks": [
-            len(hooks)
-            for name, hooks in vars(module_hooks).items()
-            if name.startswith("_global_") and isinstance(hooks, dict)
-        ],
+        **{state.name: plain(state.read()) for state in process_states()},
+        "inference mode": torch.is_inference_mode_enabled(),
+        "global hooks": [len(each) for each in hooks if isinstance(each, dict)],
     }
 
 

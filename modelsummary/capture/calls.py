@@ -14,43 +14,35 @@ from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.module_calls import calls_wrapped
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operators import Costs, Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes
 
 __all__ = ["Call", "Watch"]
 
 
-class Call:
+class Call(Costs):
     """One call of one module; facts only."""
 
     __slots__ = (
-        "bytes_read",
-        "bytes_written",
-        "elementwise_ops",
         "finished",
         "input_bytes",
         "input_size",
-        "macs",
         "module",
         "output_bytes",
         "output_size",
         "parent",
-        "skipped_macs",
         "training",
-        "uncounted",
     )
 
     def __init__(self, module: nn.Module, parent: Call | None) -> None:
+        super().__init__()
         self.module = module
         self.parent = parent
         self.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode
         self.input_size: Sizes = None
         self.output_size: Sizes = None
         self.input_bytes = self.output_bytes = 0
-        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
-        self.skipped_macs: int | None = 0
-        self.uncounted: dict[str, int] = {}
         self.finished = False
 
 

@@ -1,15 +1,70 @@
-"""Where a model is."""
+"""Where a model and its inputs are, and which devices this machine has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
 
-__all__ = ["device_of"]
+from modelsummary.errors import InputError
+
+__all__ = ["available_device", "check_together", "device_of", "is_there", "requested_device"]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
     """Return the device of the first tensor; the CPU if there is none."""
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def is_there(device: torch.device) -> bool:
+    """Return True if this machine has a device of this type; the CPU and meta are everywhere."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return device.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == device.type)
+
+
+def available_device(device: torch.device | str) -> torch.device:
+    """Return a device of this machine. Raises ``InputError`` if there is no such device."""
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+    if not is_there(place):
+        raise InputError(
+            f"device={str(place)!r} is not available on this machine; leave device out: "
+            "shape-only execution needs no device"
+        )
+    return place
+
+
+def requested_device(own: Collection[str], device: torch.device | str | None) -> torch.device | None:
+    """Return where the inputs shall be; None where nothing was requested.
+
+    Args:
+        own: types of the devices that the model is on.
+
+    Raises:
+        InputError: there is no such device, or the model is on another one.
+    """
+    if device is None:
+        return None
+    place = available_device(device)
+    if len(own) == 1 and "meta" not in (*own, place.type) and place.type not in own:
+        raise InputError(
+            f"device mismatch: device={str(place)!r}, but the model is on {next(iter(own))}; "
+            f"call model.to({str(place)!r}) first, or leave device out"
+        )
+    return place
+
+
+def check_together(own: Collection[str], tensors: Iterable[Tensor]) -> None:
+    """Raise ``InputError`` if an input is on another device than a model that is on one."""
+    if len(own) != 1 or "meta" in own:
+        return
+    expected = next(iter(own))
+    for tensor in tensors:
+        if tensor.device.type not in (expected, "meta"):
+            raise InputError(
+                f"device mismatch: the model is on {expected}, an input of shape {list(tensor.shape)} on "
+                f"{tensor.device}; pass device={expected!r} to move the inputs"
+            )

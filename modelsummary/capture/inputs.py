@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from modelsummary.capture.devices import check_together, requested_device
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.templates import map_template, taken_apart
 from modelsummary.capture.values import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
-__all__ = ["CallArguments", "InputSize", "available_device", "call_arguments", "call_like"]
+__all__ = ["CallArguments", "InputSize", "call_arguments", "call_like"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def call_arguments(
     if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
         raise InputError(f"batch_dim={batch_dim!r} is no dimension; expected an integer >= 0, or None")
     own_devices = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
-    place = _checked_device(own_devices, device)
+    place = requested_device(own_devices, device)
     if dtypes is not None and input_data is None:
         raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds none; pass sizes, or leave dtypes out")
     if input_data is None and not args and not kwargs:
@@ -167,7 +168,8 @@ def call_arguments(
         call = replace(call, nothing_found=_nothing_in(input_data))
         if not any(_holds_something(each) for each in (*call.args, *call.kwargs.values())):
             raise InputError(call.nothing_found)
-    _check_devices(own_devices, tensors, place)
+    if place is None:
+        check_together(own_devices, tensors)
     _check_signature(model, call)
     return call
 
@@ -357,45 +359,6 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
             f"{error}: input_data gives {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
             f"{sorted(call.kwargs)}, but it is {type(model).__name__}.forward{signature}; {remedy}"
         ) from None
-
-
-def available_device(device: torch.device | str) -> torch.device:
-    """A device of this machine. Raises ``InputError`` if there is no such device."""
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if place.type not in ("cpu", "meta") and (accelerator is None or accelerator.type != place.type):
-        raise InputError(
-            f"device={str(place)!r} is not available on this machine; leave device out: "
-            "shape-only execution needs no device"
-        )
-    return place
-
-
-def _checked_device(own: set[str], device: torch.device | str | None) -> torch.device | None:
-    if device is None:
-        return None
-    place = available_device(device)
-    if len(own) == 1 and "meta" not in (*own, place.type) and place.type not in own:
-        raise InputError(
-            f"device mismatch: device={str(place)!r}, but the model is on {next(iter(own))}; "
-            f"call model.to({str(place)!r}) first, or leave device out"
-        )
-    return place
-
-
-def _check_devices(own: set[str], tensors: list[Tensor], place: torch.device | None) -> None:
-    if place is not None or len(own) != 1 or "meta" in own:
-        return
-    expected = next(iter(own))
-    for tensor in tensors:
-        if tensor.device.type not in (expected, "meta"):
-            raise InputError(
-                f"device mismatch: the model is on {expected}, an input of shape {list(tensor.shape)} on "
-                f"{tensor.device}; pass device={expected!r} to move the inputs"
-            )
 
 
 def _short(value: Any) -> str:

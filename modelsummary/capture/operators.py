@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -15,7 +15,10 @@ from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
 from modelsummary.costs.stored import is_distributed
 from modelsummary.layer_info import total
 
-__all__ = ["Counting", "Execution", "Operators", "Uncounted"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Costs", "Counting", "Execution", "Operators", "Uncounted"]
 
 
 class Execution(Protocol):
@@ -41,8 +44,33 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
+class Costs:
+    """The costs of operators together: the figures of ``OpCost``, and how often each operator without a formula ran.
+
+    ``costs += cost`` adds the cost of one operator.
+    """
+
+    __slots__ = ("bytes_read", "bytes_written", "elementwise_ops", "macs", "skipped_macs", "uncounted")
+
+    def __init__(self) -> None:
+        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
+        self.skipped_macs: int | None = 0
+        self.uncounted: dict[str, int] = {}
+
+    def __iadd__(self, cost: OpCost) -> Self:
+        self.macs += cost.macs
+        self.elementwise_ops += cost.elementwise_ops
+        self.bytes_read += cost.bytes_read
+        self.bytes_written += cost.bytes_written
+        if cost.skipped_macs != 0:
+            self.skipped_macs = total(self.skipped_macs, cost.skipped_macs)
+        if cost.uncounted is not None:
+            self.uncounted[cost.uncounted] = self.uncounted.get(cost.uncounted, 0) + 1
+        return self
+
+
 class Counting(Protocol):
-    """Who is told what an operator costs: what is ``running`` has the counters of a ``Call``."""
+    """Who is told what an operator costs: what is ``running`` has the counters of ``Costs``."""
 
     running: Any
 
@@ -87,23 +115,12 @@ class Operators(TorchDispatchMode):
                 return out
         out, cost = self._execution.run(func, rule, args, kwargs)
         if cost is not NO_COST:
-            call = self._watch.running
-            call.macs += cost.macs
-            call.elementwise_ops += cost.elementwise_ops
-            call.bytes_read += cost.bytes_read
-            call.bytes_written += cost.bytes_written
-            if cost.skipped_macs != 0:
-                call.skipped_macs = total(call.skipped_macs, cost.skipped_macs)
-            if cost.uncounted is not None:
-                call.uncounted[cost.uncounted] = call.uncounted.get(cost.uncounted, 0) + 1
+            self._watch.running += cost
         return out
 
 
 class Uncounted:
-    """Takes costs and forgets them."""
+    """Takes the costs of all operators together, whichever call they belong to."""
 
     def __init__(self) -> None:
-        self.running: Any = self
-        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
-        self.skipped_macs: int | None = 0
-        self.uncounted: dict[str, int] = {}
+        self.running = Costs()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from modelsummary.capture.inputs import available_device
+from modelsummary.capture.devices import available_device
 from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare

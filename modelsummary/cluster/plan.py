@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from tabulate import tabulate
-
 from modelsummary.errors import InputError, SplitError
+from modelsummary.layer_info import LayerInfo
 from modelsummary.split.schedule import SCHEDULES, simulate
 from modelsummary.split.stage_facts import StageFacts, loads_of
+from modelsummary.tables import table
+from modelsummary.units import format_number, percent
 
-__all__ = ["Cluster", "Plan", "Plans", "make_plans"]
+__all__ = ["Cluster", "Plan", "Plans", "cluster_of", "make_plans"]
 
 _PER_DEVICE = 2  # stages a device in the interleaved schedule
 
@@ -112,15 +113,39 @@ class Plans(Sequence[Plan]):
                 each.n_microbatches,
                 f"{each.samples_per_second:,.4g}",
                 f"{each.step_seconds:.4g}",
-                f"{each.bubble:.1%}",
-                f"{each.memory_bytes / 2**30:.3f}",
+                percent(each.bubble),
+                format_number(each.memory_bytes, "Gi", 3),
             ]
             for each in self._plans
         ]
-        align = ["right", "right", "left", *["right"] * 5]
-        return tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True)
+        return table(rows, headers, "rrlrrrrr")
 
     __repr__ = __str__
+
+
+def cluster_of(
+    root: LayerInfo,
+    by: str,
+    flops_per_second: float,
+    devices: int,
+    memory_bytes: int,
+    bandwidth: float,
+    optimizer_states: float,
+) -> Cluster:
+    """Return the cluster of ``Statistics.plan``: timed by multiply-adds, or by the latencies in the tree.
+
+    Raises:
+        InputError: an argument is unusable.
+    """
+    if by not in ("macs", "latency"):
+        raise InputError(f"by={by!r}; expected 'macs' or 'latency'")
+    if by == "macs":
+        if not isinstance(flops_per_second, (int, float)) or not flops_per_second > 0:
+            raise InputError(f"flops_per_second={flops_per_second!r}; expected a number > 0")
+        return Cluster(devices, memory_bytes, 1 / flops_per_second, bandwidth, optimizer_states)
+    is_measured = bool(root.latency_ms and root.backward_latency_ms)
+    backward = root.backward_latency_ms / root.latency_ms if is_measured else Cluster.backward  # type: ignore[operator]
+    return Cluster(devices, memory_bytes, None, bandwidth, optimizer_states, backward)
 
 
 def make_plans(

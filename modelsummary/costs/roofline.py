@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tabulate import tabulate
 from torch.nn.parameter import is_lazy
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import table
+from modelsummary.units import decimals, grouped, percent
 
 __all__ = ["Roofline", "RooflineRow", "dtype_of", "estimate", "roofline"]
 
@@ -62,22 +63,21 @@ class Roofline(tuple[RooflineRow, ...]):
 
     def __str__(self) -> str:
         headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by", "Latency (ms)"]
-        table = [
+        rows = [
             [
                 row.fqn or "(model)",
                 row.class_name,
-                f"{row.flops:,}",
-                f"{row.moved_bytes:,}",
-                _decimals(row.arithmetic_intensity, 2),
-                _decimals(row.bound_ms, 4),
+                grouped(row.flops),
+                grouped(row.moved_bytes),
+                decimals(row.arithmetic_intensity, 2),
+                decimals(row.bound_ms, 4),
                 row.limited_by,
-                _decimals(row.latency_ms, 3),
-                "--" if row.part_of_roof is None else f"{row.part_of_roof:.1%}",
+                decimals(row.latency_ms, 3),
+                percent(row.part_of_roof),
             ]
             for row in self
         ]
-        align = ["left", "left", *["right"] * 4, "left", "right", "right"]
-        return tabulate(table, [*headers, "Of roof"], tablefmt="plain", colalign=align, disable_numparse=True)
+        return table(rows, [*headers, "Of roof"], "llrrrrlrr")
 
     __repr__ = __str__
 
@@ -103,10 +103,6 @@ def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
         latency_ms=row.latency_ms,
         part_of_roof=1e3 * seconds / row.latency_ms if row.latency_ms else None,
     )
-
-
-def _decimals(value: float | None, digits: int) -> str:
-    return "--" if value is None else f"{value:,.{digits}f}"
 
 
 def dtype_of(root: LayerInfo) -> torch.dtype:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
-from torch import nn
-
-from modelsummary.capture.calls import Call
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operators import Execution, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.statistics import ModelStatistics, as_live
+from modelsummary.tables import table
+from modelsummary.units import grouped
 
 __all__ = ["Comparison", "Form", "compare"]
 
@@ -63,9 +60,8 @@ class Comparison:
 
     def __str__(self) -> str:
         headers = ["", "Params", "Params (B)", "MACs", "Operators", "Activations (B)", "Bandwidth (B)"]
-        cells = [[form.name, *(f"{number:,}" for number in form[1:7])] for form in self.forms]
-        table = tabulate(cells, headers, disable_numparse=True, colalign=["left", *["right"] * 6])
-        return "\n".join([table, *self.reasons])
+        cells = [[form.name, *map(grouped, form[1:7])] for form in self.forms]
+        return "\n".join([table(cells, headers, "lrrrrrr", "simple"), *self.reasons])
 
     __repr__ = __str__
 
@@ -136,7 +132,7 @@ def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
     on_shapes = live.execution == "shape"
     with running(modules_of(live.model), live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
         counts = _Counts(execution)
-        with Operators(SimpleNamespace(running=Call(nn.Module(), None)), counts):
+        with Operators(Uncounted(), counts):
             live.model(*args, **kwargs)
     return counts.counts, counts.in_place
 
@@ -159,7 +155,7 @@ def _reasons(first: Form, other: Form) -> list[str]:
             f"activations are {live if other.is_live else file}; of {first.name}: {file if other.is_live else live}"
         )
     if first.macs != other.macs:
-        what = f"multiply-adds differ by {other.macs - first.macs:,}"
+        what = f"multiply-adds differ by {grouped(other.macs - first.macs)}"
         reasons.append(f"{what}: what has no formula is below its table; for two different models use --diff")
     if first.operators != other.operators:
         reasons.append(f"{_fewer(first.operators, other.operators)} read and write memory")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
-
 from modelsummary.errors import InputError
 from modelsummary.files.program import Activations, Operation, Program, Traffic
 from modelsummary.files.program_tree import program_tree
 from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.tables import table
+from modelsummary.units import grouped
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 
@@ -52,9 +52,9 @@ class Bandwidth:
 
     def __str__(self) -> str:
         cells = [list(record.values()) for record in self.to_records()]
-        table = tabulate(cells, headers=["layer", "read_bw", "write_bw", "total_bw"], disable_numparse=[0])
-        buffer = f"a buffer of {self.buffer_bytes:,} bytes" if self.buffer_bytes else "no buffer"
-        lines = [table, f"Total with {buffer} on the chip: {self.total} bytes ({self.total / 1e6:.6f} MB)"]
+        buffer = f"a buffer of {grouped(self.buffer_bytes)} bytes" if self.buffer_bytes else "no buffer"
+        lines = [table(cells, ["layer", "read_bw", "write_bw", "total_bw"], "lrrr", "simple")]
+        lines += [f"Total with {buffer} on the chip: {self.total} bytes ({self.total / 1e6:.6f} MB)"]
         lines += [f"Not found: {each.tensor!r} of {each.operator} ({each.op_type})" for each in self.unknown]
         return "\n".join(lines)
 

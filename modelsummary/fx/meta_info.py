@@ -95,7 +95,8 @@ class MetaInfo:
         outputs: tensors of the result.
         saved: what it saves for the backward, without parameters and buffers.
         kept: of ``outputs`` and with its bytes there, what a later node saves.
-        accumulate_size: bytes of all that the nodes up to this one save, and of what they made that a later one saves.
+        accumulate_size: bytes of all that the nodes up to this one save, and of what they made that a later one saves;
+            inputs of the graph included, which ``MemoryEstimate.activations`` leaves out.
         incremental_size: of these, what the nodes before had not.
         param_size: bytes of the parameters that it uses.
         backward_size: bytes of the gradients of its inputs: of the tensors it is given that are no parameters.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabulate import tabulate
 from torch.fx import GraphModule, Node
 
 from modelsummary.fx.meta_info import MetaInfo
+from modelsummary.tables import table
+from modelsummary.units import grouped, scaled
 
 __all__ = ["profile_table", "rows_of"]
 
@@ -55,20 +56,19 @@ def profile_table(gm: GraphModule) -> str:
         [
             row["op_type"],
             row["op"],
-            *(in_bytes(row[name]) for name in list(row)[3:9]),
-            *(_count(row[name]) for name in list(row)[9:]),
+            *(scaled(row[name], "B", binary=True) for name in list(row)[3:9]),
+            *(scaled(row[name]) for name in list(row)[9:]),
         ]
         for row in rows
     ]
-    text = tabulate(lines, _HEADERS, colalign=["left", "left", *["right"] * 9], disable_numparse=True)
     accumulated = rows[-1]["accumulate_size"] if rows else 0
     totals = [sum(row[name] for row in rows) for name in ("fwd_macs", "fwd_flop", "bwd_flop")]
     uncounted = sorted({name for node in gm.graph.nodes for name in _uncounted(node)})
     return "\n".join(
         [
-            text,
-            f"Kept for the backward: {in_bytes(accumulated)} ({accumulated:,} B)",
-            f"Products: {totals[0]:,} MACs forward = {totals[1]:,} FLOPs; {totals[2]:,} FLOPs backward",
+            table(lines, _HEADERS, "ll" + 9 * "r", "simple"),
+            f"Kept for the backward: {scaled(accumulated, 'B', binary=True)} ({grouped(accumulated)} B)",
+            "Products: {} MACs forward = {} FLOPs; {} FLOPs backward".format(*map(grouped, totals)),
             *([f"Not counted for want of a formula: {', '.join(uncounted)}"] if uncounted else []),
         ]
     )
@@ -77,20 +77,3 @@ def profile_table(gm: GraphModule) -> str:
 def _uncounted(node: Node) -> dict[str, int]:
     info = node.meta.get("info")
     return info.uncounted if isinstance(info, MetaInfo) else {}
-
-
-def in_bytes(nbytes: int) -> str:
-    """``153.12 MiB``; two decimals, the largest binary prefix that leaves a digit before the point."""
-    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB"]
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    while value >= 1024 and units:
-        value, unit = value / 1024, units.pop(0)
-    return f"{value:.2f} {unit}"
-
-
-def _count(number: int) -> str:
-    for divisor, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "K")):
-        if number >= divisor:
-            return f"{number / divisor:.2f} {prefix}"
-    return str(number)

@@ -13,11 +13,11 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from modelsummary import _torch
-from modelsummary.capture.devices import device_of
+from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Uncounted
+from modelsummary.capture.operators import Costs, Uncounted
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError
@@ -117,12 +117,12 @@ def flop_count(
     call = CallArguments(args, kwargs, None)
     place = _place(called, call, device)
 
-    def run(*, really: bool) -> tuple[_Cost, _Cost]:
-        counters = _Counters()
+    def run(*, really: bool) -> tuple[Costs, Costs]:
+        counters = Uncounted()
         with without_data(called, call, place, counters, really=really) as (own, named):
             given = (own, named) if called is module else _with_gradients((own, named))
             result = called(*given[0], **given[1])
-            forward, counters.running = counters.running, _Cost()
+            forward, counters.running = counters.running, Costs()
             _backward(result)
         return forward, counters.running
 
@@ -165,24 +165,7 @@ def _place(module: nn.Module, call: CallArguments, device: torch.device | str | 
     """Where the tensors without data are: autograd runs on devices that are there, so else the kernels of the CPU."""
     own = [*tensors_of_modules(modules_of(module)), *call.tensors()]
     place = torch.device(device) if device is not None else device_of(iter(own))
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    is_there = place.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == place.type)
-    return place if is_there else torch.device("cpu")
-
-
-class _Cost(Uncounted):
-    """What the operators of one node, or of its backward, cost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.running = None
-
-
-class _Counters:
-    """Who pays for the operators that run now."""
-
-    def __init__(self) -> None:
-        self.running = _Cost()
+    return place if is_there(place) else torch.device("cpu")
 
 
 @exclusive
@@ -198,10 +181,10 @@ def profile_call(
     place = _place(checked(gm), call, device)
 
     def run(*, really: bool) -> Any:
-        counters = _Counters()
+        counters = Uncounted()
         pause = nullcontext() if really else no_collection()
         with pause, without_data(gm, call, place, counters, really=really) as (own, named):
-            profiler = _Profiler(gm, counters)
+            profiler = _ProfilingRunner(gm, counters)
             result = profiler.profile(in_order(gm, own, named), runs_backward=counts)
         if keeps_memory:
             profiler.write_sizes()
@@ -212,15 +195,15 @@ def profile_call(
     return _run(run, device)
 
 
-class _Profiler(NodeRunner):
+class _ProfilingRunner(NodeRunner):
     """Runs a graph forward and backward, and notes what each node saves and costs."""
 
-    def __init__(self, module: GraphModule, counters: _Counters) -> None:
+    def __init__(self, module: GraphModule, counters: Uncounted) -> None:
         super().__init__(module)
         self._counters = counters
         self._env = sim_env(module)
-        self._forward: dict[Node, _Cost] = {}
-        self._of_backward: dict[Node, _Cost] = {}
+        self._forward: dict[Node, Costs] = {}
+        self._of_backward: dict[Node, Costs] = {}
         self._saved: dict[Node, TensorSet] = {}
         self._results: dict[Node, Any] = {}  # all are kept, or their places in memory would be taken by others
         self._given: dict[Node, list[Tensor]] = {}
@@ -237,7 +220,7 @@ class _Profiler(NodeRunner):
 
             def pays(number: int) -> None:
                 place = bisect_right(self._begins, number) - 1
-                self._counters.running = self._of_backward.setdefault(nodes[max(place, 0)], _Cost())
+                self._counters.running = self._of_backward.setdefault(nodes[max(place, 0)], Costs())
 
             _backward(result, pays)
         return result
@@ -246,7 +229,7 @@ class _Profiler(NodeRunner):
     def around(self, node: Node) -> Iterator[None]:
         """Context in which a node runs: what it saves and costs is its own."""
         self._env.ctx = self._saved[node] = TensorSet()
-        self._counters.running = self._forward[node] = _Cost()
+        self._counters.running = self._forward[node] = Costs()
         self._begins.append(_next_number())
         values = [self.env.get(each) for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, Node)]
         self._given[node] = [value for value in values if isinstance(value, Tensor)]
@@ -312,7 +295,7 @@ class _Profiler(NodeRunner):
         """Fill the costs of each node's ``MetaInfo``."""
         for node in self._results:
             info = _info(node)
-            forward, backward = self._forward[node], self._of_backward.get(node, _Cost())
+            forward, backward = self._forward[node], self._of_backward.get(node, Costs())
             info.fwd_flop, info.bwd_flop = 2 * forward.macs, 2 * backward.macs
             info.elementwise_ops = forward.elementwise_ops
             info.uncounted = {**forward.uncounted, **backward.uncounted}

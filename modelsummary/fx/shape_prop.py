@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._pytree import tree_map
 
-from modelsummary.capture.devices import device_of
+from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.inputs import CallArguments
@@ -192,7 +192,7 @@ def without_data(
     modules = modules_of(module)
     own = [*tensors_of_modules(modules), *call.tensors()]
     place = device or device_of(iter(own))
-    grad = really or place.type in ("cpu", "meta") or _is_here(place)  # autograd asks a device for its stream
+    grad = really or is_there(place)  # autograd asks a device for its stream
     with (
         torch.inference_mode(False),
         running(modules, call, on_shapes=not really, grad=grad, device=place) as (execution, args, kwargs),
@@ -200,11 +200,6 @@ def without_data(
         Operators(counting, execution),
     ):
         yield args, kwargs
-
-
-def _is_here(device: torch.device) -> bool:
-    backend = getattr(torch, device.type, None)
-    return backend is not None and bool(backend.is_available())
 
 
 def said(error: Exception) -> str:

@@ -25,7 +25,7 @@ from modelsummary.fx.builder import GraphBuilder
 from modelsummary.fx.shape_prop import note_shapes, said
 from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
 from modelsummary.record.events import Record
-from modelsummary.record.fingerprint import fingerprint
+from modelsummary.record.fingerprint import difference
 from modelsummary.record.rules import checkpoints_opened
 from modelsummary.record.runs import record
 
@@ -248,24 +248,16 @@ def _check(
     execution: str,
 ) -> None:
     """Raise ``TraceError`` if the graph does not run the operators of the model, at another batch size, too."""
-    modules = list({id(each): each for root in (model, traced) for each in root.modules()}.values())
 
-    def difference(call: CallArguments, **options: Any) -> str:
-        try:
-            of_model = fingerprint(model, modules, call, execution, **options)
-        except RuntimeError:
-            if options["grad"]:
-                raise
-            return ""  # a forward that takes gradients does not run without them
-        of_graph = fingerprint(traced, modules, _graph_call(call, names), execution, **options)
-        return of_graph.differs_from(of_model)
+    def differs(call: CallArguments, **options: bool) -> str:
+        given = _graph_call(call, names)
+        return difference(model, traced, [traced], call, execution, other_call=given, **options)
 
     # with and without gradients; at another batch size; in the other mode: two runs of each tell all of it
     larger = call
     if recorded.batch_size is not None:
         larger = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-    found = difference(larger, grad=True)
-    found = found or difference(call, grad=False, other_mode=not recorded.no_other_mode)
+    found = differs(larger, grad=True) or differs(call, grad=False, other_mode=not recorded.no_other_mode)
     if found:
         raise TraceError(
             f"the graph is not the model: it runs {found}. The forward does what cannot be recorded between layers "

@@ -9,7 +9,7 @@ from modelsummary.errors import MissingExtraError
 from modelsummary.statistics import Statistics
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.columns import check_columns
-from modelsummary.views.rows import check_depth
+from modelsummary.views.labels import check_depth
 
 try:
     from lightning.pytorch.callbacks import ModelSummary as _ModelSummary

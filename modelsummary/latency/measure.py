@@ -16,8 +16,8 @@ from torch import nn
 
 from modelsummary.capture.backward import BackwardTimer, gradients_of
 from modelsummary.capture.clock import Clock, CpuClock, clock_for
-from modelsummary.capture.devices import device_of
-from modelsummary.capture.inputs import CallArguments, available_device, call_like
+from modelsummary.capture.devices import available_device, device_of
+from modelsummary.capture.inputs import CallArguments, call_like
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operators import Operators, Uncounted
@@ -25,15 +25,15 @@ from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
 from modelsummary.capture.timer import Timer, cost_of_timing
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
-from modelsummary.latency.timings import IN_THREADS, Run, Timings, fill
+from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["Comparison", "LatencyOverhead", "measure_latency"]
+__all__ = ["LatencyOverhead", "MarkedRuns", "measure_latency"]
 
 _PROGRESS_AFTER_S = 2.0
 
 
-class Comparison(NamedTuple):
+class MarkedRuns(NamedTuple):
     """Neighbouring runs without and with marks: median times in milliseconds, and the median of their ratios."""
 
     plain_ms: float
@@ -54,8 +54,8 @@ class LatencyOverhead(NamedTuple):
         waits: the device has no events that take the time: every mark waited for it, and nothing overlapped.
     """
 
-    forward: Comparison | None
-    backward: Comparison | None
+    forward: MarkedRuns | None
+    backward: MarkedRuns | None
     per_call_us: float
     runs: int
     device: str
@@ -69,7 +69,7 @@ class LatencyOverhead(NamedTuple):
     @classmethod
     def from_dict(cls, figures: Mapping[str, Any]) -> LatencyOverhead:
         """What ``to_dict`` wrote. Raises ``TypeError`` if that is not what this is."""
-        both = {name: Comparison(**figures[name]) for name in ("forward", "backward") if figures.get(name)}
+        both = {name: MarkedRuns(**figures[name]) for name in ("forward", "backward") if figures.get(name)}
         return cls(**{**figures, **both})
 
     def __str__(self) -> str:
@@ -177,7 +177,7 @@ class _Measurement:
         self._timings = Timings(model, root, self._cost)
         self._plain: list[tuple[float, float]] = []  # forward and backward, in milliseconds
         self._marked: list[tuple[float, float]] = []
-        self._runs: list[Run] = []
+        self._runs: list[TimedRun] = []
 
     def run_once(self) -> None:
         """A forward, and a backward if one is to be timed."""
@@ -200,7 +200,7 @@ class _Measurement:
         output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
         return milliseconds, self._timed_backward(output)
 
-    def _marked_run(self) -> tuple[tuple[float, float], Run]:
+    def _marked_run(self) -> tuple[tuple[float, float], TimedRun]:
         with self._timer.running():
             output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
         step = self._timer.steps.pop()
@@ -249,9 +249,9 @@ class _Measurement:
         )
 
 
-def _compared(plain: Sequence[float], marked: Sequence[float]) -> Comparison:
+def _compared(plain: Sequence[float], marked: Sequence[float]) -> MarkedRuns:
     ratios = [after / before for before, after in zip(plain, marked, strict=True) if before]
-    return Comparison(median(plain), median(marked), median(ratios) if ratios else 1.0)
+    return MarkedRuns(median(plain), median(marked), median(ratios) if ratios else 1.0)
 
 
 @contextmanager

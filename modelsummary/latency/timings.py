@@ -14,7 +14,7 @@ from modelsummary.capture.modules import named_modules, unwrap
 from modelsummary.capture.timer import TimedCall
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["IN_THREADS", "Run", "Timings", "fill"]
+__all__ = ["IN_THREADS", "TimedRun", "Timings", "fill"]
 
 Key = tuple[str, int]  # FQN and number of the call
 _NOT_TIMED = "not timed: ignored, or its caller ran a fused or compiled function instead"
@@ -26,7 +26,7 @@ _NOTES = (_NOT_TIMED, _REENTRANT, _UNREACHED, _DIFFER, IN_THREADS)
 
 
 @dataclass
-class Run:
+class TimedRun:
     """One timed run: own times of rows in milliseconds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Timings:
         self._rows = {(row.fqn, row.call_index) for row in root.walk() if row.executed}
         self._cost = cost_ms
 
-    def run(self, root: TimedCall, backward: BackwardTimer | None = None) -> Run:
+    def run(self, root: TimedCall, backward: BackwardTimer | None = None) -> TimedRun:
         """The own times of one run that has settled."""
         keys: dict[TimedCall, Key] = {}
         counts: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class Timings:
             keys[call] = key
             inner = sum(child.milliseconds for child in call.children)
             forward[key] += max(0.0, call.milliseconds - inner - within - outside * len(call.children))
-        run = Run(dict(forward), sum(forward.values()))
+        run = TimedRun(dict(forward), sum(forward.values()))
         if backward is not None and backward.ran:
             own: defaultdict[Key, float] = defaultdict(float, dict.fromkeys(forward, 0.0))
             for call, milliseconds in backward.milliseconds().items():
@@ -84,7 +84,7 @@ class Timings:
         return run
 
 
-def fill(root: LayerInfo, runs: Sequence[Run]) -> None:
+def fill(root: LayerInfo, runs: Sequence[TimedRun]) -> None:
     """Write medians over runs into the tree, and what is not known into its notes.
 
     Medians of parts do not add up to the median of the whole: own times are scaled by what is missing, so that the sum

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
-
 from modelsummary.errors import MissingExtraError
-from modelsummary.units import PREFIXES, auto_prefix, symbol
+from modelsummary.tables import table
+from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled, symbol
 
 __all__ = ["CATEGORIES", "MemoryEstimate", "MemoryMeasurement", "TimelinePoint"]
 
@@ -120,14 +119,14 @@ class MemoryEstimate:
             rows += [("Gradients", self.grads), (f"Optimizer state ({self.optimizer})", self.optimizer_state)]
             rows += [("Activations kept for backward", self.activations)]
         rows += [("Inputs", self.inputs), ("Held after the forward", self.held_after_forward), ("Peak", self.peak)]
-        table = [(name, f"{value:,}", _with_unit(value)) for name, value in rows]
-        text = tabulate(table, ["", "Bytes", ""], tablefmt="plain", colalign=("left", "right", "right"))
+        cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]
         point = self.peak_at
         where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
-        lines = [f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}", text]
+        lines = [f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}"]
+        lines.append(table(cells, ["", "Bytes", ""], "lrr"))
         lines.append(f"Peak at {point.operator}, {where}")
         if self.recomputed_macs:
-            lines.append(f"Recomputed in the backward: {self.recomputed_macs:,} MACs")
+            lines.append(f"Recomputed in the backward: {grouped(self.recomputed_macs)} MACs")
         return "\n".join([*lines, *self.notes])
 
 
@@ -146,16 +145,10 @@ class MemoryMeasurement:
 
     def __str__(self) -> str:
         rows = [
-            (name, f"{real:,}", f"{guess:,}", f"{guess / real:.4f}" if real else "--")
+            (name, grouped(real), grouped(guess), decimals(guess / real if real else None, 4))
             for name, real, guess in (
                 ("Held after the forward", self.held_after_forward, self.predicted.held_after_forward),
                 ("Peak", self.peak, self.predicted.peak),
             )
         ]
-        headers = ["", "Measured (B)", "Predicted (B)", "Predicted / measured"]
-        return tabulate(rows, headers, tablefmt="plain", disable_numparse=True, colalign=("left", *["right"] * 3))
-
-
-def _with_unit(value: int) -> str:
-    prefix = auto_prefix(value)
-    return f"{value / PREFIXES[prefix]:.2f} {symbol(prefix, 'B')}"
+        return table(rows, ["", "Measured (B)", "Predicted (B)", "Predicted / measured"], "lrrr")

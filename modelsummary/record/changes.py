@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import get_overridable_functions
 
 from modelsummary import _torch
+from modelsummary.capture.state.process_state import surroundings
 from modelsummary.capture.values import is_array
 
 __all__ = [
@@ -137,18 +138,6 @@ def saved_tensor_hooks() -> Any:
     """The hooks through which tensors are kept for the backward now, innermost; None without, and on torch 2.6."""
     top = _torch.top_saved_tensors_hooks
     return None if top is None else top(True)
-
-
-def surroundings() -> tuple[Any, ...]:
-    """Modes that change what functions compute."""
-    autocast = _torch.is_any_autocast_enabled()
-    cuda = torch.backends.cuda
-    return (
-        torch.is_inference_mode_enabled(),
-        [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")] * autocast,
-        (cuda.flash_sdp_enabled(), cuda.math_sdp_enabled(), cuda.mem_efficient_sdp_enabled()),
-        torch.get_default_dtype(),
-    )
 
 
 # Who calls one of these asks or changes what the record does not hold; these parts of torch do it for their own ends.

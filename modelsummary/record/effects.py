@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from modelsummary.capture.execution.shape_only import selects_by_mask
-from modelsummary.capture.operators import Execution
+from modelsummary.capture.operators import Costs, Execution
 from modelsummary.costs.operators import OpCost, OpRule, tensors_in
 from modelsummary.costs.stored import storage_of
 
@@ -21,13 +21,11 @@ class Running(Protocol):
     is_open: bool
 
 
-class Effects:
+class Effects(Costs):
     """What the operators of one call did, without those of calls within."""
 
     def __init__(self) -> None:
-        self.macs = self.elementwise_ops = self.bytes_read = self.bytes_written = 0
-        self.skipped_macs: int | None = 0
-        self.uncounted: dict[str, int] = {}
+        super().__init__()
         self.writes: set[int] = set()
         self.is_random = self.is_dynamic = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
 
-__all__ = ["Fingerprint", "fingerprint"]
+__all__ = ["Fingerprint", "difference", "fingerprint"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,32 @@ def fingerprint(
         with Operators(Uncounted(), executes):
             out = forward(*args, **kwargs)
         return Fingerprint([], sizes_of(out), [tensor.clone() for tensor in tensors_of(out)])
+
+
+def difference(
+    model: nn.Module,
+    other: Callable[..., Any],
+    modules: Iterable[nn.Module],
+    call: CallArguments,
+    execution: str,
+    *,
+    grad: bool,
+    other_mode: bool = False,
+    other_call: CallArguments | None = None,
+) -> str:
+    """Return what ``other`` runs that the model does not; empty if it runs the same, or the model cannot run so.
+
+    Args:
+        modules: roots of all that ``other`` calls.
+        other_call: how ``other`` is called; None: as the model is.
+        grad, other_mode: as for ``fingerprint``. A forward that takes gradients does not run without them.
+    """
+    every = list({id(each): each for root in (model, *modules) for each in root.modules()}.values())
+    try:
+        of_model = fingerprint(model, every, call, execution, grad=grad, other_mode=other_mode)
+    except RuntimeError:
+        if grad:
+            raise
+        return ""
+    of_other = fingerprint(other, every, other_call or call, execution, grad=grad, other_mode=other_mode)
+    return of_other.differs_from(of_model)

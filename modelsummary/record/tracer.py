@@ -207,7 +207,9 @@ class Tracer(TorchFunctionMode):
             for tensor in tensors_of((args, kwargs)):
                 self.tensors.new(tensor, tainted=True)
         # Another layer may have to see what this one does to an object: only the model's own are taken apart.
-        event.args, event.kwargs = self.tensors.template(taken_apart((args, kwargs)) if parent is None else (args, kwargs))
+        event.args, event.kwargs = self.tensors.template(
+            taken_apart((args, kwargs)) if parent is None else (args, kwargs)
+        )
         before = state_of(module)
         if before != self._states[id(module)]:  # calling the module again would not be the same
             changed = first_difference(self._states[id(module)], before)

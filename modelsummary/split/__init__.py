@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from modelsummary.errors import InputError, SplitError
+from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
-from modelsummary.split.call_costs import By, call_costs, held_by_calls
+from modelsummary.split.call_costs import By, call_costs, check_by, held_by_calls
 from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stage_facts import Crossing, StageFacts, facts_of_parts
@@ -48,14 +48,26 @@ class Splitter:
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Return stages as ``Statistics.split`` says."""
+        self._check(by, wishes)
         return self._stages(self._best(by, wishes))
 
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
         """Return what the stages would be, without making them; None if there are not so many."""
+        check_by(by, self._rows)
         try:
             return self._facts(self._best(by, Wishes(n_stages)))
         except SplitError:
             return None
+
+    def _check(self, by: By, wishes: Wishes) -> None:
+        """Raise ``InputError`` for misspelt names before anything is recorded."""
+        check_by(by, self._rows)
+        names = {row.fqn for row in self._rows}
+        for fqn in wishes.boundaries or ():
+            if fqn not in names:
+                raise InputError(
+                    f"boundaries names {fqn!r}, but no layer of this name was called{close_to(fqn, names)}"
+                )
 
     def _best(self, by: By, wishes: Wishes) -> Choice:
         """Return the cuts of the first record that balances as well as any other, within ``AS_GOOD``.

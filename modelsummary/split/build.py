@@ -13,7 +13,7 @@ from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, lea
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.split.analyse import CallSequence
 from modelsummary.split.holdings import Holdings
-from modelsummary.split.stage import Function, Inputs, Scope, Slot, Stage, StageCall, StageProgram
+from modelsummary.split.stage import Function, Inputs, Slot, Stage, StageCall, StageProgram, StageScope
 from modelsummary.split.stage_parts import Part
 
 __all__ = ["build", "inputs_of"]
@@ -25,7 +25,7 @@ def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], input
     stages: list[nn.Sequential] = []
     for number, part in enumerate(parts):
         is_first, is_last = number == 0, number == len(parts) - 1
-        builder = _Builder(model, sequence, part, holdings.of(number))
+        builder = _StageBuilder(model, sequence, part, holdings.of(number))
         stage = builder.chain(is_first, is_last, inputs)
         stages.append(stage if stage is not None else builder.stage(is_first, is_last, inputs))
     return stages
@@ -78,7 +78,7 @@ def _slots(template: Any) -> Any:
     return map_template(lambda leaf: Slot(leaf.index) if isinstance(leaf, Value) else leaf, template)
 
 
-class _Builder:
+class _StageBuilder:
     """Builds one stage."""
 
     def __init__(self, model: nn.Module, sequence: CallSequence, part: Part, paths: list[str]) -> None:
@@ -228,7 +228,7 @@ class _Builder:
             return  # inside of a module that is held as a whole
         source = self._model.get_submodule(owner_path)
         if name in source._modules:
-            if name not in owner._modules or isinstance(owner._modules[name], Scope):
+            if name not in owner._modules or isinstance(owner._modules[name], StageScope):
                 owner._modules[name] = source._modules[name]
         elif name in source._parameters:
             owner._parameters[name] = source._parameters[name]
@@ -246,11 +246,11 @@ class _Builder:
         for name in path.split(".") if path else ():
             source = source.get_submodule(name)
             if name not in scope._modules:
-                inner = Scope()
+                inner = StageScope()
                 inner.training = source.training
                 scope._modules[name] = inner
             found = scope._modules[name]
-            if not isinstance(found, Scope):
+            if not isinstance(found, StageScope):
                 return None
             scope = found
         return scope

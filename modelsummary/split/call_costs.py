@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.costs.stored import nbytes_of, numel_of
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, attributes_in
 from modelsummary.split.analyse import CallSequence
 
-__all__ = ["COSTS", "CallCosts", "call_costs", "held_by_calls", "measured_seconds"]
+__all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "measured_seconds"]
 
 By = str | Mapping[str, float] | Callable[[LayerInfo], float]
 COSTS = ("macs", "flops", "params", "param_bytes", "activation_bytes", "latency")
@@ -36,15 +36,27 @@ class CallCosts:
     unit: float = 1.0
 
 
+def check_by(by: By, rows: Sequence[LayerInfo]) -> None:
+    """Raise ``InputError`` if no record could have these costs: an unknown name, or what no row has."""
+    if isinstance(by, Mapping):
+        _checked(by, rows)
+    elif by == "latency":
+        _seconds(rows)
+    elif not callable(by) and by not in COSTS:
+        meant = close_to(by, COSTS) if isinstance(by, str) else ""
+        known = ", ".join(COSTS)
+        raise InputError(f"by={by!r} is unknown; expected one of {known}, a dict FQN -> cost, or a function{meant}")
+
+
 def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[LayerInfo]) -> CallCosts:
     """Cost of each call.
 
     Args:
-        by: as in ``Statistics.split``.
+        by: as in ``Statistics.split``, and checked by ``check_by``.
         rows: rows of the tree, for costs that are told by row.
 
     Raises:
-        InputError: ``by`` is unknown, names an unknown layer, gives a negative cost, or adds up to nothing.
+        InputError: ``by`` gives a negative cost, or adds up to nothing.
     """
     calls = sequence.calls
     if by == "latency":
@@ -53,11 +65,9 @@ def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[
         costs = CallCosts(by, _named(by, sequence, model))
     elif isinstance(by, Mapping):
         costs = _scaled(_of_rows(_checked(by, rows), sequence))
-    elif callable(by):
+    else:
         by_row = {(row.fqn, row.call_index): _told(by, row) for row in rows if row.executed and row.is_leaf}
         costs = _scaled(_of_rows(by_row, sequence))
-    else:
-        raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
     if not any(costs.costs):
         others = "'activation_bytes'" if by != "activation_bytes" else "'macs'"
         raise InputError(
@@ -77,9 +87,7 @@ def _named(by: str, sequence: CallSequence, model: nn.Module) -> list[int]:
             counted.update(new)
             costs.append(sum(numel_of(each) if by == "params" else nbytes_of(each) for each in new.values()))
         return costs
-    if by == "activation_bytes":
-        return [sequence.activation_bytes(number) for number in range(len(sequence.calls))]
-    raise InputError(f"by={by!r} is unknown; expected one of {', '.join(COSTS)}, a dict FQN -> cost, or a function")
+    return [sequence.activation_bytes(number) for number in range(len(sequence.calls))]
 
 
 def held_by_calls(sequence: CallSequence, model: nn.Module) -> list[list[Tensor]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import nn
 
 from modelsummary.costs.stored import nbytes_of
-from modelsummary.errors import InputError, SplitError, close_to
+from modelsummary.errors import InputError, SplitError
 from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.call_costs import CallCosts, held_by_calls
 from modelsummary.split.partition import Chain, fewest_parts, partitions
@@ -198,12 +198,7 @@ def _boundary(sequence: CallSequence, fqn: str, wishes: Wishes) -> int:
     spans = [span for event, span in sequence.span.items() if event.is_module and event.fqn == fqn]
     if not spans:
         inside = next((event for event in sequence.calls if event.is_module and fqn.startswith(f"{event.fqn}.")), None)
-        why = (
-            f"it is inside of {inside.fqn!r}, which is called as a whole"
-            if inside
-            else "no layer of this name was called"
-            + close_to(fqn, (event.fqn for event in sequence.span if event.is_module))
-        )
+        why = f"it is inside of {inside.fqn!r}, which is called as a whole" if inside else "this layer was not called"
         raise InputError(f"boundaries names {fqn!r}, but {why}")
     position = min(first for first, _ in spans)
     if position == 0:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
-from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.state.process_state import surroundings
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.record.changes import surroundings
-from modelsummary.record.fingerprint import fingerprint
+from modelsummary.record.fingerprint import difference
 from modelsummary.record.runs import record
 from modelsummary.split import By, Splitter, Stages, Wishes, check_initialized
 from modelsummary.split.stage_facts import StageFacts
@@ -68,31 +66,19 @@ class ModelSplitter:
         """
         recorded, model, call = stages.record, self._model, self._call
         assert recorded is not None
-        modules = list({id(each): each for part in (model, *stages) for each in part.modules()}.values())
-
-        def difference(call: CallArguments, *, grad: bool, other_mode: bool = False) -> str:
-            options: dict[str, Any] = {"grad": grad, "other_mode": other_mode}
-            try:
-                of_model = fingerprint(model, modules, call, self._execution, **options)
-            except RuntimeError:
-                if grad:
-                    raise
-                return ""  # a forward that takes gradients does not run without them
-            of_stages = fingerprint(stages, modules, call, self._execution, **options)
-            return of_stages.differs_from(of_model)
-
+        differs = partial(difference, model, stages, stages, execution=self._execution)
         other = call
         if recorded.batch_size is not None:
             other = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-        found = difference(other, grad=True)
-        if not found and difference(call, grad=False):
-            found = difference(call, grad=True)
+        found = differs(call=other, grad=True)
+        if not found and differs(call=call, grad=False):
+            found = differs(call=call, grad=True)
             if not found:
                 raise SplitError(
                     "the model does other things without gradients; it can only be run as one stage", possible=1
                 )
         if not recorded.no_other_mode:
-            found = found or difference(other, grad=False, other_mode=True)
+            found = found or differs(call=other, grad=False, other_mode=True)
         if found:
             raise SplitError(
                 f"the stages are not the model: they run {found}. Its forward does what cannot be recorded between "

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tabulate import tabulate
-
 from modelsummary.errors import InputError
+from modelsummary.tables import table
+from modelsummary.units import decimals, percent
 
 __all__ = ["SCHEDULES", "Action", "Simulation", "StageLoad", "simulate"]
 
@@ -88,15 +88,12 @@ class Simulation:
 
     def __str__(self) -> str:
         rows = [
-            [number, f"{busy:.4g}", f"{1 - busy / self.makespan:.1%}", f"{peak:,.0f}"]
+            [number, f"{busy:.4g}", percent(1 - busy / self.makespan), decimals(peak, 0)]
             for number, (busy, peak) in enumerate(zip(self.busy, self.peak_activation_bytes, strict=True))
         ]
         headers = ["Device", "Busy", "Waiting", "Peak activations (B)"]
-        table = tabulate(rows, headers, tablefmt="plain", colalign=["right"] * 4, disable_numparse=True)
-        summary = (
-            f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}, bubble {self.bubble:.1%}"
-        )
-        return f"{table}\n{summary}"
+        summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}"
+        return f"{table(rows, headers, 'rrrr')}\n{summary}, bubble {percent(self.bubble)}"
 
     __repr__ = __str__
 

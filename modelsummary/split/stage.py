@@ -27,7 +27,7 @@ from modelsummary.capture.templates import (
 from modelsummary.errors import SplitError
 from modelsummary.record.events import TorchFunction
 
-__all__ = ["Function", "Inputs", "Scope", "Slot", "Stage", "StageCall", "StageProgram"]
+__all__ = ["Function", "Inputs", "Slot", "Stage", "StageCall", "StageProgram", "StageScope"]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]
             )
 
 
-class Scope(nn.Module):
+class StageScope(nn.Module):
     """A part of an opened module: what of it belongs to this stage. It is not called itself."""
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
@@ -378,4 +378,4 @@ def find(module: nn.Module, path: str) -> Any:
 
 
 # Names that version 0.1.0 pickled stages with.
-Plan, Step = StageProgram, StageCall
+Plan, Scope, Step = StageProgram, StageScope, StageCall

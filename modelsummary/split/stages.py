@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.distributed as dist
-from tabulate import tabulate
 from torch import nn
 
 from modelsummary.capture.templates import leaves_of
@@ -21,7 +20,8 @@ from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of
 from modelsummary.split.verify import Verification, verify
-from modelsummary.units import PREFIXES, auto_prefix
+from modelsummary.tables import ruled_table
+from modelsummary.units import PREFIXES, auto_prefix, grouped, percent
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -347,17 +347,14 @@ class Stages(Sequence[nn.Sequential]):
             headers.insert(6, f"Cost ({self.by})" if self.by != "cost" else "Cost")
         rows = []
         for number, each in enumerate(self.facts):
-            row: list[Any] = [number, each.first, each.last, each.calls, f"{each.params:,}", f"{each.macs:,}"]
+            row: list[Any] = [number, each.first, each.last, each.calls, grouped(each.params), grouped(each.macs)]
             if len(headers) == 10:
-                row.append(f"{each.cost:,.6g}" if each.cost != int(each.cost) else f"{int(each.cost):,}")
-            crossing = f"{each.crossing_bytes:,}" if number < len(self.facts) - 1 else "--"
-            rows.append([*row, f"{each.share:.1%}", crossing, f"{each.activation_bytes:,}"])
-        align = ["right", "left", "left", *["right"] * (len(headers) - 3)]
-        table = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
-        line = "=" * max(map(len, table))
+                row.append(f"{each.cost:,.6g}" if each.cost != int(each.cost) else grouped(int(each.cost)))
+            crossing = grouped(each.crossing_bytes if number < len(self.facts) - 1 else None)
+            rows.append([*row, percent(each.share), crossing, grouped(each.activation_bytes)])
         summary = [f"{self._class_name} in {len(self)} stage(s) by {self.by}: {self._balance_line()}"]
         for limit in self.limits:
-            summary.append(f"Limited by {limit.name}, {limit.share:.1%} of the cost: {limit.reason}")
+            summary.append(f"Limited by {limit.name}, {percent(limit.share)} of the cost: {limit.reason}")
         if self._validity:
             summary.append(f"Valid for {self._validity}")
         if self._not_assigned:
@@ -365,7 +362,7 @@ class Stages(Sequence[nn.Sequential]):
             summary.append(f"Not assigned by the stages, as the forward does not depend on it: {names}")
         for shared in self.shared_parameters:
             summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
-        return "\n".join([line, table[0], line, *table[1:], line, *summary, line])
+        return ruled_table(rows, headers, f"rll{'r' * (len(headers) - 3)}", [summary])
 
     def _balance_line(self) -> str:
         largest = max(each.cost for each in self.facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
-from modelsummary.errors import InputError, LayerNotFoundError, MissingExtraError, NotLiveError, close_to
+from modelsummary.errors import InputError, NotLiveError
 from modelsummary.latency.measure import LatencyOverhead
-from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
+from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.units import ReadableNumbers
+from modelsummary.statistics.layer_tree import LayerTree
 from modelsummary.views import document, export, text
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.html import to_notebook
+from modelsummary.views.labels import check_depth
 from modelsummary.views.reports import latency_lines, profile_report
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
@@ -31,14 +32,16 @@ if TYPE_CHECKING:  # what few ask for is imported for them only
 __all__ = ["ModelStatistics"]
 
 Path_ = str | PathLike[str] | None
+Columns = Sequence[str] | None
 Depth = int | EllipsisType | None
+Prefix = str | None
 _LIVE = frozenset(
     "live measure_latency memory measure_memory suggest_checkpoint max_batch_size"
     " split plan graph graph_module nodes_of".split()
 )
 
 
-class ModelStatistics(ReadableNumbers):
+class ModelStatistics(LayerTree):
     """What is known of a model, as data: a tree of ``LayerInfo``, its totals, and views of it.
 
     ``load``, ``from_json`` and ``Profiler`` give this; ``Statistics`` adds what runs the live model again.
@@ -48,8 +51,7 @@ class ModelStatistics(ReadableNumbers):
     counts and bytes), and raise ``InputError`` for an unusable one. With ``path``, the text is also written to that
     file.
 
-    Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
-    is the first call of a module. It pickles; the rows then have no live module.
+    It pickles; the rows then have no live module.
 
     Args:
         root: the row of the model.
@@ -74,15 +76,11 @@ class ModelStatistics(ReadableNumbers):
         batch_dim: int | None = None,
         options: TableOptions | None = None,
     ) -> None:
-        self.root = root
+        super().__init__(root)
         self.execution = execution
         self.fallback_reason = fallback_reason
         self.batch_dim = batch_dim
         self.options = options or TableOptions()
-        self.summary_list = [row for row in root.walk() if row is not root]
-        self._index: dict[str, list[LayerInfo]] = {}
-        for row in root.walk():
-            self._index.setdefault(row.fqn, []).append(row)
 
     @staticmethod
     def from_json(source: str | PathLike[str]) -> ModelStatistics:
@@ -119,89 +117,11 @@ class ModelStatistics(ReadableNumbers):
             "cut short by an error has none"
         )
 
-    # ------------------------------------------------------------------------------------------- access
-
-    def __iter__(self) -> Iterator[LayerInfo]:
-        return iter(self.summary_list)
-
-    def __len__(self) -> int:
-        return len(self.summary_list)
-
-    def __getitem__(self, fqn: str) -> LayerInfo:
-        """First call of the module ``fqn``; ``""`` is the model. Raises ``LayerNotFoundError`` (a KeyError)."""
-        return self.calls(fqn)[0]
-
-    def calls(self, fqn: str) -> list[LayerInfo]:
-        """All calls of the module ``fqn`` in printed order; one row if it was not called."""
-        if not isinstance(fqn, str):
-            raise InputError(f"expected a fully qualified name such as 'layer1.0.conv1', got {fqn!r}")
-        rows = self._index.get(fqn) or self._index.get(self._first_path(fqn))
-        if rows is not None:
-            return list(rows)
-        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{close_to(fqn, self._index)}")
-
-    def _first_path(self, fqn: str) -> str:
-        """The FQN of the module that another path leads to; needs the live modules."""
-        module = self.root.module
-        for name in fqn.split("."):
-            module = module._modules.get(name) if module is not None else None
-        return next((row.fqn for row in self.root.walk() if module is not None and row.module is module), fqn)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self._index)
-
-    # ------------------------------------------------------------------------------------------- totals
-
-    @property
-    def total_params(self) -> int:
-        """Elements of all parameters, a tied one counted once."""
-        return self.root.num_params
-
-    @property
-    def trainable_params(self) -> int:
-        """Elements of the parameters with ``requires_grad``."""
-        return self.root.trainable_params
-
-    @property
-    def total_mult_adds(self) -> int:
-        """MACs of one forward of the batch that was passed."""
-        return self.root.macs
-
-    @property
-    def total_flops(self) -> int:
-        """2 x ``total_mult_adds``."""
-        return self.root.flops
-
-    @property
-    def total_param_bytes(self) -> int:
-        """Bytes of all parameters by their dtype."""
-        return self.root.params_bytes
-
-    @property
-    def total_buffer_bytes(self) -> int:
-        """Bytes of all buffers (and packed quantised weights) by their dtype."""
-        return self.root.buffer_bytes
-
-    @property
-    def total_input_bytes(self) -> int:
-        """Bytes of the model's inputs."""
-        return self.root.input_bytes
-
-    @property
-    def total_output_bytes(self) -> int:
-        """Bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
-        return leaf_output_bytes(self.root)
-
-    @property
-    def uncounted_ops(self) -> dict[str, int]:
-        """Operators that look like matrix products and have no MAC formula -> how often each ran."""
-        return ledger(self.root)
-
     # -------------------------------------------------------------------------------------------- views
 
     def table(
         self,
-        columns: Sequence[str] | None = None,
+        columns: Columns = None,
         depth: Depth = ...,
         *,
         branching: bool | None = None,
@@ -209,50 +129,31 @@ class ModelStatistics(ReadableNumbers):
         ascii_only: bool = False,
         hide_recursive: bool = False,
         all_shapes: bool = False,
-        units: str | None = None,
+        units: Prefix = None,
     ) -> str:
         """The table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
 
         ``depth`` and ``branching`` default to what ``Statistics`` was given; ``depth=None`` shows all levels.
         """
-        options = TableOptions(
-            columns=columns,
-            depth=self.options.depth if isinstance(depth, EllipsisType) else depth,
-            branching=self.options.branching if branching is None else branching,
-            var_names=var_names,
-            ascii_only=ascii_only,
-            hide_recursive=hide_recursive,
-            all_shapes=all_shapes,
-            units=units,
-        )
-        return self._render(options)
+        shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes}
+        options = self._options(columns, depth, units, branching, var_names=var_names, **shown)
+        return text.render(self.root, options, **self._facts(), remarks=self._remarks())
 
     def __str__(self) -> str:
-        return self._render(self.options)
+        return text.render(self.root, self.options, **self._facts(), remarks=self._remarks())
 
     __repr__ = __str__
 
-    def _render(self, options: TableOptions) -> str:
-        return text.render(
-            self.root,
-            options,
-            execution=self.execution,
-            fallback_reason=self.fallback_reason,
-            batch_dim=self.batch_dim,
-            remarks=self._remarks(),
-        )
+    def _facts(self) -> dict[str, Any]:
+        names = ("execution", "fallback_reason", "batch_dim")
+        return {name: getattr(self, name) for name in names}
 
     def _remarks(self) -> list[str]:
         return [] if self.latency_overhead is None else [str(self.latency_overhead)]
 
     # ------------------------------------------------------------------------------------------ exports
 
-    def to_records(
-        self,
-        columns: Sequence[str] | None = None,
-        depth: Depth = ...,
-        units: str | None = None,
-    ) -> list[dict[str, Any]]:
+    def to_records(self, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> list[dict[str, Any]]:
         """One dict a row, column name -> raw value: numbers, shapes as lists, None for what was not measured.
 
         By default all facts that the rows have. With ``units`` counts and bytes are divided, and their names tell so:
@@ -269,9 +170,7 @@ class ModelStatistics(ReadableNumbers):
         return {
             "format": document.FORMAT,
             "version": document.VERSION,
-            "execution": self.execution,
-            "fallback_reason": self.fallback_reason,
-            "batch_dim": self.batch_dim,
+            **self._facts(),
             "options": asdict(self.options),
             "latency_overhead": None if overhead is None else overhead.to_dict(),
             "rows": document.rows_of(self.root),
@@ -281,60 +180,32 @@ class ModelStatistics(ReadableNumbers):
         """``to_dict()`` as JSON text."""
         return _written(json.dumps(self.to_dict(), indent=indent), path)
 
-    def to_csv(
-        self,
-        path: Path_ = None,
-        columns: Sequence[str] | None = None,
-        depth: Depth = ...,
-        units: str | None = None,
-    ) -> str:
+    def to_csv(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
         """The records as comma-separated values with a header line."""
         return _written(export.to_csv(self.root, self._options(columns, depth, units)), path)
 
-    def to_pandas(
-        self,
-        columns: Sequence[str] | None = None,
-        depth: Depth = ...,
-        units: str | None = None,
-    ) -> pandas.DataFrame:
+    def to_pandas(self, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> pandas.DataFrame:
         """The records as a ``pandas.DataFrame``, a row each.
 
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas") from error
-        frame: pandas.DataFrame = pandas.DataFrame(self.to_records(columns, depth, units))
-        return frame
+        return export.to_pandas(self.root, self._options(columns, depth, units))
 
-    def to_markdown(
-        self,
-        path: Path_ = None,
-        columns: Sequence[str] | None = None,
-        depth: Depth = ...,
-        units: str | None = None,
-    ) -> str:
+    def to_markdown(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
         """The table in GitHub's Markdown."""
         return _written(export.to_markdown(self.root, self._options(columns, depth, units), **self._ran()), path)
 
-    def to_latex(
-        self,
-        path: Path_ = None,
-        columns: Sequence[str] | None = None,
-        depth: Depth = ...,
-        units: str | None = None,
-    ) -> str:
+    def to_latex(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
         """The table as a LaTeX ``tabular`` for the package booktabs."""
         return _written(export.to_latex(self.root, self._options(columns, depth, units), **self._ran()), path)
 
     def to_html(
         self,
         path: Path_ = None,
-        columns: Sequence[str] | None = None,
+        columns: Columns = None,
         depth: Depth = ...,
-        units: str | None = None,
+        units: Prefix = None,
         *,
         foldable: bool = False,
     ) -> str:
@@ -360,9 +231,12 @@ class ModelStatistics(ReadableNumbers):
     def _ran(self) -> dict[str, Any]:
         return {"executed": self.execution != "none", "batch_dim": self.batch_dim}
 
-    def _options(self, columns: Sequence[str] | None, depth: Depth, units: str | None) -> TableOptions:
+    def _options(
+        self, columns: Columns, depth: Depth, units: Prefix, branching: bool | None = None, **shown: bool
+    ) -> TableOptions:
         level = self.options.depth if isinstance(depth, EllipsisType) else depth
-        return TableOptions(columns=columns, depth=level, branching=self.options.branching, units=units)
+        branching = self.options.branching if branching is None else branching
+        return TableOptions(columns=columns, depth=level, branching=branching, units=units, **shown)
 
     # ------------------------------------------------------------------------------- pictures and reports
 
@@ -443,11 +317,11 @@ class ModelStatistics(ReadableNumbers):
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), _level("depth", depth))
+        return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), check_depth(depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """Return a tab-indented line per call: parameters, latency and its share, shapes; also into ``output_file``."""
-        return _written(latency_lines(self.root, _level("depth", depth)) + "\n", output_file)[:-1]
+        return _written(latency_lines(self.root, check_depth(depth)) + "\n", output_file)[:-1]
 
     def profile_report(
         self,
@@ -465,9 +339,6 @@ class ModelStatistics(ReadableNumbers):
             detailed: with the repr.
             output_file: where to write it, too.
         """
-        if type(top_modules) is not int or top_modules < 1:
-            raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
-        _level("module_depth", module_depth)
         options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
         device = self.latency_overhead.device if self.latency_overhead is not None else ""
         return _written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
@@ -475,12 +346,6 @@ class ModelStatistics(ReadableNumbers):
 
 def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
     return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
-
-
-def _level(name: str, depth: int | None) -> int | None:
-    if depth is not None and (type(depth) is not int or depth < 0):
-        raise InputError(f"{name}={depth!r} is no level of the tree; expected an integer >= 0, or None")
-    return depth
 
 
 def _written(content: str, path: Path_) -> str:

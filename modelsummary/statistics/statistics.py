@@ -13,20 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary import memory as _memory
-from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import is_compiled, unwrap
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import DataDependentError, ForwardError, InputError, NotLiveError
+from modelsummary.errors import NotLiveError
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.memory.plan import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
-from modelsummary.views.rows import check_depth
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
     from torch.fx import GraphModule, Node
@@ -37,7 +34,7 @@ if TYPE_CHECKING:  # what few ask for is imported for them only
     from modelsummary.split.model_splitter import ModelSplitter
     from modelsummary.views.graph import Graph
 
-__all__ = ["Statistics", "as_live", "measure_memory"]
+__all__ = ["Statistics"]
 
 
 class Statistics(ModelStatistics):
@@ -86,7 +83,7 @@ class Statistics(ModelStatistics):
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
         """A path makes no ``Statistics``, but the statistics of that file."""
         if isinstance(model, (str, PathLike)):
-            return _of_file(model, *args, **options)
+            return statistics_of_file(model, *args, **options)
         return super().__new__(cls)
 
     @exclusive
@@ -105,51 +102,25 @@ class Statistics(ModelStatistics):
         reuse: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            hint = "; pass an instance, not the class" if isinstance(model, type) else ""
-            raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
         if reuse is not None:
             warnings.warn("reuse= is ignored: every module runs; leave it out", DeprecationWarning, stacklevel=4)
         options = TableOptions(branching=branching, depth=depth)
-        called, model = model, unwrap(model)
-        if input_data is None and not args and not kwargs:
-            input_data = getattr(model, "example_input_array", None)
+        described: dict[str, Any] = {"batch_dim": batch_dim, "device": device, "dtypes": dtypes}
+        recorded = record_model(model, input_data, args, kwargs, execution=execution, **described)
         with no_collection():
-            call = call_arguments(model, input_data, args, kwargs, batch_dim=batch_dim, device=device, dtypes=dtypes)
-        check_execution(execution)
-        recording = list_layers(model) if call is None else capture(model, call, execution)
-        with no_collection():
-            self._fill(called, call, recording, batch_dim=batch_dim, options=options)
+            self._fill(model, recorded, batch_dim, options)
         if latency:
             self.measure_latency()
 
     def _fill(
-        self,
-        called: nn.Module,
-        call: CallArguments | None,
-        recording: Recording,
-        *,
-        batch_dim: int | None,
-        options: TableOptions | None = None,
+        self, called: Any, recorded: Recorded, batch_dim: int | None, options: TableOptions | None = None
     ) -> None:
         """Take over what was recorded; raises ``ForwardError`` where the forward did."""
-        facts: dict[str, Any] = {
-            "execution": recording.execution,
-            "fallback_reason": recording.fallback_reason,
-            "batch_dim": batch_dim,
-            "options": options,
-        }
-        ModelStatistics.__init__(self, recording.root, **facts)
-        self._splitter, self._live = None, None
-        if call is None:
-            return
-        if recording.error is not None:
-            if call.nothing_found:
-                raise InputError(call.nothing_found) from recording.error
-            partial = ModelStatistics(recording.root, **facts)
-            raise ForwardError(_failure(recording, call.size_dtypes), partial) from recording.error
-        compiled = called if is_compiled(called) else None
-        self._live = LiveModel(unwrap(called), call, recording.execution, batch_dim, compiled)
+        call, recording = recorded
+        facts = facts_of(recording, batch_dim, options)
+        super().__init__(**facts)
+        self._splitter = None
+        self._live = live_model(called, call, recording, facts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None, "_splitter": None}
@@ -231,18 +202,9 @@ class Statistics(ModelStatistics):
         Raises:
             InputError: an argument is unusable, or there is nothing to differentiate.
         """
-        options: StepOptions = {
-            "optimizer": optimizer,
-            "dtype": dtype,
-            "device": device,
-            "loss": loss,
-            "checkpoint": checkpoint,
-            "autocast": autocast,
-            "accumulates": accumulates,
-            "block_bytes": block_bytes,
-        }
-        live = self._live_for("predicting memory")
-        return _memory.predict(live, self.root, step_plan(mode, options, self.root))
+        options = StepOptions(optimizer=optimizer, dtype=dtype, device=device, loss=loss, checkpoint=checkpoint)
+        options |= {"autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
+        return _memory.predict(self._live_for("predicting memory"), self.root, step_plan(mode, options, self.root))
 
     @exclusive
     def measure_memory(self, mode: str = "train", **options: Unpack[StepOptions]) -> MemoryMeasurement:
@@ -257,8 +219,7 @@ class Statistics(ModelStatistics):
         Raises:
             InputError: an argument is unusable, or the model has no values.
         """
-        live = self._live_for("measuring memory")
-        return _memory.measure(live, self.root, step_plan(mode, options, self.root))
+        return _memory.measure(self._live_for("measuring memory"), self.root, step_plan(mode, options, self.root))
 
     @exclusive
     def suggest_checkpoint(self, budget_bytes: int, **options: Unpack[StepOptions]) -> CheckpointPlan:
@@ -353,31 +314,23 @@ class Statistics(ModelStatistics):
         copies after the step (ring: 2 (d - 1) / d of their bytes).
 
         Args:
-            devices: number of devices; every depth that divides it is tried.
-            memory_bytes: of each device.
+            devices, memory_bytes, bandwidth, optimizer_states: see ``Cluster``; every depth that divides the devices is
+                tried.
             n_microbatches: in a step of one copy; several are tried.
             schedules: which to try.
             by: what the stages are balanced by and timed with: ``"macs"`` or ``"latency"``.
             flops_per_second: that a device sustains; without use if ``by="latency"``.
-            bandwidth: bytes per second between two devices.
-            optimizer_states: copies of the parameters that the optimizer keeps: 2 for Adam.
 
         Raises:
             InputError: an argument is unusable.
             SplitError: the model cannot be split, or nothing fits.
         """
-        from modelsummary.cluster import Cluster, make_plans
+        from modelsummary.cluster.plan import cluster_of, make_plans
 
-        if by not in ("macs", "latency"):
-            raise InputError(f"by={by!r}; expected 'macs' or 'latency'")
-        options: dict[str, Any] = {}
-        if by == "latency" and self.root.latency_ms and self.root.backward_latency_ms:
-            options["backward"] = self.root.backward_latency_ms / self.root.latency_ms
-        seconds_per_flop = None if by == "latency" else 1 / _positive("flops_per_second", flops_per_second)
-        cluster = Cluster(devices, memory_bytes, seconds_per_flop, bandwidth, optimizer_states, **options)
+        cluster = cluster_of(self.root, by, flops_per_second, devices, memory_bytes, bandwidth, optimizer_states)
         splitter = self._current_splitter()
-        facts = partial(splitter.facts, by=by)
-        return make_plans(facts, splitter.n_samples, cluster, n_microbatches, schedules)
+        facts_of = partial(splitter.facts, by=by)
+        return make_plans(facts_of, splitter.n_samples, cluster, n_microbatches, schedules)
 
     def _current_splitter(self) -> ModelSplitter:
         """Return the one of the first use, or a new one where autocast was switched since."""
@@ -407,24 +360,9 @@ class Statistics(ModelStatistics):
             InputError: an argument is unusable, or there is no live model with an input.
             SplitError: a parameter is not initialised yet, or the stages were pickled.
         """
-        from modelsummary.record.runs import record_once
-        from modelsummary.split import Stages, check_initialized
-        from modelsummary.views.graph import dataflow_graph
+        from modelsummary.statistics.dataflow import dataflow
 
-        if not isinstance(depth, EllipsisType):
-            check_depth(depth, least=1)
-        live = self._live_for("a graph of the dataflow")
-        if stages is not None and (not isinstance(stages, Stages) or stages.model is not live.model):
-            raise InputError(f"stages={stages!r:.80} are no stages of this model; pass what split() returned")
-        check_initialized(live.model)
-        record = stages.record if stages is not None else None
-        return dataflow_graph(
-            self.root,
-            record or record_once(live.model, live.call, self.execution),
-            None if isinstance(depth, EllipsisType) else depth,
-            stages.calls if stages is not None else (),
-            readable=isinstance(depth, EllipsisType),
-        )
+        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
 
     def graph_module(
         self,
@@ -446,7 +384,7 @@ class Statistics(ModelStatistics):
             InputError: there is no live model with an input.
             TraceError: the forward cannot be written as a graph; says why.
         """
-        from modelsummary.fx.rows import graph_module
+        from modelsummary.fx.layer_nodes import graph_module
 
         options: dict[str, Any] = {"trace_act_ckpt": trace_act_ckpt, "bias_addition_split": bias_addition_split}
         return graph_module(self._live_for("a graph module"), self.calls, **options, device=device)
@@ -457,70 +395,7 @@ class Statistics(ModelStatistics):
         Raises:
             LayerNotFoundError: the model has no such module.
         """
-        from modelsummary.fx.rows import nodes_of
+        from modelsummary.fx.layer_nodes import nodes_of
 
         self.calls(fqn)
         return nodes_of(graph, fqn)
-
-
-def measure_memory(
-    model: nn.Module, input_data: Any, mode: str = "train", **options: Unpack[StepOptions]
-) -> MemoryMeasurement:
-    """What a step of ``model`` really takes, beside the prediction: ``Statistics(...).measure_memory(...)``.
-
-    Args:
-        model, input_data: as for ``Statistics``.
-        mode: as for ``Statistics.memory``.
-        **options: as for ``Statistics.memory``.
-    """
-    return Statistics(model, input_data).measure_memory(mode, **options)
-
-
-def as_live(stats: ModelStatistics, what: str) -> Statistics:
-    """Return ``stats`` if they are of a live model. Raises ``NotLiveError`` if they are data."""
-    if not isinstance(stats, Statistics):
-        raise NotLiveError(stats._not_live(what))
-    return stats
-
-
-def _of_file(
-    path: str | PathLike[str],
-    input_data: Any = None,
-    *args: Any,
-    branching: bool = True,
-    depth: int | None = None,
-    **options: Any,
-) -> ModelStatistics:
-    """``Statistics(path)``."""
-    from modelsummary import load
-
-    if args or options:
-        refused = ", ".join(options) or "further positional arguments"
-        raise InputError(f"{path!r} is a file, which takes input_data, branching and depth only; got {refused}")
-    stats = load(path, input_data)
-    stats.options = TableOptions(branching=branching, depth=depth)
-    return stats
-
-
-def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:
-    """One line: which layer failed, with which inputs, and how."""
-    error = recording.error
-    text = str(error).strip().splitlines()
-    what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    remedy = ""
-    if isinstance(error, DataDependentError):
-        remedy = "; use execution='auto' or 'real', with a model and inputs that hold values"
-    elif size_dtypes and ("dtype" in what or "scalar type" in what):
-        given = ", ".join(map(str, size_dtypes))
-        remedy = f"; the inputs given by size are {given}: pass dtypes=[...], torch.long for indices"
-    if not recording.failed:
-        return f"{recording.root.class_name} could not be called: {what}{remedy}"
-    layer = recording.failed[0]
-    where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
-    return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"
-
-
-def _positive(name: str, value: float) -> float:
-    if not isinstance(value, (int, float)) or not value > 0:
-        raise InputError(f"{name}={value!r}; expected a number > 0")
-    return value

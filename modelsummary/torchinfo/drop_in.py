@@ -135,7 +135,7 @@ class SummaryStatistics(Statistics):
         called, model = model, unwrap(model)
         with _in_mode(model, mode), register_module_forward_hook(_check_output):
             recording = list_layers(model) if call is None else capture(model, call, "auto")
-        self._fill(called, call, recording, batch_dim=batch_dim)
+        self._fill(called, (call, recording), batch_dim)
         self._pruned = pruned(modules_of(model))
         self.summary_list = summary_rows(self.root)
         self.input_size = input_size

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
-from modelsummary.units import check_prefix, format_number, symbol
+from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
 from modelsummary.views.columns import Column, find_columns
-from modelsummary.views.rows import check_depth, one_line
+from modelsummary.views.labels import check_depth, one_line
 
 __all__ = ["Table", "TableOptions", "lay_out"]
 
-_NOTHING = "--"
 _RECURSIVE = "(recursive)"
 
 
@@ -54,12 +53,12 @@ class Table(NamedTuple):
     Attributes:
         headers: titles, that of the names first.
         cells: the text of each row shown.
-        align: ``"left"`` or ``"right"`` for each column.
+        align: a letter for each column, ``l`` or ``r``.
     """
 
     headers: list[str]
     cells: list[list[str]]
-    align: list[str]
+    align: str
 
 
 def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> Table:
@@ -76,7 +75,7 @@ def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim
             [cells.name(row), *(cells.cell(name, column, row) for name, column in columns)]
             for row in rows_shown(root, options)
         ],
-        ["left", *("right" if column.is_number else "left" for _, column in columns)],
+        "".join(["l", *("r" if column.is_number else "l" for _, column in columns)]),
     )
 
 
@@ -128,18 +127,18 @@ class _Cells:
             uncertain = info.is_uncertain or (hides_children and any(row.is_uncertain for row in info.walk()))
             return self._bound(value, uncertain)
         if column.kind in ("ms", "rate"):
-            return _NOTHING if value is None else f"{value / column.scale:,.{3 if column.kind == 'ms' else 2}f}"
+            return decimals(value and value / column.scale, 3 if column.kind == "ms" else 2)
         if column.kind == "percent":
-            return f"{value:.2%}" if value else _NOTHING
+            return percent(value or None, 2)
         if column.is_number:
-            return format_number(value, self._options.units or "") if value else _NOTHING
+            return format_number(value, self._options.units or "") if value else NOTHING
         return self._text(value)
 
     def _shape(self, name: str, value: Sizes, info: LayerInfo) -> str:
         if name == "kernel_size":
-            return str(value) if value else _NOTHING
+            return str(value) if value else NOTHING
         if not info.executed:
-            return UNKNOWN if info.note else _NOTHING
+            return UNKNOWN if info.note else NOTHING
         return self._sizes(value if self._options.all_shapes else first_shape(value))
 
     def _sizes(self, sizes: Sizes) -> str:
@@ -150,7 +149,7 @@ class _Cells:
             return f"({', '.join(map(self._sizes, sizes))})"
         if isinstance(sizes, Mapping):
             return f"{{{', '.join(f'{key}: {self._sizes(inner)}' for key, inner in sizes.items())}}}"
-        return _NOTHING if sizes is None else sizes
+        return NOTHING if sizes is None else sizes
 
     def _params(self, value: int, info: LayerInfo) -> str:
         if not value and info.num_params and info.is_recursive:
@@ -161,7 +160,7 @@ class _Cells:
 
     def _bound(self, value: int, uncertain: bool) -> str:
         if not value:
-            return UNKNOWN if uncertain else _NOTHING
+            return UNKNOWN if uncertain else NOTHING
         text = format_number(value, self._options.units or "")
         return f"{self._at_least}{text}" if uncertain else text
 
@@ -169,7 +168,7 @@ class _Cells:
     def _text(value: object) -> str:
         if isinstance(value, dict):
             return ", ".join(f"{key} {shape if shape is not None else UNKNOWN}" for key, shape in value.items())
-        return _NOTHING if value is None or value == "" else one_line(str(value))
+        return NOTHING if value is None or value == "" else one_line(str(value))
 
 
 def _is_repetition(row: LayerInfo) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, first_shape
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
-from modelsummary.views.rows import row_label
+from modelsummary.views.labels import row_label
 
 __all__ = ["trace_events", "write_trace"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tabulate import tabulate
-
 from modelsummary.layer_info import LayerInfo, Sizes
-from modelsummary.views.rows import one_line
+from modelsummary.tables import ruled_table
+from modelsummary.units import decimals, grouped
+from modelsummary.views.labels import one_line
 
-__all__ = ["DiffRow", "ModelDiff", "ModuleFacts", "diff_trees"]
+__all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": ">", "same": ""}
 _MEASURES = {"params": "Params", "macs": "MACs", "params_bytes": "Bytes", "latency_ms": "Latency (ms)"}
@@ -22,7 +22,7 @@ Change = tuple[Number, Number, Number]  # before, after, difference
 
 
 @dataclass(frozen=True)
-class ModuleFacts:
+class ModuleSide:
     """One module with all its calls, without what the modules in it have; the figures add up to the model's.
 
     Attributes:
@@ -65,8 +65,8 @@ class DiffRow:
     """
 
     status: str
-    before: ModuleFacts | None
-    after: ModuleFacts | None
+    before: ModuleSide | None
+    after: ModuleSide | None
     differs: tuple[str, ...] = ()
 
     def change(self, measure: str) -> Change:
@@ -136,12 +136,8 @@ class ModelDiff:
             [_SIGNS[row.status], _names(row), ", ".join(row.differs), *_cells({n: row.change(n) for n in measures})]
             for row in shown
         ]
-        rows.append(["", "Total", "", *_cells({name: self.totals[name] for name in measures})])
-        align = ["left", "left", "left", *["right"] * (3 * len(measures))]
-        text = tabulate(rows, headers, tablefmt="plain", colalign=align, disable_numparse=True).splitlines()
-        rule = "=" * max(map(len, text))
-        body = [*text[1:-1], rule] if shown else []
-        return "\n".join([rule, text[0], rule, *body, text[-1], rule, self._verdict(), rule])
+        totals = ["", "Total", "", *_cells({name: self.totals[name] for name in measures})]
+        return ruled_table(rows, headers, f"lll{'rrr' * len(measures)}", [[self._verdict()]], totals=totals)
 
     def _is_shown(self, measure: str) -> bool:
         before, after, change = self.totals[measure]
@@ -197,17 +193,17 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     return ModelDiff(list(_rows(one, other, pairs)), (before.class_name, after.class_name), totals)
 
 
-def _facts_of(root: LayerInfo) -> dict[str, ModuleFacts]:
+def _facts_of(root: LayerInfo) -> dict[str, ModuleSide]:
     calls: dict[str, list[LayerInfo]] = {}
     for row in root.walk():
         calls.setdefault(row.fqn, []).append(row)
     return {fqn: _facts(rows, root) for fqn, rows in calls.items()}
 
 
-def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleFacts:
+def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleSide:
     first, ran = rows[0], root.executed
     times = [row.self_latency_ms for row in rows if row.self_latency_ms is not None]
-    return ModuleFacts(
+    return ModuleSide(
         fqn=first.fqn,
         class_name=first.class_name,
         parameters=dict(first.inner_layers),
@@ -233,7 +229,7 @@ def _with_change(before: Number, after: Number) -> Change:
     return before, after, None if before is None or after is None else after - before
 
 
-def _renamed(left: Sequence[ModuleFacts], right: Sequence[ModuleFacts]) -> dict[str, str]:
+def _renamed(left: Sequence[ModuleSide], right: Sequence[ModuleSide]) -> dict[str, str]:
     """Modules of the same structure: those with most names at the end of their FQN in common, then any, in order."""
     pairs: dict[str, str] = {}
     longest = max((each.fqn.count(".") + 1 for each in (*left, *right)), default=0)
@@ -255,7 +251,7 @@ def _last_names(fqn: str, length: int) -> tuple[str, ...]:
     return tuple(fqn.split(".")[-length:]) if length else ()
 
 
-def _rows(one: dict[str, ModuleFacts], other: dict[str, ModuleFacts], pairs: dict[str, str]) -> Iterator[DiffRow]:
+def _rows(one: dict[str, ModuleSide], other: dict[str, ModuleSide], pairs: dict[str, str]) -> Iterator[DiffRow]:
     source = {after: before for before, after in pairs.items()}
     position = {fqn: number for number, fqn in enumerate(one)}
     in_order, done = list(one.values()), 0
@@ -279,7 +275,7 @@ _SAID_BY_PARAMETERS = ("trainable", "params", "params_bytes")
 _OF_FORWARD = ("macs", "calls", "input_size", "output_size")
 
 
-def _compared(before: ModuleFacts, after: ModuleFacts) -> DiffRow:
+def _compared(before: ModuleSide, after: ModuleSide) -> DiffRow:
     names = list(_COMPARED)
     if before.parameters == after.parameters:
         names += _SAID_BY_PARAMETERS
@@ -313,10 +309,8 @@ def _names(row: DiffRow) -> str:
 
 
 def _cells(changes: dict[str, Change]) -> list[str]:
-    return [_cell(measure, figure) for measure, change in changes.items() for figure in change]
-
-
-def _cell(measure: str, value: Number) -> str:
-    if value is None:
-        return "--"
-    return f"{value:,.3f}" if measure == "latency_ms" else f"{value:,}"
+    return [
+        decimals(figure, 3) if measure == "latency_ms" else grouped(figure)
+        for measure, change in changes.items()
+        for figure in change
+    ]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tabulate import tabulate
-
+from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import table
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns
 
-__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_records"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas", "to_records"]
 
 # Parameters and MACs of a row alone and with its descendants, under names that say which; what a printed table shows
 # is one or the other, by what is below the row.
@@ -66,14 +69,24 @@ def to_csv(root: LayerInfo, options: TableOptions) -> str:
     return text.getvalue()
 
 
+def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:
+    """Return the records as a data frame. Raises ``MissingExtraError`` without pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("pandas", "pandas") from error
+    frame: pandas.DataFrame = pandas.DataFrame(to_records(root, options))
+    return frame
+
+
 _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def to_markdown(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
     """A table of GitHub's Markdown."""
-    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[_markdown(cell) for cell in row] for row in table.cells]
-    return tabulate(cells, table.headers, "pipe", disable_numparse=True, colalign=table.align)
+    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[_markdown(cell) for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, "pipe")
 
 
 _MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for mark in "\\`*_[]<>|&#~$"}})
@@ -87,13 +100,13 @@ def _markdown(cell: str) -> str:
 def to_latex(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
     """A ``tabular`` environment for the LaTeX package booktabs, with FQNs in place of branches."""
     options = replace(options, branching=False, ascii_only=True)
-    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[cell.replace("\n", " ") for cell in row] for row in table.cells]
-    return tabulate(cells, table.headers, "latex_booktabs", disable_numparse=True, colalign=table.align)
+    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[cell.replace("\n", " ") for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, "latex_booktabs")
 
 
 def to_html(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
     """An HTML ``<table>`` without style or script."""
-    table = lay_out(root, options, executed=executed, batch_dim=batch_dim)
-    cells = [[cell.replace(" ", _SPACE) for cell in row] for row in table.cells]
-    return tabulate(cells, table.headers, "html", disable_numparse=True, colalign=table.align)
+    laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
+    cells = [[cell.replace(" ", _SPACE) for cell in row] for row in laid_out.cells]
+    return table(cells, laid_out.headers, laid_out.align, "html")

@@ -23,12 +23,12 @@ class Shown(NamedTuple):
 
     Attributes:
         row: what is shown; of equal rows, the first.
-        count: how many equal siblings it stands for, itself included.
+        times: how many equal siblings it stands for, itself included.
         rows: all rows it stands for: those of the equal siblings of its parents, too.
     """
 
     row: LayerInfo
-    count: int
+    times: int
     rows: list[LayerInfo]
 
 
@@ -43,7 +43,7 @@ def fold(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> stats = Statistics(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()), (1, 2))
-    >>> [(shown.row.class_name, shown.count) for shown in fold(stats.root)]
+    >>> [(shown.row.class_name, shown.times) for shown in fold(stats.root)]
     [('Sequential', 1), ('Linear', 2), ('ReLU', 1)]
     """
     kinds = _kinds(root)

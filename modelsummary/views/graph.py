@@ -12,8 +12,8 @@ import torch
 
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
-from modelsummary.units import auto_prefix, format_number
-from modelsummary.views.rows import one_line
+from modelsummary.units import scaled
+from modelsummary.views.labels import one_line
 
 __all__ = ["Edge", "Graph", "Group", "Node", "dataflow_graph"]
 
@@ -274,7 +274,7 @@ class _Building:
         else:
             lines += [attribute.fqn for attribute in attributes_in((event.args, event.kwargs))]
         counts = ((row.num_params if row is not None else 0, "params"), (row.macs if row else event.macs, "MACs"))
-        figures = [f"{_short(count)} {unit}" for count, unit in counts if count]
+        figures = [f"{scaled(count)} {unit}" for count, unit in counts if count]
         lines += [", ".join(figures)] if figures else []
         lines += [f"stage {stage}"] if stage is not None else []
         kind = "module" if event.is_module else "function"
@@ -332,8 +332,3 @@ def _pruned(group: Group, alive: set[str]) -> Group:
 
 def _name(event: Event) -> str:
     return f"{event.name} (call {event.call_index + 1})" if event.is_module and event.call_index else event.name
-
-
-def _short(count: int) -> str:
-    prefix = auto_prefix(count)
-    return f"{format_number(count, prefix)}{prefix}"

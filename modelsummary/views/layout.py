@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import Amounts
-from modelsummary.views.rows import one_line, row_label
+from modelsummary.views.labels import one_line, row_label
 
 __all__ = ["Piece", "Rectangle", "heads_of", "icicle", "pieces", "treemap"]
 

@@ -11,8 +11,8 @@ from modelsummary.errors import InputError, MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
 from modelsummary.views.columns import COLUMNS
+from modelsummary.views.labels import check_depth, one_line, row_label
 from modelsummary.views.layout import Piece, Rectangle, heads_of, icicle, pieces, treemap
-from modelsummary.views.rows import check_depth, one_line, row_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
-from modelsummary.units import PREFIXES, auto_prefix
+from modelsummary.units import duration, percent, scaled
+from modelsummary.views.labels import check_depth
 
 __all__ = ["ClassTotals", "flops_with_elementwise", "latency_lines", "profile_report", "top_classes"]
 
@@ -92,7 +94,14 @@ def _elementwise_flops(row: LayerInfo) -> int:
 def profile_report(
     root: LayerInfo, *, top_modules: int = 1, module_depth: int | None = None, detailed: bool = True, device: str = ""
 ) -> str:
-    """Totals, the classes that cost most at each depth, and the model's repr with figures."""
+    """Return totals, the classes that cost most at each depth, and the model's repr with figures.
+
+    Raises:
+        InputError: ``top_modules`` or ``module_depth`` is unusable.
+    """
+    if type(top_modules) is not int or top_modules < 1:
+        raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
+    check_depth(module_depth, name="module_depth")
     lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
     lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
     for depth, classes in enumerate(top_classes(root)):
@@ -111,20 +120,20 @@ _ORDER = (
 
 def _header(root: LayerInfo) -> Iterator[str]:
     facts = [
-        ("params", _scaled(root.num_params)),
-        ("forward MACs", _scaled(root.macs, "MACs")),
-        ("forward FLOPs = 2 x MACs", _scaled(root.flops)),
-        ("forward FLOPs with element-wise work of modules", _scaled(flops_with_elementwise(root))),
+        ("params", scaled(root.num_params)),
+        ("forward MACs", scaled(root.macs, "MACs")),
+        ("forward FLOPs = 2 x MACs", scaled(root.flops)),
+        ("forward FLOPs with element-wise work of modules", scaled(flops_with_elementwise(root))),
     ]
     if root.latency_ms:
-        facts.append(("forward latency", _time(root.latency_ms)))
-        facts.append(("forward FLOP/s = FLOPs / latency", _scaled(root.flops / root.latency_ms * 1e3, "FLOP/s")))
+        facts.append(("forward latency", duration(root.latency_ms)))
+        facts.append(("forward FLOP/s = FLOPs / latency", scaled(root.flops / root.latency_ms * 1e3, "FLOP/s")))
     if root.backward_latency_ms and root.latency_ms:
         backward, both = root.backward_latency_ms, root.latency_ms + root.backward_latency_ms
-        facts.append(("backward FLOPs, estimated as 2 x forward", _scaled(2 * root.flops)))
-        facts.append(("backward latency", _time(backward)))
-        facts.append(("backward FLOP/s", _scaled(2 * root.flops / backward * 1e3, "FLOP/s")))
-        facts.append(("forward and backward FLOP/s", _scaled(3 * root.flops / both * 1e3, "FLOP/s")))
+        facts.append(("backward FLOPs, estimated as 2 x forward", scaled(2 * root.flops)))
+        facts.append(("backward latency", duration(backward)))
+        facts.append(("backward FLOP/s", scaled(2 * root.flops / backward * 1e3, "FLOP/s")))
+        facts.append(("forward and backward FLOP/s", scaled(3 * root.flops / both * 1e3, "FLOP/s")))
     width = max(len(name) for name, _ in facts) + 2
     for name, value in facts:
         yield f"{name + ':':<{width}}{value}"
@@ -135,10 +144,10 @@ def _top(classes: list[ClassTotals], count: int) -> Iterator[str]:
         ranked = sorted(classes, key=lambda each: -getattr(each, key))[:count]
         return ", ".join(f"{each.class_name} {text(getattr(each, key))}" for each in ranked)  # type: ignore[operator]
 
-    yield f"    params           {largest('params', _scaled)}"
-    yield f"    MACs             {largest('macs', lambda value: _scaled(value, 'MACs'))}"
+    yield f"    params           {largest('params', scaled)}"
+    yield f"    MACs             {largest('macs', lambda value: scaled(value, 'MACs'))}"
     if any(each.latency_ms for each in classes):
-        yield f"    forward latency  {largest('latency_ms', _time)}"
+        yield f"    forward latency  {largest('latency_ms', duration)}"
 
 
 def _annotated(row: LayerInfo, root: LayerInfo, indent: str, depth: int | None) -> Iterator[str]:
@@ -157,25 +166,13 @@ def _annotated(row: LayerInfo, root: LayerInfo, indent: str, depth: int | None) 
 
 
 def _figures(row: LayerInfo, root: LayerInfo) -> Iterator[str]:
-    yield _scaled(row.num_params)
-    yield f"{row.num_params / root.num_params if root.num_params else 0:.2%} Params"
-    yield _scaled(row.macs, "MACs")
-    yield f"{row.macs / root.macs if root.macs else 0:.2%} MACs"
+    yield scaled(row.num_params)
+    yield f"{percent(row.num_params / (root.num_params or 1), 2)} Params"
+    yield scaled(row.macs, "MACs")
+    yield f"{percent(row.macs / (root.macs or 1), 2)} MACs"
     if row.latency_ms is None:
         yield "not timed"
         return
-    yield _time(row.latency_ms)
-    yield f"{row.latency_share or 0:.2%} latency"
-    yield _scaled(row.achieved_flops_per_second or 0, "FLOP/s")
-
-
-def _scaled(value: float, unit: str = "") -> str:
-    prefix = auto_prefix(value)
-    number = f"{value / PREFIXES[prefix]:.2f}".rstrip("0").rstrip(".")
-    return f"{number} {prefix}{unit}".rstrip()
-
-
-def _time(milliseconds: float) -> str:
-    if milliseconds >= 1e3:
-        return f"{milliseconds / 1e3:.2f} s"
-    return f"{milliseconds:.2f} ms" if milliseconds >= 1 else f"{1e3 * milliseconds:.2f} us"
+    yield duration(row.latency_ms)
+    yield f"{percent(row.latency_share or 0, 2)} latency"
+    yield scaled(row.achieved_flops_per_second or 0, "FLOP/s")

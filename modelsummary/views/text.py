@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tabulate import DataRow, Line, TableFormat, tabulate
-
 from modelsummary.layer_info import UNKNOWN, LayerInfo, leaf_output_bytes, ledger
-from modelsummary.units import auto_prefix, format_number, symbol
+from modelsummary.tables import ruled_table
+from modelsummary.units import auto_prefix, format_number, grouped, symbol
 from modelsummary.views.cells import TableOptions, lay_out
 
 __all__ = ["footer", "render"]
@@ -30,31 +29,8 @@ def render(
         InputError: an unknown column.
     """
     table = lay_out(root, options, executed=execution != "none", batch_dim=batch_dim)
-    text = tabulate(
-        table.cells,
-        headers=table.headers,
-        tablefmt=_FORMAT,
-        colalign=table.align,
-        disable_numparse=True,
-        preserve_whitespace=True,
-    )
-    rule = text.partition("\n")[0]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
-    return "\n".join([text, *(line for section in sections for line in [*section, rule])])
-
-
-_RULE = Line("", "=", "==", "")
-_ROW = DataRow("", "  ", "")
-_FORMAT = TableFormat(
-    lineabove=_RULE,
-    linebelowheader=_RULE,
-    linebetweenrows=None,
-    linebelow=_RULE,
-    headerrow=_ROW,
-    datarow=_ROW,
-    padding=0,
-    with_header_hide=None,
-)
+    return ruled_table(table.cells, table.headers, table.align, sections)
 
 
 # ---------------------------------------------------------------------------------------------- footer
@@ -72,10 +48,10 @@ def footer(
 
 def _totals(root: LayerInfo, execution: str) -> Iterator[str]:
     known = f" (and {UNKNOWN}: not initialised yet)" if root.has_uninitialized else ""
-    yield f"Total params: {root.num_params:,}{known}"
-    yield f"Trainable params: {root.trainable_params:,}"
-    yield f"Non-trainable params: {root.num_params - root.trainable_params:,}"
-    yield f"Buffers: {root.num_buffers:,}"
+    yield f"Total params: {grouped(root.num_params)}{known}"
+    yield f"Trainable params: {grouped(root.trainable_params)}"
+    yield f"Non-trainable params: {grouped(root.num_params - root.trainable_params)}"
+    yield f"Buffers: {grouped(root.num_buffers)}"
     if execution != "none":
         at_least = ">= " if ledger(root) else ""
         yield f"Total mult-adds{_with_unit(root.macs, at_least)}"

@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.operators import Operators
+from modelsummary.capture.state.process_state import process_states
 from modelsummary.capture.state.reachable import Held
 from tests.models import CachesTensors, Call, ClampsWeights, Decoder, ReplacesData
-from tests.untouched import untouched
+from tests.untouched import plain, untouched
 
 EXECUTIONS = ["shape", "real"]
 
@@ -396,6 +397,41 @@ def test_switches_of_torch_come_back():
     assert torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context") is None
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+TURNED = {
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "attention backends": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "fused attention layers": lambda: torch.backends.mha.set_fastpath_enabled(False),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "cudnn": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "float32 products": lambda: torch.set_float32_matmul_precision("high"),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "torch rng": lambda: torch.manual_seed(7),
+    "python rng": lambda: random.seed(7),
+    "numpy rng": lambda: np.random.seed(7),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_every_state_of_the_process_comes_back():
+    """Each one that the list names is turned by the forward, one after the other."""
+    names = {state.name for state in process_states()}
+    assert names - {"cuda rng", "xpu rng", "mps rng"} == TURNED.keys()
+    for name, turn in TURNED.items():
+        (state,) = (each for each in process_states() if each.name == name)
+        before = state.read()
+        try:
+            turn()
+            assert plain(state.read()) != plain(before), name
+        finally:
+            state.write(before)
+        model = Call(lambda self, x, turn=turn: (turn(), x)[1])
+        with untouched(model):
+            Statistics(model, torch.ones(1))
 
 
 def test_a_second_attempt_starts_afresh():

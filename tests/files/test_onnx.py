@@ -11,6 +11,8 @@ from torch import nn
 
 from modelsummary import InputError, ModelFileError, ModelStatistics, Statistics, load
 from modelsummary.cli import run
+from modelsummary.errors import RegistrationError
+from modelsummary.files.onnx import node_costs
 from tests.models import Call
 from tests.onnx_models import TensorProto, distinct_values, export, graph, helper, model, saved, value, weight
 
@@ -557,3 +559,9 @@ def test_sizes_by_position(tmp_path):
         load(path, (2, 3))
     assert run([str(path), "--input", "2,3", "--input", "3,4", "--max-macs", "23"]) == 1
     assert run([str(path), "--input", "a=2,3", "--input", "b.1=3,4", "--max-macs", "24"]) == 0
+
+
+def test_a_second_formula_for_an_operator_is_refused():
+    with pytest.raises(RegistrationError, match="'Conv' has a formula already: _conv"):
+        node_costs._counts("MadeUp", "Conv")(len)
+    assert "MadeUp" not in node_costs.FORMULAS

@@ -29,7 +29,8 @@ from modelsummary import (
     symbolic_profile,
     symbolic_trace,
 )
-from modelsummary.fx.profile_table import in_bytes, profile_table, rows_of
+from modelsummary.fx.profile_table import profile_table, rows_of
+from modelsummary.units import scaled
 from tests.idioms import IDIOMS
 from tests.untouched import untouched
 
@@ -212,7 +213,8 @@ def test_mobilenet_v2_as_the_analyzer_printed_it(models, device):
     assert len(rows) == len(expected) == 155
     for own, row in zip(rows, expected, strict=True):
         printed = {
-            name: own[name] if name.startswith("op") and name != "output_size" else in_bytes(own[name]) for name in row
+            name: own[name] if name.startswith("op") and name != "output_size" else scaled(own[name], "B", binary=True)
+            for name in row
         }
         assert printed == row
     assert rows[-1]["accumulate_size"] == 7_821_090_048  # what saved_tensors_hooks finds in a real run
@@ -274,7 +276,7 @@ def test_a_table_says_its_units(capsys):
 
 
 def test_bytes_are_printed_with_binary_prefixes():
-    assert [in_bytes(each) for each in (0, 1023, 1024, 160_563_200, 3 * 2**30)] == [
+    assert [scaled(each, "B", binary=True) for each in (0, 1023, 1024, 160_563_200, 3 * 2**30)] == [
         "0 B",
         "1023 B",
         "1.00 KiB",

@@ -72,3 +72,11 @@ def test_a_graph_that_is_impossible_says_why():
     stats = Statistics(Decides(), torch.rand(3))
     with pytest.raises(TraceError, match="decides by values"):
         stats.graph_module()
+
+
+def test_graphs_and_memory_agree_on_what_is_kept_for_the_backward():
+    """A graph counts the saved inputs, too: 3 x 1 x 8 x 8 floats, which the first convolution keeps."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    stats = Statistics(model, (3, 1, 8, 8))
+    *_, last = stats.graph_module().graph.nodes
+    assert last.meta["info"].accumulate_size == stats.memory().activations + 4 * 192

@@ -10,7 +10,7 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.capture.timer import Timer
-from modelsummary.latency.timings import Run, Timings, fill
+from modelsummary.latency.timings import TimedRun, Timings, fill
 from tests.clocks import ManualClock, Takes
 from tests.models import Call
 
@@ -106,7 +106,7 @@ def test_what_was_not_called_while_timed():
     fill(stats.root, [Timings(model, stats.root, (0.0, 0.0)).run(timer.steps[0].settle())])
     assert stats["a"].latency_ms is None
     assert "not timed" in stats["a"].note
-    fill(stats.root, [Run({("", 0): 1.0, ("a", 0): 2.0}, 3.0)])
+    fill(stats.root, [TimedRun({("", 0): 1.0, ("a", 0): 2.0}, 3.0)])
     assert (stats["a"].latency_ms, stats["a"].note) == (2.0, "")
 
 
@@ -115,7 +115,7 @@ def test_backward():
     stats = Statistics(model, X)
     forward = {("", 0): 1.0, ("0", 0): 1.0, ("1", 0): 1.0}
     backward = {("", 0): 0.0, ("0", 0): 6.0, ("1", 0): 2.0}
-    fill(stats.root, [Run(forward, 3.0, backward, 8.0, frozenset({("1", 0)}))])
+    fill(stats.root, [TimedRun(forward, 3.0, backward, 8.0, frozenset({("1", 0)}))])
     assert (stats.root.backward_latency_ms, stats["0"].backward_latency_share) == (8.0, 0.75)
     assert stats["1"].backward_latency_ms is None
     assert "re-entrant checkpointing" in stats["1"].note
@@ -130,7 +130,7 @@ def test_own_times_add_up_to_the_root(runs):
     model = nn.Sequential(nn.Sequential(nn.ReLU()), nn.ReLU())
     stats = Statistics(model, X)
     keys = [("", 0), ("0", 0), ("0.0", 0), ("1", 0)]
-    fill(stats.root, [Run(dict(zip(keys, times, strict=True)), sum(times)) for times in runs])
+    fill(stats.root, [TimedRun(dict(zip(keys, times, strict=True)), sum(times)) for times in runs])
     rows = [stats.root, *stats]
     assert sum(row.self_latency_ms for row in rows) == pytest.approx(stats.root.latency_ms)
     for row in rows:
@@ -143,7 +143,7 @@ def test_means_where_not_every_run_made_the_same_calls():
     stats = Statistics(model, X)
     keys = [("", 0), ("0", 0), ("1", 0), ("2", 0)]
     runs = [{keys[0]: 0.0, keys[1]: 0.03, keys[1 + n]: 9.0} for n in (1, 2)] + [{keys[0]: 0.0, keys[1]: 9.03}]
-    fill(stats.root, [Run(run, sum(run.values())) for run in runs])
+    fill(stats.root, [TimedRun(run, sum(run.values())) for run in runs])
     assert stats.root.latency_ms == pytest.approx(9.03)
     assert stats["1"].latency_ms == pytest.approx(3.0)
     assert "means, not medians" in stats.root.note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -459,6 +460,28 @@ def test_bad_wishes(arguments, message):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     with untouched(model), pytest.raises(InputError, match=message):
         Statistics(model, rows(2, 4)).split(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"by": "mac"}, "by='mac' is unknown; .* did you mean 'macs'"),
+        ({"by": "latency"}, "nothing was measured"),
+        ({"by": {"l1": 1}}, "'l1', which is no layer"),
+        ({"boundaries": ["layer.1.x"]}, "'layer.1.x', but no layer of this name was called; did you mean 'layer.1'"),
+    ],
+)
+def test_misspelt_names_are_refused_before_anything_is_recorded(arguments, message, monkeypatch):
+    def record(*args):
+        raise AssertionError("recorded")
+        yield
+
+    monkeypatch.setattr("modelsummary.split.model_splitter.record", record)
+    stats = Statistics(nn.Sequential(OrderedDict(layer=nn.Sequential(nn.Linear(4, 4), nn.ReLU()))), rows(2, 4))
+    with pytest.raises(InputError, match=message):
+        stats.split(2, **arguments)
+    with pytest.raises(AssertionError, match="recorded"):
+        stats.split(2)
 
 
 def test_a_boundary_inside_of_a_whole():

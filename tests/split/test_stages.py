@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from modelsummary import InputError, SplitError, Statistics
-from modelsummary.split.stage import Scope, Stage
+from modelsummary.split.stage import Stage, StageScope
 from modelsummary.split.verify import _difference
 from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
 from tests.models import Call
@@ -86,7 +86,7 @@ def test_stages_without_their_model_cannot_be_verified():
 def test_paths_are_those_of_the_model():
     model, stages = gpt2()
     assert stages[0].get_submodule("h.0.c_attn") is model.h[0].c_attn
-    cut = next(number for number in range(4) if isinstance(_module(stages, f"h.{number}"), Scope))
+    cut = next(number for number in range(4) if isinstance(_module(stages, f"h.{number}"), StageScope))
     assert _module(stages, f"h.{cut}.mlp") is model.h[cut].mlp
     with pytest.raises(SplitError, match="was cut by the split"):
         _module(stages, f"h.{cut}")(rows(1, 2, 16))

@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 def shown(*layers):
     root = Statistics(nn.Sequential(*layers), (2, 4)).root
-    return [(each.row.name, each.count) for each in fold(root)]
+    return [(each.row.name, each.times) for each in fold(root)]
 
 
 def test_equal_blocks_are_one_row():
@@ -47,7 +47,7 @@ def test_a_tied_layer_differs_from_the_first_that_has_its_parameters():
 def test_rows_stands_for_the_rows_of_equal_parents():
     """3 outer blocks with 2 inner ones each: the inner row stands for 6."""
     root = Statistics(nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(3))), (2, 4)).root
-    counts = [(each.count, len(each.rows)) for each in fold(root)]
+    counts = [(each.times, len(each.rows)) for each in fold(root)]
     assert counts == [(1, 1), (3, 3), (2, 6), (1, 6), (1, 6), (1, 6)]
 
 

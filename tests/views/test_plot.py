@@ -19,6 +19,7 @@ from tests.trees import SPECS, tree
 from tests.untouched import untouched
 
 matplotlib = pytest.importorskip("matplotlib")
+pytest.importorskip("matplotlib.pyplot")
 pytest.importorskip("squarify")
 matplotlib.use("Agg")
 KINDS = ["bars", "treemap", "icicle"]

@@ -47,11 +47,11 @@ forward MACs:                                    72 MACs
 forward FLOPs = 2 x MACs:                        144
 forward FLOPs with element-wise work of modules: 168
 forward latency:                                 4.00 ms
-forward FLOP/s = FLOPs / latency:                36 KFLOP/s
+forward FLOP/s = FLOPs / latency:                36.00 kFLOP/s
 backward FLOPs, estimated as 2 x forward:        288
 backward latency:                                8.00 ms
-backward FLOP/s:                                 36 KFLOP/s
-forward and backward FLOP/s:                     36 KFLOP/s
+backward FLOP/s:                                 36.00 kFLOP/s
+forward and backward FLOP/s:                     36.00 kFLOP/s
 
 Top 1 classes of modules in terms of params, MACs or forward latency, by depth:
 depth 0:
@@ -70,8 +70,8 @@ depth 1:
         report.endswith(
             """\
 Sequential(
-  24, 100.00% Params, 72 MACs, 100.00% MACs, 4.00 ms, 100.00% latency, 36 KFLOP/s
-  (0): Conv2d(20, 83.33% Params, 72 MACs, 100.00% MACs, 3.00 ms, 75.00% latency, 47.99 KFLOP/s, 1, 2, \
+  24, 100.00% Params, 72 MACs, 100.00% MACs, 4.00 ms, 100.00% latency, 36.00 kFLOP/s
+  (0): Conv2d(20, 83.33% Params, 72 MACs, 100.00% MACs, 3.00 ms, 75.00% latency, 47.99 kFLOP/s, 1, 2, \
 kernel_size=(3, 3), stride=(1, 1))
   (1): Sequential(
     4, 16.67% Params, 0 MACs, 0.00% MACs, 1.00 ms, 25.00% latency, 0 FLOP/s

@@ -8,8 +8,6 @@ execution ``real.RealExecution`` puts them back, for the tensors that ``unchange
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,6 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from modelsummary import _torch
+from modelsummary.capture.state.process_state import process_states
 from modelsummary.capture.state.reachable import Held
 
 __all__ = ["unchanged"]
@@ -41,7 +40,7 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
     """
     held = Held()
     held.save([*modules, arguments])
-    steps = (held.put_back, *_flags(held.tensors), *_global_state())
+    steps = (held.put_back, *_flags(held.tensors), _modes(), *(state.saved() for state in process_states()))
     try:
         _replace_uninitialized(modules, lazy_device)
         yield held
@@ -99,28 +98,6 @@ def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
 # -------------------------------------------------------------------------------------------- global state
 
 
-def _global_state() -> list[Undo]:
-    """Random number generators and the switches of torch that a forward may turn."""
-    undo: list[Undo] = [
-        _modes(),
-        _later(torch.set_grad_enabled, torch.is_grad_enabled()),
-        _later(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()),
-        _later(_set_default_device, _default_device()),
-        _later(torch.set_default_dtype, torch.get_default_dtype()),
-        _later(torch.set_rng_state, torch.get_rng_state()),
-        _later(random.setstate, random.getstate()),
-        _later(_set_switches, _switches()),
-    ]
-    for accelerator in (torch.cuda, torch.xpu):
-        if accelerator.is_initialized():
-            undo.append(_later(accelerator.set_rng_state_all, accelerator.get_rng_state_all()))
-    if torch.backends.mps.is_available():
-        undo.append(_later(torch.mps.set_rng_state, torch.mps.get_rng_state()))
-    if (numpy := sys.modules.get("numpy")) is not None:
-        undo.append(_later(numpy.random.set_state, numpy.random.get_state()))
-    return undo
-
-
 def _modes() -> Undo:
     """Ctrl-C may come when a mode has begun, and before anybody knows that it is to be ended."""
     dispatch, function = len(_get_current_dispatch_mode_stack()), _torch.number_of_function_modes()
@@ -132,41 +109,3 @@ def _modes() -> Undo:
             _torch.pop_function_mode()
 
     return put_back
-
-
-def _later(function: Callable[..., object], *args: Any) -> Undo:
-    return lambda: function(*args)
-
-
-def _default_device() -> torch.device | None:
-    """The default device; None where none was set, which is not the same as the CPU: no mode is active then."""
-    context = getattr(_torch.GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
-
-
-def _set_default_device(device: torch.device | None) -> None:
-    if _default_device() != device:
-        torch.set_default_device(device)
-        if device is None:  # before torch 2.7, get_default_device() fails on what this leaves
-            del _torch.GLOBAL_DEVICE_CONTEXT.device_context
-
-
-def _switches() -> tuple[Any, ...]:
-    cudnn = torch.backends.cudnn
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
-        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
-        torch.is_anomaly_enabled(),
-    )
-
-
-def _set_switches(saved: tuple[Any, ...]) -> None:
-    if _switches() == saved:
-        return
-    deterministic, warn_only, precision, cudnn, anomaly = saved
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
-    torch.autograd.set_detect_anomaly(anomaly)

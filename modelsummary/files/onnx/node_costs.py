@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from modelsummary.errors import RegistrationError
+
 __all__ = ["FORMULAS", "PER_INPUT", "PER_OUTPUT", "Called", "looks_like_product"]
 
 
@@ -28,6 +30,9 @@ FORMULAS: dict[str, Formula] = {}
 
 def _counts(*names: str) -> Callable[[Formula], Formula]:
     def register(formula: Formula) -> Formula:
+        taken = FORMULAS.keys() & set(names)
+        if taken:
+            raise RegistrationError(f"{min(taken)!r} has a formula already: {FORMULAS[min(taken)].__name__}")
         FORMULAS.update(dict.fromkeys(names, formula))
         return formula
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor as TorchTensor
-from torch import fx, nn
+from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary._torch import HigherOrderOperator, OpOverload
-from modelsummary.capture.calls import Call
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operators import Operators
+from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.costs.operators import op_rule
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
@@ -23,8 +21,6 @@ from modelsummary.files.torch.exported import read_exported
 from modelsummary.files.torch.symbols import Symbols
 
 __all__ = ["load_exported"]
-
-_NO_MODULE = nn.Module()
 
 
 def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
@@ -159,22 +155,23 @@ class _Builder:
     def _count(self, operation: Operation, node: fx.Node) -> None:
         """Run the operator on meta tensors of the described sizes."""
         rule = op_rule(node.target)
-        call = Call(_NO_MODULE, None)
+        costs = Uncounted()
         try:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
-            with torch.no_grad(), Operators(SimpleNamespace(running=call), ShapeOnly()):
+            with torch.no_grad(), Operators(costs, ShapeOnly()):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # it needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.formula is not None or rule.matrix_like else None
             if rule.formula is not None and any(each.size is None for each in operation.inputs):
                 operation.macs_expr = _expression(node)
             return
-        operation.macs, operation.elementwise_ops = call.macs, call.elementwise_ops
-        operation.uncounted = next(iter(call.uncounted), None)
+        counted = costs.running
+        operation.macs, operation.elementwise_ops = counted.macs, counted.elementwise_ops
+        operation.uncounted = next(iter(counted.uncounted), None)
         operation.gathers = rule.gathers
-        operation.is_free = call.bytes_read == call.bytes_written == 0
+        operation.is_free = counted.bytes_read == counted.bytes_written == 0
         operation.aliases = bool(operation.inputs) and (operation.is_free or 0 in rule.writes)
-        if call.macs and any(
+        if counted.macs and any(
             isinstance(dim, str) for each in (*operation.inputs, *operation.outputs) for dim in each.shape or ()
         ):
             operation.macs_expr = _expression(node)

@@ -19,8 +19,8 @@ def row_label(row: LayerInfo) -> str:
     return f"{name} (call {row.call_index + 1})" if row.call_index else name
 
 
-def check_depth(depth: int | None, least: int = 0) -> int | None:
+def check_depth(depth: int | None, least: int = 0, name: str = "depth") -> int | None:
     """Return ``depth``; raise ``InputError`` if it is neither a level from ``least`` on nor None."""
     if depth is not None and (type(depth) is not int or depth < least):
-        raise InputError(f"depth={depth!r} is no level of the tree; expected an integer >= {least}, or None for all")
+        raise InputError(f"{name}={depth!r} is no level of the tree; expected an integer >= {least}, or None for all")
     return depth

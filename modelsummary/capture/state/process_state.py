@@ -1,0 +1,151 @@
+"""The one list of process-wide state that a run may touch: switches of torch and generators of random numbers.
+
+``restore`` puts all of it back after a run; the recorder compares ``changes_results`` between calls.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from modelsummary import _torch
+
+__all__ = ["ProcessState", "process_states", "surroundings"]
+
+
+class ProcessState(NamedTuple):
+    """One switch, or one generator.
+
+    Attributes:
+        read: returns what it is now.
+        write: puts back what ``read`` returned.
+        changes_results: functions between layers compute otherwise under another value.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    changes_results: bool = False
+
+    def saved(self) -> Callable[[], object]:
+        """Return a function that puts back what is there now."""
+        value = self.read()
+        return lambda: self.write(value)
+
+
+def process_states() -> list[ProcessState]:
+    """Return all that there is now: an accelerator that was not used, and a library not imported, have none."""
+    states = list(_ALWAYS)
+    for kind, accelerator in (("cuda", torch.cuda), ("xpu", torch.xpu)):
+        if accelerator.is_initialized():
+            states.append(ProcessState(f"{kind} rng", accelerator.get_rng_state_all, accelerator.set_rng_state_all))
+    if torch.backends.mps.is_available():
+        states.append(ProcessState("mps rng", torch.mps.get_rng_state, torch.mps.set_rng_state))
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states.append(ProcessState("numpy rng", numpy.random.get_state, numpy.random.set_state))
+    return states
+
+
+def surroundings() -> tuple[Any, ...]:
+    """Return the states that change what functions compute, and whether inference mode is on, which nobody can set."""
+    return torch.is_inference_mode_enabled(), *[state.read() for state in _OF_RESULTS]
+
+
+def _default_device() -> torch.device | None:
+    """The default device; None where none was set, which is not the same as the CPU: no mode is active then."""
+    context = getattr(_torch.GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def _set_default_device(device: torch.device | None) -> None:
+    if _default_device() != device:
+        torch.set_default_device(device)
+        if device is None:  # before torch 2.7, get_default_device() fails on what this leaves
+            del _torch.GLOBAL_DEVICE_CONTEXT.device_context
+
+
+def _autocast() -> list[tuple[bool, torch.dtype]]:
+    """Whether it is on, and its dtype, by kind of device; empty where it is off, as nothing depends on the dtype."""
+    if not _torch.is_any_autocast_enabled():
+        return []
+    return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS]
+
+
+def _set_autocast(saved: list[Any]) -> None:
+    if _autocast() != saved:
+        for kind, (enabled, dtype) in zip(_AUTOCAST_KINDS, saved or [(False, None)] * 2, strict=True):
+            torch.set_autocast_enabled(kind, enabled)
+            if dtype is not None:
+                torch.set_autocast_dtype(kind, dtype)
+
+
+_AUTOCAST_KINDS = ("cpu", "cuda")
+
+
+def _attention_backends() -> tuple[bool, ...]:
+    return (
+        _torch.is_flash_sdp_enabled(),
+        _torch.is_math_sdp_enabled(),
+        _torch.is_mem_efficient_sdp_enabled(),
+        _torch.is_cudnn_sdp_enabled(),
+    )
+
+
+def _set_attention_backends(saved: tuple[bool, ...]) -> None:
+    cuda = torch.backends.cuda
+    setters = (cuda.enable_flash_sdp, cuda.enable_math_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_cudnn_sdp)
+    for setter, enabled in zip(setters, saved, strict=True):
+        setter(enabled)
+
+
+def _determinism() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_determinism(saved: tuple[bool, bool]) -> None:
+    if _determinism() != saved:
+        torch.use_deterministic_algorithms(saved[0], warn_only=saved[1])
+
+
+def _cudnn() -> tuple[bool, bool, bool]:
+    cudnn = torch.backends.cudnn
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+
+
+def _set_cudnn(saved: tuple[bool, bool, bool]) -> None:
+    cudnn = torch.backends.cudnn
+    if _cudnn() != saved:
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = saved
+
+
+def _set_matmul_precision(saved: str) -> None:
+    if torch.get_float32_matmul_precision() != saved:
+        torch.set_float32_matmul_precision(saved)
+
+
+def _set_anomaly(enabled: bool) -> None:
+    if torch.is_anomaly_enabled() != enabled:
+        torch.autograd.set_detect_anomaly(enabled)
+
+
+_ALWAYS = (
+    ProcessState("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+    ProcessState("autocast", _autocast, _set_autocast, changes_results=True),
+    ProcessState("attention backends", _attention_backends, _set_attention_backends, changes_results=True),
+    ProcessState("default dtype", torch.get_default_dtype, torch.set_default_dtype, changes_results=True),
+    ProcessState("default device", _default_device, _set_default_device),
+    ProcessState(
+        "fused attention layers", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
+    ),
+    ProcessState("deterministic algorithms", _determinism, _set_determinism),
+    ProcessState("cudnn", _cudnn, _set_cudnn),
+    ProcessState("float32 products", torch.get_float32_matmul_precision, _set_matmul_precision),
+    ProcessState("anomaly detection", torch.is_anomaly_enabled, _set_anomaly),
+    ProcessState("torch rng", torch.get_rng_state, torch.set_rng_state),
+    ProcessState("python rng", random.getstate, random.setstate),
+)
+_OF_RESULTS = tuple(state for state in _ALWAYS if state.changes_results)

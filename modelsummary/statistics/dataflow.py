@@ -1,0 +1,32 @@
+"""The graph of a live model's dataflow."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.record.runs import record_once
+from modelsummary.split import Stages, check_initialized
+from modelsummary.views.graph import Graph, dataflow_graph
+from modelsummary.views.labels import check_depth
+
+__all__ = ["dataflow"]
+
+
+def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None, stages: Stages | None) -> Graph:
+    """Return the graph as ``Statistics.graph`` says, which has the arguments."""
+    if not isinstance(depth, EllipsisType):
+        check_depth(depth, least=1)
+    if stages is not None and (not isinstance(stages, Stages) or stages.model is not live.model):
+        raise InputError(f"stages={stages!r:.80} are no stages of this model; pass what split() returned")
+    check_initialized(live.model)
+    record = stages.record if stages is not None else None
+    return dataflow_graph(
+        root,
+        record or record_once(live.model, live.call, live.execution),
+        None if isinstance(depth, EllipsisType) else depth,
+        stages.calls if stages is not None else (),
+        readable=isinstance(depth, EllipsisType),
+    )

@@ -1,0 +1,105 @@
+"""``LayerTree``: the rows of a model by name, and their totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from modelsummary.errors import InputError, LayerNotFoundError, close_to
+from modelsummary.layer_info import LayerInfo, leaf_output_bytes, ledger
+from modelsummary.units import ReadableNumbers
+
+__all__ = ["LayerTree"]
+
+
+class LayerTree(ReadableNumbers):
+    """A tree of ``LayerInfo`` that is read by name, and its totals.
+
+    Iterating gives the rows in printed order without the root (``summary_list``); ``stats["layer1.conv"]``
+    is the first call of a module.
+
+    Args:
+        root: the row of the model.
+    """
+
+    def __init__(self, root: LayerInfo) -> None:
+        self.root = root
+        self.summary_list = [row for row in root.walk() if row is not root]
+        self._index: dict[str, list[LayerInfo]] = {}
+        for row in root.walk():
+            self._index.setdefault(row.fqn, []).append(row)
+
+    def __iter__(self) -> Iterator[LayerInfo]:
+        return iter(self.summary_list)
+
+    def __len__(self) -> int:
+        return len(self.summary_list)
+
+    def __getitem__(self, fqn: str) -> LayerInfo:
+        """First call of the module ``fqn``; ``""`` is the model. Raises ``LayerNotFoundError`` (a KeyError)."""
+        return self.calls(fqn)[0]
+
+    def calls(self, fqn: str) -> list[LayerInfo]:
+        """All calls of the module ``fqn`` in printed order; one row if it was not called."""
+        if not isinstance(fqn, str):
+            raise InputError(f"expected a fully qualified name such as 'layer1.0.conv1', got {fqn!r}")
+        rows = self._index.get(fqn) or self._index.get(self._first_path(fqn))
+        if rows is not None:
+            return list(rows)
+        raise LayerNotFoundError(f"no layer named {fqn!r} in {self.root.class_name}{close_to(fqn, self._index)}")
+
+    def _first_path(self, fqn: str) -> str:
+        """The FQN of the module that another path leads to; needs the live modules."""
+        module = self.root.module
+        for name in fqn.split("."):
+            module = module._modules.get(name) if module is not None else None
+        return next((row.fqn for row in self.root.walk() if module is not None and row.module is module), fqn)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._index)
+
+    # ------------------------------------------------------------------------------------------- totals
+
+    @property
+    def total_params(self) -> int:
+        """Elements of all parameters, a tied one counted once."""
+        return self.root.num_params
+
+    @property
+    def trainable_params(self) -> int:
+        """Elements of the parameters with ``requires_grad``."""
+        return self.root.trainable_params
+
+    @property
+    def total_mult_adds(self) -> int:
+        """MACs of one forward of the batch that was passed."""
+        return self.root.macs
+
+    @property
+    def total_flops(self) -> int:
+        """2 x ``total_mult_adds``."""
+        return self.root.flops
+
+    @property
+    def total_param_bytes(self) -> int:
+        """Bytes of all parameters by their dtype."""
+        return self.root.params_bytes
+
+    @property
+    def total_buffer_bytes(self) -> int:
+        """Bytes of all buffers (and packed quantised weights) by their dtype."""
+        return self.root.buffer_bytes
+
+    @property
+    def total_input_bytes(self) -> int:
+        """Bytes of the model's inputs."""
+        return self.root.input_bytes
+
+    @property
+    def total_output_bytes(self) -> int:
+        """Bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
+        return leaf_output_bytes(self.root)
+
+    @property
+    def uncounted_ops(self) -> dict[str, int]:
+        """Operators that look like matrix products and have no MAC formula -> how often each ran."""
+        return ledger(self.root)

@@ -1,0 +1,108 @@
+"""How statistics come about: a model is run once, or a file is read."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelsummary.capture import Recording, capture, check_execution, list_layers
+from modelsummary.capture.inputs import CallArguments, call_arguments
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import is_compiled, unwrap
+from modelsummary.capture.run import no_collection
+from modelsummary.errors import DataDependentError, ForwardError, InputError
+from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.views.cells import TableOptions
+
+__all__ = ["Recorded", "facts_of", "live_model", "record_model", "statistics_of_file"]
+
+Facts = dict[str, Any]  # arguments of ``ModelStatistics``
+Recorded = tuple[CallArguments | None, Recording]  # how the model was called, None without an input; what it did
+
+
+def record_model(
+    model: Any,
+    input_data: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    execution: str,
+    **described: Any,
+) -> Recorded:
+    """Run a model once as ``Statistics`` says, which has the arguments; ``described``: of ``call_arguments``.
+
+    Raises:
+        InputError: an argument is unusable.
+    """
+    if not isinstance(model, nn.Module):
+        hint = "; pass an instance, not the class" if isinstance(model, type) else ""
+        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
+    model = unwrap(model)
+    if input_data is None and not args and not kwargs:
+        input_data = getattr(model, "example_input_array", None)
+    with no_collection():
+        call = call_arguments(model, input_data, args, kwargs, **described)
+    check_execution(execution)
+    return call, list_layers(model) if call is None else capture(model, call, execution)
+
+
+def live_model(called: nn.Module, call: CallArguments | None, recording: Recording, facts: Facts) -> LiveModel | None:
+    """Return what runs the model again; None without an input.
+
+    Raises:
+        ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there, with these ``facts``.
+    """
+    if call is None:
+        return None
+    if recording.error is not None:
+        if call.nothing_found:
+            raise InputError(call.nothing_found) from recording.error
+        raise ForwardError(_failure(recording, call.size_dtypes), ModelStatistics(**facts)) from recording.error
+    compiled = called if is_compiled(called) else None
+    return LiveModel(unwrap(called), call, recording.execution, facts["batch_dim"], compiled)
+
+
+def facts_of(recording: Recording, batch_dim: int | None, options: TableOptions | None) -> Facts:
+    """Return what was recorded as the arguments of ``ModelStatistics``."""
+    facts = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
+    return {"root": recording.root, **facts, "batch_dim": batch_dim, "options": options}
+
+
+def statistics_of_file(
+    path: str | PathLike[str],
+    input_data: Any = None,
+    *args: Any,
+    branching: bool = True,
+    depth: int | None = None,
+    **options: Any,
+) -> ModelStatistics:
+    """``Statistics(path)``."""
+    from modelsummary import load
+
+    if args or options:
+        refused = ", ".join(options) or "further positional arguments"
+        raise InputError(f"{path!r} is a file, which takes input_data, branching and depth only; got {refused}")
+    stats = load(path, input_data)
+    stats.options = TableOptions(branching=branching, depth=depth)
+    return stats
+
+
+def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:
+    """One line: which layer failed, with which inputs, and how."""
+    error = recording.error
+    text = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    remedy = ""
+    if isinstance(error, DataDependentError):
+        remedy = "; use execution='auto' or 'real', with a model and inputs that hold values"
+    elif size_dtypes and ("dtype" in what or "scalar type" in what):
+        given = ", ".join(map(str, size_dtypes))
+        remedy = f"; the inputs given by size are {given}: pass dtypes=[...], torch.long for indices"
+    if not recording.failed:
+        return f"{recording.root.class_name} could not be called: {what}{remedy}"
+    layer = recording.failed[0]
+    where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
+    return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"
