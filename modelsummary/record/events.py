@@ -203,6 +203,10 @@ class Event:
         """FQN of the module, or the name of the function."""
         return self.fqn if self.function is None else self.function.short_name
 
+    def block(self, reason: str) -> None:
+        """Note why the call cannot be replaced by its children; the first reason stays, an empty one says nothing."""
+        self.obstacle = self.obstacle or reason
+
     def walk(self) -> Iterator[Event]:
         """This event and everything below it, in order."""
         pending = [self]

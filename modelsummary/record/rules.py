@@ -10,7 +10,7 @@ from typing import Any
 import torch.utils.checkpoint
 from torch import nn
 
-__all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer", "obstacle_of_module"]
+__all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer"]
 
 # Opened where a cut falls inside. (nn.TransformerEncoderLayer is not: in evaluation it is one kernel of its own.)
 _CONTAINERS = (
@@ -85,15 +85,3 @@ def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = null
         for name, original in originals.items():
             setattr(library, name, original)
         del library.CheckpointFunction.apply
-
-
-def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
-    """Return why a module cannot be replaced by what it calls; empty if it can."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "is TorchScript"
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks):
-        return "has hooks, which run only if it is called"
-    if isinstance(module, nn.TransformerEncoder) and kwargs.get("src_key_padding_mask") is not None:
-        return "may run on nested tensors in evaluation"
-    return ""

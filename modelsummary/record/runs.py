@@ -264,17 +264,17 @@ class _Merge:
         event.assigned = frozenset().union(*(each.assigned for each in events))
         event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
         read = sorted(event.assigned - self._unread)
-        if read and not event.obstacle:
-            event.obstacle = f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}"
+        if read:
+            event.block(f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}")
         difference = self._difference(events)
         if difference:
-            event.obstacle = event.obstacle or difference
+            event.block(difference)
         else:
             for children in zip(*(each.children for each in events), strict=True):
                 event.children.append(self.event(children, event))
         results = [each.result for each in events]
         if not self._define(results):
-            event.obstacle = event.obstacle or "returns something of another structure in another run"
+            event.block("returns something of another structure in another run")
         event.result = self._template(results, first.training)
         return event
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelsummary import _torch
 
-__all__ = ["HOOKS_TENSORS", "READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "keeps_first"]
+__all__ = ["HOOKS_TENSORS", "READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_SHAPE", "is_question", "keeps_first"]
 
 _PROPERTIES = frozenset(
     name for name, value in vars(_torch.TensorBase).items() if type(value).__name__ == "getset_descriptor"
@@ -27,6 +27,11 @@ _SHAPED_BY_FIRST = frozenset(
     "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_fill masked_scatter".split()
 )
 TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_sizes".split())
+
+
+def is_question(name: str) -> bool:
+    """Return True if a function that returns no tensor tells values of one."""
+    return name not in READS_FACTS and name not in HOOKS_TENSORS and name != "__set__"
 
 
 def keeps_first(name: str) -> bool:

@@ -43,16 +43,10 @@ from modelsummary.record.changes import (
 )
 from modelsummary.record.effects import Effects, Noted
 from modelsummary.record.events import Event, TorchFunction, torch_function
-from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened, obstacle_of_module
+from modelsummary.record.obstacles import obstacle_of_function, obstacle_of_module, obstacle_of_reading, reads_size
+from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
-from modelsummary.record.torch_functions import (
-    HOOKS_TENSORS,
-    READS_FACTS,
-    READS_SIZE,
-    TAKES_APART,
-    TAKES_SHAPE,
-    keeps_first,
-)
+from modelsummary.record.torch_functions import TAKES_SHAPE, is_question, keeps_first
 
 __all__ = ["Tracer"]
 
@@ -134,7 +128,7 @@ class Tracer(TorchFunctionMode):
         """The model's own code asked or told torch something that no list of calls can repeat."""
         if self._sees():
             parent = self._stack[-1]
-            parent.obstacle = parent.obstacle or reason
+            parent.block(reason)
 
     def _sees(self) -> bool:
         """What runs now is the code of a module that is looked into."""
@@ -234,7 +228,7 @@ class Tracer(TorchFunctionMode):
             if self.tensors.knows(leaf):
                 return self.tensors.leaf(leaf)
             if not self._rules.is_whole(module):
-                event.obstacle = event.obstacle or "makes its result with something that is no torch function"
+                event.block("makes its result with something that is no torch function")
             return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
         return map_template(known, taken_apart(out))
@@ -249,10 +243,10 @@ class Tracer(TorchFunctionMode):
         is_number = numbers_in(before) != numbers_in(after)
         if is_number:
             for around in self._stack:  # a number that another module may have read, and made a constant of
-                around.obstacle = around.obstacle or f"calls {event.fqn!r}, which assigns its attribute {name!r}"
+                around.block(f"calls {event.fqn!r}, which assigns its attribute {name!r}")
         is_gone = before.keys() - after.keys()
         if is_number or is_gone or name in module._parameters or name in module._buffers:  # a state dict knows of these
-            event.obstacle = event.obstacle or f"assigns its attribute {name!r}"
+            event.block(f"assigns its attribute {name!r}")
 
     def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:
         """What the forward does to an object that it is given is known from the result, if the object is in it."""
@@ -261,7 +255,7 @@ class Tracer(TorchFunctionMode):
             leaves = leaves_of(before), leaves_of(self.tensors.template(taken_apart(each)))
             is_changed = len(leaves[0]) != len(leaves[1]) or not all(map(same_constant, *leaves))
             if is_changed and id(each) not in returned:
-                event.obstacle = event.obstacle or f"changes a {type(each).__name__} that it does not return"
+                event.block(f"changes a {type(each).__name__} that it does not return")
 
     def _note_dtypes(self, event: Event, parent: Event) -> None:
         """A dtype that the caller read from a tensor, or was given, is a constant of the call, or a limit of it is."""
@@ -286,7 +280,7 @@ class Tracer(TorchFunctionMode):
         """Note that the running module drew from generators that torch does not know; whole layers draw from none."""
         if self._generators.moved() and self._stack:
             event = self._stack[-1]
-            event.obstacle = event.obstacle or "draws from Python's or numpy's random numbers"
+            event.block("draws from Python's or numpy's random numbers")
 
     # --------------------------------------------------------------------------------------- functions
 
@@ -349,7 +343,8 @@ class Tracer(TorchFunctionMode):
                 if self._rules.checks_decisions:
                     parent.children.append(self._decision(function, templates, out))
                     return out
-            self._note_reading(name, inputs, parent)
+            parent.reads_sizes = parent.reads_sizes or reads_size(name, inputs)
+            parent.block(obstacle_of_reading(name, inputs))
             return out
         event = Event(parent.fqn, function, *templates, parent, grad=torch.is_grad_enabled(), macs=own.macs)
         event.training, event.regions = parent.training, tuple(self._regions)
@@ -379,7 +374,7 @@ class Tracer(TorchFunctionMode):
 
     def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
         """On shapes, only values that follow from integers of the input and from buffers can be asked for."""
-        if not self._on_shapes or name in READS_FACTS or name == "__set__" or name in HOOKS_TENSORS:
+        if not self._on_shapes or not is_question(name):
             return False
         return any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
 
@@ -390,39 +385,16 @@ class Tracer(TorchFunctionMode):
         event.writes = (frozenset(),)
         return event
 
-    def _note_reading(self, name: str, inputs: list[Any], parent: Event) -> None:
-        """A function that returned no tensor: a size, a fact, or values."""
-        if name == "__set__":
-            parent.obstacle = parent.obstacle or "assigns an attribute of a tensor"
-        elif name in HOOKS_TENSORS:
-            parent.obstacle = parent.obstacle or f"calls {name}() of a tensor, which lives outside of the forward"
-        elif name in READS_FACTS:
-            if name in READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs):
-                parent.reads_sizes = True
-                if any(isinstance(each, Token) and each.is_dynamic for each in inputs):
-                    parent.obstacle = parent.obstacle or "reads a size that depends on values"
-        elif any(map(is_tainted, inputs)):
-            parent.obstacle = parent.obstacle or f"decides by values of tensors: it calls {name.strip('_')}()"
-
     def _note_function(self, event: Event, inputs: list[Any], parent: Event) -> None:
         assert event.function is not None
-        name = event.function.short_name
-        unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
-        if unknown is not None:
-            parent.obstacle = parent.obstacle or f"passes {unknown} to {name}()"
-        if name in TAKES_APART and any(isinstance(each, Token) and each.is_dynamic for each in inputs):
-            parent.obstacle = parent.obstacle or "takes apart a tensor whose size depends on values"
-        if event.function.kind == "list":
-            parent.obstacle = parent.obstacle or f"iterates over {name}()"
+        parent.block(obstacle_of_function(event.function, inputs))
         if saved_tensor_hooks() != self._hooks[-1]:
-            parent.obstacle = (
-                parent.obstacle or "calls functions under activation checkpointing, or saves tensors by hooks"
-            )
+            parent.block("calls functions under activation checkpointing, or saves tensors by hooks")
         self._note_surroundings(parent)
 
     def _note_surroundings(self, parent: Event) -> None:
         if surroundings() != self._surroundings:
-            parent.obstacle = parent.obstacle or "switches autocast, inference mode or the attention backend"
+            parent.block("switches autocast, inference mode or the attention backend")
 
     def _result_of_function(self, out: Any, tainted: bool, dynamic: bool) -> Any:
         def known(leaf: Any) -> Any:
