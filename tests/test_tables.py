@@ -1,16 +1,7 @@
 """Tables of text."""
 
-import doctest
 
-import pytest
-
-from modelsummary import tables, units
 from modelsummary.tables import ruled_table, table
-
-
-@pytest.mark.parametrize("module", [tables, units])
-def test_the_examples_are_true(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_spaces_in_cells_are_kept_and_numbers_stand_as_given():
