@@ -112,6 +112,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--mode", choices=["train", "eval"], help="of the model (default: as it is made)")
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="of the table; see below")
     add("--depth", type=int, metavar="N", help="deepest level shown")
+    add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
     add("--units", metavar="PREFIX", help="of counts and bytes in the table: K, M, G, Ki ...")
     add("--format", choices=_FORMATS, default="text", help="of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write there")
@@ -270,7 +271,7 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
         if options.mode is not None:
             raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
         file = load(name, _inputs_of_file(options.input))
-        file.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
+        file.options = _table_options(options)
         return file
     with_values = options.latency or options.device not in (None, "meta")
     source = build_model(name, options.kwargs, with_values=with_values)
@@ -281,8 +282,14 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
         model.train(options.mode == "train")
     args, kwargs = _arguments(source, options.input or (), with_values)
     stats = Statistics(model, args, **kwargs)
-    stats.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
+    stats.options = _table_options(options)
     return stats
+
+
+def _table_options(options: argparse.Namespace) -> TableOptions:
+    chosen: dict[str, Any] = {} if options.depth is None else {"depth": options.depth}
+    chosen |= {"depth": options.depth, "fold": False} if options.full else {}
+    return TableOptions(columns=options.columns, units=options.units, **chosen)
 
 
 def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tuple[Any, dict[str, Any]]:

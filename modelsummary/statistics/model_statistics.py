@@ -8,7 +8,7 @@ from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
@@ -33,7 +33,7 @@ __all__ = ["ModelStatistics"]
 
 Path_ = str | PathLike[str] | None
 Columns = Sequence[str] | None
-Depth = int | EllipsisType | None
+Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
 _LIVE = frozenset(
     "live measure_latency memory measure_memory suggest_checkpoint max_batch_size"
@@ -130,12 +130,14 @@ class ModelStatistics(LayerTree):
         hide_recursive: bool = False,
         all_shapes: bool = False,
         units: Prefix = None,
+        fold: bool | None = None,
     ) -> str:
-        """The table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
+        """Return the table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
 
-        ``depth`` and ``branching`` default to what ``Statistics`` was given; ``depth=None`` shows all levels.
+        ``depth`` and ``branching`` default to what ``Statistics`` was given. A table of more than 100 rows shows equal
+        siblings once, and as many levels as fit on a screen; ``depth=None, fold=False`` shows every row.
         """
-        shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes}
+        shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes, "fold": fold}
         options = self._options(columns, depth, units, branching, var_names=var_names, **shown)
         return text.render(self.root, options, **self._facts(), remarks=self._remarks())
 
@@ -232,7 +234,7 @@ class ModelStatistics(LayerTree):
         return {"executed": self.execution != "none", "batch_dim": self.batch_dim}
 
     def _options(
-        self, columns: Columns, depth: Depth, units: Prefix, branching: bool | None = None, **shown: bool
+        self, columns: Columns, depth: Depth, units: Prefix, branching: bool | None = None, **shown: Any
     ) -> TableOptions:
         level = self.options.depth if isinstance(depth, EllipsisType) else depth
         branching = self.options.branching if branching is None else branching

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ def statistics_of_file(
     input_data: Any = None,
     *args: Any,
     branching: bool = True,
-    depth: int | None = None,
+    depth: int | Literal["auto"] | None = "auto",
     **options: Any,
 ) -> ModelStatistics:
     """``Statistics(path)``."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,8 @@ class Statistics(ModelStatistics):
         batch_dim: None: sizes include the batch. An integer: a batch of one is inserted there into each
             size, and this dimension is printed as -1. The numbers are those of the batch that ran.
         branching: print the tree; False prints FQNs.
-        depth: print the levels down to this one; None prints all. All levels are recorded.
+        depth: print the levels down to this one; None prints all, ``"auto"`` as many as ``table`` says. All levels are
+            recorded.
         device: where real execution puts the inputs; default: sizes are made where the model is.
         dtypes: dtype of each size; default: the dtype of the first floating point parameter.
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, and really if
@@ -94,7 +96,7 @@ class Statistics(ModelStatistics):
         *args: Any,
         batch_dim: int | None = None,
         branching: bool = True,
-        depth: int | None = None,
+        depth: int | Literal["auto"] | None = "auto",
         device: torch.device | str | None = None,
         dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
         execution: str = "auto",
@@ -111,6 +113,9 @@ class Statistics(ModelStatistics):
             self._fill(model, recorded, batch_dim, options)
         if latency:
             self.measure_latency()
+
+    # What help() and editors show; ``__new__`` would hide it.
+    __signature__ = inspect.Signature(list(inspect.signature(__init__).parameters.values())[1:])
 
     def _fill(
         self, called: Any, recorded: Recorded, batch_dim: int | None, options: TableOptions | None = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
 from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
 from modelsummary.views.columns import Column, find_columns
+from modelsummary.views.folding import Shown, deepest_fitting, fold, unfolded
 from modelsummary.views.labels import check_depth, one_line
 
 __all__ = ["Table", "TableOptions", "lay_out"]
 
 _RECURSIVE = "(recursive)"
+_LARGE = 100  # rows: a table with more is folded when it is printed
+_FITTING = 40
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,10 @@ class TableOptions:
 
     Attributes:
         columns: names from ``modelsummary.views.columns.COLUMNS``; None: shapes, parameters, mult-adds.
-        depth: deepest level shown; deeper rows are added to the row above them. None: all.
+        depth: deepest level shown; deeper rows are added to the row above them. None: all. ``"auto"``: all, but in
+            printed tables of more than 100 rows, folded, the levels that make at most 40 rows.
+        fold: show consecutive siblings that are equal once, with their number. None: in printed tables of more than
+            100 rows.
         branching: draw the tree; False prints fully qualified names.
         var_names: print the attribute name of each module behind its class.
         ascii_only: no box-drawing characters.
@@ -33,7 +39,8 @@ class TableOptions:
     """
 
     columns: Sequence[str] | None = None
-    depth: int | None = None
+    depth: int | Literal["auto"] | None = "auto"
+    fold: bool | None = None
     branching: bool = True
     var_names: bool = False
     ascii_only: bool = False
@@ -42,9 +49,22 @@ class TableOptions:
     units: str | None = None
 
     def __post_init__(self) -> None:
-        check_depth(self.depth)
+        if self.depth != "auto":
+            check_depth(self.depth)
         if self.units is not None:
             check_prefix(self.units)
+
+    @property
+    def level(self) -> int | None:
+        """The deepest level shown; None: all."""
+        return None if self.depth == "auto" else self.depth
+
+    def fitted_to(self, root: LayerInfo) -> TableOptions:
+        """Return these options for a printed table of the tree below ``root``, with nothing left to be chosen."""
+        rows = sum(1 for _ in root.walk(self.level))
+        fold = rows > _LARGE if self.fold is None else self.fold
+        level = deepest_fitting(root, _FITTING) if fold and rows > _LARGE and self.depth == "auto" else self.level
+        return replace(self, depth=level, fold=fold, var_names=self.var_names or (fold and rows > _LARGE))
 
 
 class Table(NamedTuple):
@@ -60,6 +80,18 @@ class Table(NamedTuple):
     cells: list[list[str]]
     align: str
 
+    @property
+    def width(self) -> int:
+        """Characters of the widest line, with two between columns."""
+        widths = (max(map(len, column)) for column in zip(self.headers, *self.cells, strict=True))
+        return sum(widths) + 2 * (len(self.headers) - 1)
+
+    def without(self, header: str) -> Table:
+        """Return the table without one column; the same if there is none of this name."""
+        kept = [place for place, each in enumerate(self.headers) if each != header]
+        headers, *cells = ([row[place] for place in kept] for row in (self.headers, *self.cells))
+        return Table(headers, cells, "".join(self.align[place] for place in kept))
+
 
 def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> Table:
     """The rows of the tree below ``root`` that ``options`` show, as text.
@@ -67,21 +99,22 @@ def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim
     Raises:
         InputError: an unknown column.
     """
-    columns = find_columns(options.columns, root, executed=executed)
+    columns = find_columns(options.columns, root, executed=executed, totals=bool(options.fold))
     cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
     return Table(
         [cells.name_header(), *(cells.header(column) for _, column in columns)],
         [
-            [cells.name(row), *(cells.cell(name, column, row) for name, column in columns)]
-            for row in rows_shown(root, options)
+            [cells.name(shown), *(cells.cell(name, column, shown) for name, column in columns)]
+            for shown in rows_shown(root, options)
         ],
         "".join(["l", *("r" if column.is_number else "l" for _, column in columns)]),
     )
 
 
-def rows_shown(root: LayerInfo, options: TableOptions) -> list[LayerInfo]:
-    """The rows that ``options`` show, in printed order."""
-    return [row for row in root.walk(options.depth) if not (options.hide_recursive and _is_repetition(row))]
+def rows_shown(root: LayerInfo, options: TableOptions) -> list[Shown]:
+    """Return the rows that ``options`` show, in printed order."""
+    rows = (fold if options.fold else unfolded)(root, options.level)
+    return [each for each in rows if not (options.hide_recursive and _is_repetition(each.row))]
 
 
 class _Cells:
@@ -102,29 +135,40 @@ class _Cells:
         written = symbol(self._options.units or "", unit) if column.kind in ("bytes", "count") else ""
         return f"{column.header} ({written})" if written else column.header
 
-    def name(self, info: LayerInfo) -> str:
-        return one_line(self._name(info))
+    def name(self, shown: Shown) -> str:
+        return one_line(self._name(shown))
 
-    def _name(self, info: LayerInfo) -> str:
+    def _name(self, shown: Shown) -> str:
+        info = shown.row
+        text = f"{shown.times} x {info.class_name}" if shown.times > 1 else info.class_name
         if not self._options.branching:
-            return f"{info.fqn} ({info.class_name})" if info.fqn else info.class_name
-        text = info.class_name
+            return f"{self._names(info.fqn, shown)} ({text})" if info.fqn else text
         if self._options.var_names and info.name:
-            text += f" ({info.name})"
+            text += f" ({self._names(info.name, shown)})"
         if not info.depth:
             return text
         stem, branch, last = ("|    ", "+ ", "+ ") if self._options.ascii_only else ("│    ", "├─", "└─")
         return f"{stem * (info.depth - 1)}{branch if info.depth == 1 else last}{text}: {info.depth}-{info.depth_index}"
 
-    def cell(self, name: str, column: Column, info: LayerInfo) -> str:
-        hides_children = info.depth == self._options.depth and bool(info.children)
-        value = column.of(info, hides_children)
+    @staticmethod
+    def _names(first: str, shown: Shown) -> str:
+        if shown.times == 1:
+            return first
+        own, last = shown.row.name, shown.rows[shown.times - 1].name
+        stem = own.rstrip("0123456789")
+        return f"{first} .. {last[len(stem) :] if stem and last.startswith(stem) else last}"
+
+    def cell(self, name: str, column: Column, shown: Shown) -> str:
+        info = shown.row
+        hides_children = info.depth == self._options.level and bool(info.children)
+        value = column.of(info, hides_children) if len(shown.rows) == 1 else column.of_equal(shown.rows, hides_children)
         if column.kind == "shape":
             return self._shape(name, value, info)
         if name == "num_params":
             return self._params(value, info)
-        if name == "mult_adds":
-            uncertain = info.is_uncertain or (hides_children and any(row.is_uncertain for row in info.walk()))
+        if name in ("mult_adds", "macs"):
+            is_total = hides_children or name == "macs"
+            uncertain = info.is_uncertain or (is_total and any(row.is_uncertain for row in info.walk()))
             return self._bound(value, uncertain)
         if column.kind in ("ms", "rate"):
             return decimals(value and value / column.scale, 3 if column.kind == "ms" else 2)

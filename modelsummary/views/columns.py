@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from modelsummary.errors import InputError, close_to
@@ -40,6 +41,13 @@ class Column:
     def of(self, info: LayerInfo, hides_children: bool = False) -> Any:
         """The raw value of a row."""
         return self.collapsed(info) if self.collapsed is not None and hides_children else self.value(info)
+
+    def of_equal(self, rows: Sequence[LayerInfo], hides_children: bool = False) -> Any:
+        """Return the raw value of equal rows that are shown once: the mean of times, the largest of bytes."""
+        values = [value for value in (self.of(row, hides_children) for row in rows) if value is not None]
+        if self.kind in ("ms", "percent", "rate") and values:
+            return fmean(values)
+        return max(values) if self.kind == "bytes" and values else self.of(rows[0], hides_children)
 
 
 def _fact(header: str, kind: Kind, attribute: str) -> Column:
@@ -131,16 +139,23 @@ _LATENCY_COLUMNS = ("latency_ms", "latency_share")
 _BACKWARD_COLUMNS = ("backward_latency_ms",)
 DEFAULT_COLUMNS = ("input_size", "output_size", "num_params", "mult_adds")
 WITHOUT_FORWARD = ("num_params",)
+_TOTALS = {"num_params": "total_params", "mult_adds": "macs"}  # instead of a row's own figures, in a folded table
 
 
-def find_columns(names: Sequence[str] | None, root: LayerInfo, *, executed: bool) -> list[tuple[str, Column]]:
-    """The columns of these names; by default those that say something of the tree below ``root``.
+def find_columns(
+    names: Sequence[str] | None, root: LayerInfo, *, executed: bool, totals: bool = False
+) -> list[tuple[str, Column]]:
+    """Return the columns of these names; by default the ones that say something of the tree below ``root``.
+
+    Args:
+        totals: by default, show what a row and its descendants have together.
 
     Raises:
         InputError: a name is unknown.
     """
     if names is None:
         names = list(DEFAULT_COLUMNS if executed else WITHOUT_FORWARD)
+        names = [_TOTALS.get(name, name) if totals else name for name in names]
         names += _LATENCY_COLUMNS if root.latency_ms is not None else ()
         names += _BACKWARD_COLUMNS if root.backward_latency_ms is not None else ()
     return [(name, COLUMNS[name]) for name in check_columns(names)]

@@ -38,14 +38,16 @@ def to_records(root: LayerInfo, options: TableOptions) -> list[dict[str, Any]]:
     rows = rows_shown(root, options)
     columns = find_columns(FACTS if names is None else names, root, executed=True)
     if names is None:
-        columns = [(name, column) for name, column in columns if any(column.value(row) is not None for row in rows)]
+        columns = [
+            (name, column) for name, column in columns if any(column.value(each.row) is not None for each in rows)
+        ]
     keys = [_key(name, column, options.units) for name, column in columns]
     return [
         {
-            key: _scaled(column.of(row, row.depth == options.depth and bool(row.children)), column, options.units)
+            key: _scaled(column.of(row, row.depth == options.level and bool(row.children)), column, options.units)
             for key, (_, column) in zip(keys, columns, strict=True)
         }
-        for row in rows
+        for row, *_ in rows
     ]
 
 

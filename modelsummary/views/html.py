@@ -46,7 +46,7 @@ def notebook_columns(root: LayerInfo) -> list[str]:
 def to_notebook(
     root: LayerInfo, options: TableOptions, footer: Sequence[str], *, executed: bool, batch_dim: int | None
 ) -> str:
-    """HTML of the tree below ``root``; levels deeper than ``options.depth`` are closed at first.
+    """HTML of the tree below ``root``; levels deeper than ``options.level`` are closed at first.
 
     Raises:
         InputError: an unknown column.
@@ -65,7 +65,7 @@ class _Page:
         self._numeric = [column.is_number for _, column in self._columns]
         self._shares = [self._shares_of(row) for row in self._rows]
         self._values = [[self._value_of(column, row) for _, column in self._columns] for row in self._rows]
-        self._levels = options.depth
+        self._levels = options.level
         self._widths = f"{self._width_of_names()}ch {' '.join(f'{width}ch' for width in self._widths_of_cells())}"
 
     def _width_of_names(self) -> int:

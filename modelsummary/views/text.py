@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 
 from modelsummary.layer_info import UNKNOWN, LayerInfo, leaf_output_bytes, ledger
@@ -28,9 +30,26 @@ def render(
     Raises:
         InputError: an unknown column.
     """
-    table = lay_out(root, options, executed=execution != "none", batch_dim=batch_dim)
+    chosen = options.fitted_to(root)
+    table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
+    if chosen.fold and options.columns is None and table.width > _width():
+        table = table.without("Input Shape")
+    remarks = [*remarks, *_left_out(root, chosen, len(table.cells))]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
     return ruled_table(table.cells, table.headers, table.align, sections)
+
+
+def _width() -> int:
+    """Return the columns of the terminal; 120 where the output is not one."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 120
+
+
+def _left_out(root: LayerInfo, options: TableOptions, shown: int) -> Iterator[str]:
+    """Yield a line about the rows that a folded table does not show."""
+    rows = sum(1 for _ in root.walk())
+    if options.fold and shown < rows:
+        levels = "" if options.level is None else f", {options.level} of {max(row.depth for row in root.walk())} levels"
+        yield f"Shown: {shown} of {rows} rows (equal ones once{levels}); all of them: table(depth=None, fold=False)"
 
 
 # ---------------------------------------------------------------------------------------------- footer

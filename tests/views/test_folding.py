@@ -79,3 +79,81 @@ def test_the_deepest_level_that_fits():
     assert deepest_fitting(root, 1 + 3 + 9) is None
     assert deepest_fitting(root, 12) == 1
     assert deepest_fitting(root, 1) == 1
+
+
+# ------------------------------------------------------------------------------------------ printed tables
+
+
+def deep(blocks=40):
+    return nn.Sequential(nn.Sequential(*(Block() for _ in range(blocks))), nn.Linear(4, 2))
+
+
+def test_a_large_table_is_folded():
+    """1 + 1 + 40 x 4 + 1 rows; folded: the model, the list, a block with its 3 layers, the head."""
+    table = str(Statistics(deep(), (2, 4)))
+    lines = [line.partition("[")[0].rstrip() for line in table.splitlines()[3:10]]
+    assert lines == [
+        "Sequential",
+        "├─Sequential (0): 1-1",
+        "│    └─40 x Block (0 .. 39): 2-1",
+        "│    │    └─Linear (up): 3-1",
+        "│    │    └─ReLU (act): 3-2",
+        "│    │    └─Linear (down): 3-3",
+        "├─Linear (1): 1-2",
+    ]
+    assert "Shown: 7 of 163 rows (equal ones once); all of them: table(depth=None, fold=False)" in table
+
+
+def test_folded_rows_show_totals_of_one():
+    """A block: 2 x (4 x 4 + 4) parameters, 2 rows of the batch x 32 multiply-adds; the list has 40 of them."""
+    lines = str(Statistics(deep(), (2, 4))).splitlines()
+    assert (
+        lines[1].split() == "Layer (type (var_name):depth-idx) Input Shape Output Shape Total Params Total MACs".split()
+    )
+    assert lines[5].split()[-2:] == ["40", "64"]
+    assert lines[4].split()[-2:] == ["1,600", "2,560"]
+
+
+def test_every_row_is_a_wish_away():
+    stats = Statistics(deep(), (2, 4))
+    full = stats.table(depth=None, fold=False)
+    assert full.count("Linear: 3-") == 80
+    assert "Shown:" not in full
+    assert len(stats.table(fold=False).splitlines()) == len(full.splitlines())
+    assert stats.table(depth=1).count("├─") == 2
+
+
+def test_small_tables_are_folded_on_request():
+    stats = Statistics(nn.Sequential(Block(), Block()), (2, 4))
+    assert "2 x Block" not in str(stats)
+    assert "├─2 x Block: 1-1" in stats.table(fold=True)
+    assert "0 .. 1 (2 x Block)" in stats.table(fold=True, branching=False)
+
+
+def test_levels_are_left_out_until_it_fits():
+    """60 blocks of different widths: 60 rows at the second level are too many, so one level remains."""
+    model = nn.Sequential(nn.Sequential(*(Block(width) for width in range(1, 61))))
+    table = str(Statistics(model, (2, 4)))
+    assert "1 of 3 levels" in table
+    assert (table.count("├─"), table.count("└─")) == (1, 0)
+
+
+def test_measured_times_of_equal_rows_are_their_mean():
+    stats = Statistics(nn.Sequential(Block(), Block()), (2, 4))
+    for row, milliseconds in zip(stats.root.children, (1.0, 3.0), strict=True):
+        row.latency_ms = milliseconds
+    assert stats.table(["latency_ms"], fold=True).splitlines()[4].split()[-1] == "2.000"
+
+
+def test_exports_hold_every_row():
+    stats = Statistics(deep(), (2, 4))
+    assert len(stats.to_records()) == 163
+    assert stats.to_markdown().count("\n") == 163 + 1
+
+
+def test_a_wide_table_leaves_the_input_shapes_out():
+    model = deep()
+    model[0].a_name_that_is_longer_than_any_that_people_would_ever_want_to_read_in_a_table = nn.Linear(4, 4)
+    header = str(Statistics(model, (2, 4))).splitlines()[1]
+    assert "Input Shape" not in header
+    assert "Output Shape" in header
