@@ -5,6 +5,8 @@ Prefixes are decimal (``K`` = 10^3, ``M`` = 10^6 ...) or binary (``Ki`` = 2^10, 
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from enum import Enum, unique
 
 from modelsummary.errors import InputError
@@ -21,6 +23,8 @@ __all__ = [
     "format_number",
     "grouped",
     "in_parentheses",
+    "parse_amount",
+    "parse_bytes",
     "percent",
     "scaled",
     "symbol",
@@ -42,6 +46,36 @@ PREFIXES: dict[str, int] = {
 }
 _AUTO = ("P", "T", "G", "M", "K")
 _BINARY = ("Ti", "Gi", "Mi", "Ki")
+
+
+def parse_bytes(value: int | str, name: str) -> int:
+    """Return a number of bytes >= 1, given as an integer or as text with a prefix.
+
+    Raises:
+        InputError: ``value`` is neither; the message calls it ``name``.
+
+    >>> parse_bytes("24GB", "memory_bytes"), parse_bytes("1.5 GiB", "memory_bytes"), parse_bytes(7, "memory_bytes")
+    (24000000000, 1610612736, 7)
+    """
+    number = parse_amount(value) if isinstance(value, str) else value
+    if type(number) is not int or number < 1:
+        raise InputError(f"{name} must be an integer >= 1 or text such as '24GB' or '16GiB', got {value!r}")
+    return number
+
+
+def parse_amount(text: str) -> int | None:
+    """Return an amount such as ``"25M"``, ``"4.1G"`` or ``"16GiB"`` as an integer; None if it is not one.
+
+    >>> parse_amount("4.1G"), parse_amount("many")
+    (4100000000, None)
+    """
+    found = _AMOUNT.fullmatch(text.strip())
+    return (
+        None if found is None else int(Decimal(found["number"]) * PREFIXES[(found["prefix"] or "").replace("k", "K")])
+    )
+
+
+_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
 
 
 def check_prefix(prefix: str) -> str:

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
-from modelsummary.units import PREFIXES
+from modelsummary.units import parse_amount
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.columns import COLUMNS
 
@@ -193,7 +192,6 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 # ------------------------------------------------------------------------------------------- arguments
 
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
-_AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
 
 
 _Input = tuple[str | None, list[int], torch.dtype | None]
@@ -230,11 +228,10 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def _amount(text: str) -> int:
-    found = _AMOUNT.fullmatch(text.strip())
-    if found is None:
+    amount = parse_amount(text)
+    if amount is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount; expected a number such as 25M, 4.1G or 16GiB")
-    prefix = (found["prefix"] or "").replace("k", "K")
-    return int(Decimal(found["number"]) * PREFIXES[prefix])
+    return amount
 
 
 # ------------------------------------------------------------------------------------------------ work
@@ -359,7 +356,7 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
     """Say which budgets are exceeded; returns the exit status."""
     found = {
         "params": (stats.total_params, options.max_params),
-        "macs": (stats.total_mult_adds, options.max_macs),
+        "macs": (stats.root.macs, options.max_macs),
         "memory": (memory.peak if memory is not None else 0, options.max_memory),
     }
     status = 0

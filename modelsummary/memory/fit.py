@@ -20,11 +20,12 @@ from modelsummary.memory.checkpointing import (
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate_step
+from modelsummary.units import parse_bytes
 
 __all__ = ["largest", "max_batch_size", "suggest_checkpoint"]
 
 
-def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan: StepPlan) -> CheckpointPlan:
+def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int | str, plan: StepPlan) -> CheckpointPlan:
     """Return which repeated blocks to recompute so that the peak of a step is at most ``budget_bytes``.
 
     What each block saves is simulated, blocks that are alike once; the choice is exact for these figures, and the step
@@ -33,7 +34,7 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan
     Raises:
         InputError: ``budget_bytes`` is unusable, or recomputing all blocks does not suffice.
     """
-    _check_bytes("budget_bytes", budget_bytes)
+    budget_bytes = parse_bytes(budget_bytes, "budget_bytes")
     check_initialized(live)
     if plan.checkpoint:
         raise InputError("suggest_checkpoint chooses the modules itself; leave checkpoint= out")
@@ -65,7 +66,7 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan
         needed = [each + max(peak - budget_bytes, 1) for each in needed]  # the figures were too hopeful
 
 
-def max_batch_size(live: LiveModel, memory_bytes: int, plan: StepPlan) -> int:
+def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> int:
     """Return the largest batch whose peak is at most ``memory_bytes``; 0 if there is none.
 
     The peak is nearly linear in the batch: two estimates give a guess, which estimates around it then settle.
@@ -73,7 +74,7 @@ def max_batch_size(live: LiveModel, memory_bytes: int, plan: StepPlan) -> int:
     Raises:
         InputError: ``memory_bytes`` is unusable, no input has a batch dimension, or the forward needs values.
     """
-    _check_bytes("memory_bytes", memory_bytes)
+    memory_bytes = parse_bytes(memory_bytes, "memory_bytes")
     check_initialized(live)
     dim = live.batch_dim or 0
     args, kwargs = live.call.on_meta(lambda tensor: tensor.detach().to("meta").requires_grad_(tensor.requires_grad))
@@ -94,11 +95,6 @@ def max_batch_size(live: LiveModel, memory_bytes: int, plan: StepPlan) -> int:
         return peak(2)
 
     return largest(peak_from_two, memory_bytes)
-
-
-def _check_bytes(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise InputError(f"{name}={value!r}; expected an integer >= 1")
 
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:

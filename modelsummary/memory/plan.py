@@ -134,8 +134,8 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
         return None
     if isinstance(optimizer, torch.optim.Optimizer):
         return partial(type(optimizer), **optimizer.defaults)
-    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
-        return OPTIMIZERS[optimizer]
+    if isinstance(optimizer, str) and optimizer.lower() in OPTIMIZERS:
+        return OPTIMIZERS[optimizer.lower()]
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         return optimizer
     raise InputError(

@@ -71,13 +71,15 @@ class LayerTree(ReadableNumbers):
 
     @property
     def total_mult_adds(self) -> int:
-        """MACs of one forward of the batch that was passed."""
-        return self.root.macs
+        """MACs of one forward of the batch that was passed. Raises ``InputError`` if there was no forward."""
+        return self._of_forward("total_mult_adds").macs
+
+    total_macs = total_mult_adds
 
     @property
     def total_flops(self) -> int:
         """2 x ``total_mult_adds``."""
-        return self.root.flops
+        return self._of_forward("total_flops").flops
 
     @property
     def total_param_bytes(self) -> int:
@@ -92,14 +94,20 @@ class LayerTree(ReadableNumbers):
     @property
     def total_input_bytes(self) -> int:
         """Bytes of the model's inputs."""
-        return self.root.input_bytes
+        return self._of_forward("total_input_bytes").input_bytes
 
     @property
     def total_output_bytes(self) -> int:
         """Bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
-        return leaf_output_bytes(self.root)
+        return leaf_output_bytes(self._of_forward("total_output_bytes"))
 
     @property
     def uncounted_ops(self) -> dict[str, int]:
         """Operators that look like matrix products and have no MAC formula -> how often each ran."""
         return ledger(self.root)
+
+    def _of_forward(self, name: str) -> LayerInfo:
+        """Return the root. Raises ``InputError`` if there was no forward."""
+        if not self.root.executed:
+            raise InputError(f"{name} needs a forward, and none was run; pass an input: Statistics(model, input_data)")
+        return self.root

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
-from modelsummary.errors import InputError, NotLiveError
+from modelsummary.errors import InputError, NotLiveError, close_to
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.statistics.layer_tree import LayerTree
 from modelsummary.views import document, export, text
+from modelsummary.views.amounts import find_amounts
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.html import to_notebook
 from modelsummary.views.labels import check_depth
@@ -39,6 +40,17 @@ _LIVE = frozenset(
     "live measure_latency memory measure_memory suggest_checkpoint max_batch_size"
     " split plan graph graph_module nodes_of".split()
 )
+
+
+_MEANT = {  # names that people try
+    "flops": "total_flops",
+    "macs": "total_macs",
+    "params": "total_params",
+    "num_params": "total_params",
+    "parameters": "total_params",
+    "layers": "summary_list",
+    "summary": "print(stats), or table()",
+}
 
 
 class ModelStatistics(LayerTree):
@@ -109,7 +121,10 @@ class ModelStatistics(LayerTree):
         def __getattr__(self, name: str) -> Any:
             if name in _LIVE:
                 raise NotLiveError(self._not_live(name))
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            known = [] if name.startswith("_") else [each for each in dir(type(self)) if not each.startswith("_")]
+            meant = _MEANT.get(name)
+            hint = f"; did you mean {meant}?" if meant else close_to(name, known)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def _not_live(self, name: str) -> str:
         return (
@@ -140,6 +155,26 @@ class ModelStatistics(LayerTree):
         shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes, "fold": fold}
         options = self._options(columns, depth, units, branching, var_names=var_names, **shown)
         return text.render(self.root, options, **self._facts(), remarks=self._remarks())
+
+    def top(self, n: int = 10, by: str = "macs") -> list[LayerInfo]:
+        """Return the ``n`` rows with most of an amount of their own, largest first; rows with none are left out.
+
+        Args:
+            by: what adds up over modules: ``"macs"``, ``"params"``, ``"flops"``, ``"bytes_read"``, ``"bytes_written"``,
+                ``"activation_bytes"``, ``"latency"`` ... (names of ``split(by=...)``, columns and plots).
+
+        Raises:
+            InputError: the amount is unknown, was not measured, or the model has none of it.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 4)), (1, 2))
+        >>> [(row.fqn, row.self_macs) for row in stats.top(2)]
+        [('1', 32), ('0', 16)]
+        """
+        own = find_amounts(self.root, by).own
+        ranked = sorted((row for row in own if own[row]), key=lambda row: -own[row])
+        return ranked[:n]
 
     def __str__(self) -> str:
         return text.render(self.root, self.options, **self._facts(), remarks=self._remarks())

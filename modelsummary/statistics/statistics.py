@@ -227,7 +227,7 @@ class Statistics(ModelStatistics):
         return _memory.measure(self._live_for("measuring memory"), self.root, step_plan(mode, options, self.root))
 
     @exclusive
-    def suggest_checkpoint(self, budget_bytes: int, **options: Unpack[StepOptions]) -> CheckpointPlan:
+    def suggest_checkpoint(self, budget_bytes: int | str, **options: Unpack[StepOptions]) -> CheckpointPlan:
         """Choose modules to recompute in the backward so that a training step fits, with the fewest MACs done again.
 
         Candidates are the repeated blocks of the model.
@@ -246,11 +246,11 @@ class Statistics(ModelStatistics):
         return _memory.suggest_checkpoint(live, self.root, budget_bytes, step_plan("train", options, self.root))
 
     @exclusive
-    def max_batch_size(self, memory_bytes: int, mode: str = "train", **options: Unpack[StepOptions]) -> int:
+    def max_batch_size(self, memory_bytes: int | str, mode: str = "train", **options: Unpack[StepOptions]) -> int:
         """Find the largest batch whose peak fits; 0 if the smallest one does not.
 
         Args:
-            memory_bytes: that there are.
+            memory_bytes: what the device has: an integer, or text such as ``"24GB"``.
             mode: as for ``memory``.
             **options: as for ``memory``.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "WITHOUT_FORWARD", "Column", "check_columns", "find_columns"]
+__all__ = ["COLUMNS", "DEFAULT_COLUMNS", "FILLED_BY", "WITHOUT_FORWARD", "Column", "check_columns", "find_columns"]
 
 Kind = Literal["text", "shape", "count", "bytes", "percent", "ms", "rate"]
 
@@ -140,6 +140,17 @@ _BACKWARD_COLUMNS = ("backward_latency_ms",)
 DEFAULT_COLUMNS = ("input_size", "output_size", "num_params", "mult_adds")
 WITHOUT_FORWARD = ("num_params",)
 _TOTALS = {"num_params": "total_params", "mult_adds": "macs"}  # instead of a row's own figures, in a folded table
+
+
+_BY_CALL = {
+    "measure_latency()": "latency_ms self_latency_ms latency_share latency_iqr_ms achieved_flops_per_second"
+    " achieved_bytes_per_second",
+    "measure_latency(backward=True)": "backward_latency_ms backward_self_latency_ms backward_latency_share"
+    " backward_latency_iqr_ms",
+    "estimate_latency(device)": "estimated_latency_ms",
+    "memory()": "activation_bytes self_activation_bytes peak_bytes",
+}
+FILLED_BY = {name: call for call, names in _BY_CALL.items() for name in names.split()}  # columns that a call fills
 
 
 def find_columns(

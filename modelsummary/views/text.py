@@ -10,6 +10,7 @@ from modelsummary.layer_info import UNKNOWN, LayerInfo, leaf_output_bytes, ledge
 from modelsummary.tables import ruled_table
 from modelsummary.units import auto_prefix, format_number, grouped, symbol
 from modelsummary.views.cells import TableOptions, lay_out
+from modelsummary.views.columns import COLUMNS, FILLED_BY
 
 __all__ = ["footer", "render"]
 
@@ -34,9 +35,17 @@ def render(
     table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
     if chosen.fold and options.columns is None and table.width > _width():
         table = table.without("Input Shape")
-    remarks = [*remarks, *_left_out(root, chosen, len(table.cells))]
+    remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.cells))]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
     return ruled_table(table.cells, table.headers, table.align, sections)
+
+
+def _unmeasured(root: LayerInfo, options: TableOptions) -> Iterator[str]:
+    """Yield a line per column that was asked for and is empty, because nothing measured it."""
+    for name in options.columns or ():
+        call = FILLED_BY.get(name)
+        if call is not None and COLUMNS[name].of(root) is None:
+            yield f"{name} is not known yet: call stats.{call}"
 
 
 def _width() -> int:
