@@ -20,7 +20,7 @@ from modelsummary.capture.inputs import available_device
 from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
-from modelsummary.files.loading import is_file, load
+from modelsummary.files.loading import is_file, is_torchscript, load
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
@@ -50,6 +50,9 @@ exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known,
 
 columns: {", ".join(COLUMNS)}
 """
+
+
+_RUN = "run TorchScript, which is code, on the --input: in a process with limits of time and memory"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,6 +113,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
     add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes the model")
     add("--mode", choices=["train", "eval"], help="of the model (default: as it is made)")
+    add("--run", action="store_true", help=_RUN)
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="of the table; see below")
     add("--depth", type=int, metavar="N", help="deepest level shown")
     add("--units", metavar="PREFIX", help="of counts and bytes in the table: K, M, G, Ki ...")
@@ -137,6 +141,7 @@ def _compare(arguments: Sequence[str]) -> int:
     add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
     add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes a live model")
     add("--mode", choices=["train", "eval"], default="eval", help="of live models (default: eval)")
+    add("--run", action="store_true", help=_RUN)
     add("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write there")
     add("--debug", action="store_true", help="show tracebacks")
@@ -144,7 +149,7 @@ def _compare(arguments: Sequence[str]) -> int:
     models: dict[str, ModelStatistics] = {}
     for name in options.models:
         if is_file(name):
-            models[name] = load(name, _inputs_of_file(options.input))
+            models[name] = load(name, _inputs_of_file(options.input), run=options.run and is_torchscript(name))
         else:
             source = build_model(name, options.kwargs, with_values=False)
             args, kwargs = _arguments(source, options.input or (), False)
@@ -269,7 +274,7 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
             raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
         if options.mode is not None:
             raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
-        file = load(name, _inputs_of_file(options.input))
+        file = load(name, _inputs_of_file(options.input), run=options.run)
         file.options = TableOptions(columns=options.columns, depth=options.depth, units=options.units)
         return file
     with_values = options.latency or options.device not in (None, "meta")

@@ -12,29 +12,41 @@ from torch import Tensor
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.statistics import FileStatistics
 
-__all__ = ["is_file", "load"]
+__all__ = ["is_file", "is_torchscript", "load"]
 
 Size = Sequence[int] | Tensor
 _FORMATS = "file .onnx, .pt2, or TorchScript .pt"
-_TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript")
+_TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 
 
 def is_file(name: str) -> bool:
-    """The name is that of a file which ``load`` reads, by its ending."""
+    """Return True if the name is that of a file which ``load`` reads, by its ending."""
     return name.lower().endswith((".onnx", ".pt2", *_TORCHSCRIPT))
 
 
-def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, Size] | None = None) -> FileStatistics:
-    """What is known of a model in a file: the tree, its totals, every view, and its memory traffic.
+def is_torchscript(name: str) -> bool:
+    """Return True if the name is that of a TorchScript file, by its ending."""
+    return name.lower().endswith(_TORCHSCRIPT)
 
-    No pickle in a file is run, and nothing is computed. ONNX graphs and exported programs say all sizes themselves. A
-    TorchScript module is run on shapes to have them, really only where values decide what happens.
+
+def load(
+    path: str | PathLike[str],
+    input: Size | Sequence[Size] | Mapping[str, Size] | None = None,
+    *,
+    run: bool = False,
+) -> FileStatistics:
+    """Return what is known of a model in a file: the tree, its totals, every view, and its memory traffic.
+
+    Nothing in a file is run, and nothing is computed. ONNX graphs and exported programs say all sizes themselves;
+    TorchScript is code, and says them only with ``run=True``.
 
     Args:
         path: of an ONNX file (``.onnx``), an exported program (``.pt2``) or TorchScript (``.pt``).
         input: size of the input, a list of the sizes of all, or name -> size of some: they take the place of what the
             file says, and give dimensions a number that it leaves open. A tensor stands for its size, and for its dtype
-            in TorchScript, which does not tell it. Default: as the file says; of TorchScript then only parameters.
+            in TorchScript, which does not tell it. Default: as the file says.
+        run: of TorchScript: run the module on inputs of these sizes, in a process of its own with limits of time and
+            memory, after its code was searched for what reaches outside. Default: read parameters and modules only.
 
     Raises:
         InputError: the name tells no known format, or a size does not fit.
@@ -45,8 +57,10 @@ def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, 
         place = Path(path)
     except TypeError:
         raise InputError(f"expected the path of a model, got {type(path).__name__}: {path!r:.80}") from None
-    if not place.is_file():
+    if not _exists(place):
         raise ModelFileError(f"there is no file {str(place)!r}; expected a {_FORMATS}, or the model itself")
+    if run and not is_torchscript(place.name):
+        raise InputError(f"run=True is for TorchScript, which is code; nothing in {str(place)!r} needs to run")
     given = _inputs(input)
     sizes = {name: _size(each, input) for name, each in given.items()}
     ending = place.suffix.lower()
@@ -61,8 +75,17 @@ def load(path: str | PathLike[str], input: Size | Sequence[Size] | Mapping[str, 
     if ending in _TORCHSCRIPT:
         from modelsummary.files.torch.torchscript import load_torchscript
 
-        return load_torchscript(place, sizes, {name: each.dtype for name, each in given.items() if _is_tensor(each)})
+        dtypes = {name: each.dtype for name, each in given.items() if _is_tensor(each)}
+        return load_torchscript(place, sizes, dtypes, run=run)
     raise InputError(f"{str(place)!r}: expected a {_FORMATS}")
+
+
+def _exists(place: Path) -> bool:
+    """Return True if there is such a file; a name that no file can have, a longer one say, has none."""
+    try:
+        return place.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _inputs(given: Any) -> dict[str | int, Any]:

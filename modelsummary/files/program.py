@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, printable
 
 __all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Tensor", "Traffic", "sizes_by_name"]
 
@@ -48,6 +48,9 @@ class Tensor:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.name = printable(self.name)
+        if self.shape is not None and any(isinstance(dim, str) and not dim.isprintable() for dim in self.shape):
+            self.shape = tuple(printable(dim) if isinstance(dim, str) else dim for dim in self.shape)
         self.numel = prod(self.size) if self.size is not None else 0
         self.nbytes = (self.numel * self.bits + 7) // 8
 
@@ -106,6 +109,9 @@ class Operation:
     aliases: bool = False
     gathers: bool = False
     executed: bool = True
+
+    def __post_init__(self) -> None:
+        self.name, self.op_type = printable(self.name), printable(self.op_type)
 
     def reads(self) -> Iterator[tuple[Tensor, int]]:
         """Each input once, with the bytes that are read of it in one run."""
