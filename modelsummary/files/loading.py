@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modelsummary.errors import InputError, ModelFileError
@@ -14,7 +15,7 @@ from modelsummary.files.statistics import FileStatistics
 
 __all__ = ["is_file", "is_torchscript", "load"]
 
-Size = Sequence[int] | Tensor
+Size = Sequence[int] | Tensor | float
 _FORMATS = "file .onnx, .pt2, or TorchScript .pt"
 _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 
@@ -44,7 +45,8 @@ def load(
         path: of an ONNX file (``.onnx``), an exported program (``.pt2``) or TorchScript (``.pt``).
         input: size of the input, a list of the sizes of all, or name -> size of some: they take the place of what the
             file says, and give dimensions a number that it leaves open. A tensor stands for its size, and for its dtype
-            in TorchScript, which does not tell it. Default: as the file says.
+            in TorchScript, which does not tell it; a number is an input without dimensions. Of small tensors and
+            numbers ONNX graphs follow the values, where they decide on a branch. Default: as the file says.
         run: of TorchScript: run the module on inputs of these sizes, in a process of its own with limits of time and
             memory, after its code was searched for what reaches outside. Default: read parameters and modules only.
 
@@ -67,7 +69,7 @@ def load(
     if ending == ".onnx":
         from modelsummary.files.onnx.model_file import load_onnx
 
-        return load_onnx(place, sizes)
+        return load_onnx(place, sizes, {name: each for name, each in given.items() if _is_tensor(each)})
     if ending == ".pt2":
         from modelsummary.files.torch.program_file import load_exported
 
@@ -93,9 +95,14 @@ def _inputs(given: Any) -> dict[str | int, Any]:
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        return dict(given)
+        return {name: _tensor(value) for name, value in given.items()}
     is_one = _is_tensor(given) or not isinstance(given, Sequence) or all(type(dim) is int for dim in given)
-    return dict(enumerate([given] if is_one or isinstance(given, str) else given))
+    return dict(enumerate([given] if is_one or isinstance(given, str) else map(_tensor, given)))
+
+
+def _tensor(value: Any) -> Any:
+    """A number as a tensor of it, which is an input without dimensions."""
+    return torch.tensor(value) if isinstance(value, (int, float)) else value
 
 
 def _is_tensor(value: Any) -> bool:

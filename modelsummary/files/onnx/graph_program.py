@@ -11,6 +11,7 @@ from modelsummary.files.onnx.attributes import attributes_of, input_names, small
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
 from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
+from modelsummary.files.onnx.node_types import RUNS, TAKEN
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
 from modelsummary.files.program import Operation, Program, Scope, Tensor
 
@@ -146,7 +147,7 @@ class _Builder:
             self.operations.append(operation)
             subgraphs = subgraphs_of(node)
             if subgraphs:
-                self._add_subgraphs(operation, subgraphs, given, names)
+                self._add_subgraphs(operation, node, subgraphs, names)
 
     def _unique(self, name: str) -> str:
         name = base = name[:_LONGEST_NAME]
@@ -166,12 +167,11 @@ class _Builder:
                 names.values[name] = value_of(attribute)
                 names.tensors.setdefault(name, _unknown(name)).kind = "buffer"
 
-    def _add_subgraphs(
-        self, operation: Operation, subgraphs: Mapping[str, Any], given: Sequence[Tensor | None], names: _Names
-    ) -> None:
+    def _add_subgraphs(self, operation: Operation, node: Any, subgraphs: Mapping[str, Any], names: _Names) -> None:
         """The operators of an If, Loop or Scan stand below it."""
         operation.is_free = True
-        times = _iterations(operation, given, names)
+        marks = {each.key: each.value for each in node.metadata_props if each.key in (RUNS, TAKEN)}
+        times = 1 if operation.op_type == "If" else int(marks[RUNS]) if RUNS in marks else None
         if times is None:
             operation.uncounted = f"{operation.op_type} (unknown number of runs)"
         bodies: dict[str, list[Operation]] = {}
@@ -183,32 +183,10 @@ class _Builder:
             self._add(graph, inside, (*operation.scopes, around, body), operation.repeats * (times or 1))
             bodies[key] = self.operations[start:]
         if operation.op_type == "If":
-            counted = max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
+            counted = marks.get(TAKEN) or max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
             operation.attributes["counted"] = counted
             for each in (each for key, body in bodies.items() if key != counted for each in body):
                 each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0
-
-
-def _iterations(operation: Operation, given: Sequence[Tensor | None], names: _Names) -> int | None:
-    """How often a subgraph runs; None if the file does not tell. Of an If one branch runs, once."""
-    times: Any
-    if operation.op_type == "If":
-        return 1
-    if operation.op_type == "Loop" and given and given[0] is not None:
-        times = names.values.get(given[0].name)
-        return times if isinstance(times, int) and times >= 0 else None
-    if operation.op_type == "Scan":
-        number, axes = operation.attributes.get("num_scan_inputs"), operation.attributes.get("scan_input_axes")
-        axis = axes[0] if isinstance(axes, list) and axes else 0
-        scanned = given[-number] if type(number) is int and 0 < number <= len(given) else None
-        if (
-            scanned is not None
-            and scanned.size
-            and type(axis) is int
-            and -len(scanned.size) <= axis < len(scanned.size)
-        ):
-            return int(scanned.size[axis])
-    return None
 
 
 def _unknown(name: str) -> Tensor:
