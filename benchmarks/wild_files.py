@@ -50,7 +50,14 @@ def macs_of(op: str, inputs: list[list[int]], outputs: list[list[int]], facts: d
     if op == "FusedMatMul":
         rows = prod(inputs[0][:-2]) * inputs[0][-1] if facts.get("transA") else 0
         return prod(outputs[0]) * inputs[0][-2] if rows else prod(outputs[0]) * inputs[0][-1]
-    if op in ("MatMul", "MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"):
+    if op in (
+        "MatMul",
+        "MatMulInteger",
+        "QLinearMatMul",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+    ):
         return prod(outputs[0]) * inputs[0][-1]
     if op in ("LSTM", "GRU", "RNN"):
         return prod(inputs[0][:2]) * (prod(inputs[1]) + prod(inputs[2]))
@@ -135,7 +142,9 @@ def run(path: Path) -> dict[str, Any]:
             macs = macs_of(args["op_name"], *shapes, node)
         except (IndexError, KeyError, ValueError):
             macs, _ = 0, unknown.add(args["op_name"])
-        if macs is None and any(word in args["op_name"] for word in ("Attention", "MoE", "Einsum", "Mat", "Gemm", "Conv")):
+        if macs is None and any(
+            word in args["op_name"] for word in ("Attention", "MoE", "Einsum", "Mat", "Gemm", "Conv")
+        ):
             unknown.add(args["op_name"])
         total += macs or 0
     sizes = {name: list(value.shape) for name, value in feeds.items()}
@@ -144,7 +153,13 @@ def run(path: Path) -> dict[str, Any]:
         for name, value in feeds.items()
         if value.dtype.kind in "iub" and 0 < value.size <= 64
     }
-    return {"macs": total, "sizes": sizes, "values": scalars, "seconds": time.time() - began, "unknown": sorted(unknown)}
+    return {
+        "macs": total,
+        "sizes": sizes,
+        "values": scalars,
+        "seconds": time.time() - began,
+        "unknown": sorted(unknown),
+    }
 
 
 # ------------------------------------------------------------------------------------------------ ours
@@ -169,7 +184,9 @@ def read(path: Path, found: dict[str, Any]) -> dict[str, Any]:
     except modelsummary.ModelSummaryError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     seconds = time.perf_counter() - began
-    unsized = [each.name for each in stats.operations if each.executed and any(out.size is None for out in each.outputs)]
+    unsized = [
+        each.name for each in stats.operations if each.executed and any(out.size is None for out in each.outputs)
+    ]
     return {
         "seconds": seconds,
         "params": stats.total_params,

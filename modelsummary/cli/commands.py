@@ -35,7 +35,8 @@ _FORMATS = ("text", "json", "csv", "markdown", "latex", "html")
 _EXAMPLES = f"""\
 a model is one of
   {SOURCES}
-an input is a size, NAME=SIZE for a keyword argument, with :DTYPE at the end where it is not the model's
+an input is a size, NAME=SIZE for a keyword argument, with :DTYPE at the end where it is not the model's;
+NAME==NUMBER is a number, where the model takes one
 
 examples
   modelsummary torchvision:resnet50 --input 1,3,224,224
@@ -196,14 +197,18 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 # ------------------------------------------------------------------------------------------- arguments
 
+_VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
 
 
-_Input = tuple[str | None, list[int], torch.dtype | None]
+_Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
 
 
 def _input(text: str) -> _Input:
+    value = _VALUE.fullmatch(text)
+    if value is not None:
+        return value["name"], torch.tensor(json.loads(value["value"])), None
     found = _INPUT.fullmatch(text)
     if found is None or not text:
         raise argparse.ArgumentTypeError(f"{text!r} is no input; expected a size such as 1,3,224,224 or ids=1,128:long")
@@ -301,6 +306,9 @@ def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tu
             break
     tensors: list[torch.Tensor] = []
     for _, size, dtype in given:
+        if isinstance(size, torch.Tensor):  # a number
+            tensors.append(size)
+            continue
         kind = dtype or (torch.long if source.takes_indices and not tensors else usual)
         tensor = torch.zeros(size, dtype=kind, device=device if with_values else "meta")
         tensors.append(tensor.normal_() if with_values and kind.is_floating_point else tensor)

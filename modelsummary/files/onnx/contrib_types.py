@@ -32,7 +32,7 @@ ALIKE: dict[str, tuple[str, slice]] = {
     "com.microsoft.QLinearAdd": ("Add", slice(0, 4, 3)),
     "com.microsoft.QLinearAveragePool": ("AveragePool", slice(0, 1)),
     "com.microsoft.QLinearConcat": ("Concat", slice(2, None, 3)),
-    "com.microsoft.QLinearConv": ("QLinearConv", slice(0, 8)),
+    "com.microsoft.QLinearConv": ("Conv", slice(0, 4, 3)),
     "com.microsoft.QLinearGlobalAveragePool": ("GlobalAveragePool", slice(0, 1)),
     "com.microsoft.QLinearMul": ("Mul", slice(0, 4, 3)),
     "com.microsoft.QLinearReduceMean": ("ReduceMean", slice(0, 1)),
@@ -66,7 +66,11 @@ def _same(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | No
     return [inputs[0]]
 
 
-@_rule("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization", "com.microsoft.SkipGroupNorm")
+@_rule(
+    "com.microsoft.SkipLayerNormalization",
+    "com.microsoft.SkipSimplifiedLayerNormalization",
+    "com.microsoft.SkipGroupNorm",
+)
 def _skip(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
     """The result, two statistics, and the sum that was normalised."""
     return [inputs[0], None, None, inputs[0]]
@@ -160,6 +164,13 @@ def _out_of_blocks(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> l
     batch, _, *rest = _dims(inputs[0])
     channels = facts["channels"]
     dims = (batch, *rest, channels) if facts.get("channels_last") else (batch, channels, *rest)
+    return [inputs[0]._replace(dims=dims)]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.nchwc.Upsample")
+def _upsample(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    pairs = zip(_dims(inputs[0]), facts["scales"], strict=True)
+    dims = tuple(dim * scale if isinstance(dim, int) else dim if scale == 1 else None for dim, scale in pairs)
     return [inputs[0]._replace(dims=dims)]  # type: ignore[union-attr]
 
 

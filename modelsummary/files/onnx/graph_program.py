@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.dimensions import dimension
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
@@ -20,6 +21,8 @@ __all__ = ["program_of"]
 _ONNX = ("", "ai.onnx")
 _NO_ELEMENT = Element("?", 0)
 _LONGEST_NAME = 400
+_NO_SIZE = " (size unknown)"
+_CONTAINERS = frozenset({"If", "Loop", "Scan"})
 _LOOKS_AT_SHAPES = frozenset({"Shape", "Size"})
 _GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
@@ -82,10 +85,16 @@ class _Builder:
         )
 
     def _notes(self) -> list[str]:
-        if not self.open:
-            return []
-        listed = ", ".join(name[:40] for name in list(self.open)[:4])
-        return [f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them"]
+        notes = []
+        if self.open:
+            listed = ", ".join(name[:40] for name in list(self.open)[:4])
+            notes.append(f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them")
+        executed = [each for each in self.operations if each.executed]
+        if any((each.uncounted or "").endswith(_NO_SIZE) for each in executed):
+            without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)]
+            first = next((each for each in without if each.op_type not in _CONTAINERS), executed[0])
+            notes.append(f"sizes are not known from {first.name[:80]!r} ({first.op_type}) on")
+        return notes
 
     # ------------------------------------------------------------------------------------------ tensors
 
@@ -264,7 +273,8 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
             KeyError,
             AttributeError,
         ):  # a size is unknown, or the formula knows no such call
-            operation.uncounted = op_type
+            is_unknown = any(each is not None and each.size is None for each in (*given, *made))
+            operation.uncounted = op_type + _NO_SIZE if is_unknown else op_type
     counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
     if counted and counted[0] is not None:
         operation.elementwise_ops = times * counted[0].numel
@@ -275,11 +285,9 @@ def _sizes(tensors: Sequence[Tensor | None]) -> list[tuple[int, ...] | None]:
 
 
 def _symbols(tensors: Sequence[Tensor | None]) -> list[tuple[Any, ...] | None]:
-    """Sizes with a sympy symbol for each open dimension."""
-    import sympy
-
+    """Sizes with a sympy expression for each open dimension."""
     shapes = [None if each is None else each.shape for each in tensors]
     return [
-        None if shape is None else tuple(sympy.Symbol(dim) if isinstance(dim, str) else dim for dim in shape)
+        None if shape is None else tuple(dimension(dim) if isinstance(dim, str) else dim for dim in shape)
         for shape in shapes
     ]

@@ -86,7 +86,9 @@ def _shown(value: Any) -> str:
     """The declared size of an input, such as ``(batch, 3, 48, x_3)``."""
     if not value.type.tensor_type.HasField("shape"):
         return "(...)"
-    dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+    dims = [
+        str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim
+    ]
     return f"({', '.join(each[:40] for each in dims)}{',' if len(dims) == 1 else ''})"
 
 

@@ -141,14 +141,8 @@ class _Pass:
         if full in RULES:
             return self._by_rule(full, node, types)
         if full in ALIKE:
-            node = self._alike(full, node)
+            return self._by_another(full, node, types)
         schema = self._schema(node)
-        if full in ALIKE and schema is not None:
-            if any(each.name == "channels_last" and each.i for each in node.attribute):
-                return {}
-            kept = [each for each in node.attribute if each.name in schema.attributes]
-            del node.attribute[:]
-            node.attribute.extend(kept)
         if schema is None or any(name and types.get(name) is None for name in node.input):
             return {}
         data = {name: self._proto(values[name]) for name in node.input if name and values.get(name) is not None}
@@ -178,13 +172,22 @@ class _Pass:
             self.protos[id(value)] = (self.onnx.numpy_helper.from_array(value), value)
         return self.protos[id(value)][0]
 
-    def _alike(self, full: str, node: Any) -> Any:
+    def _by_another(self, full: str, node: Any, types: Types) -> dict[str, Any]:
+        """Infer as another operator does of floats; the results have the element type of its first input."""
         op_type, places = ALIKE[full]
-        copy = self.onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.op_type, copy.domain = op_type, ""
-        copy.input[:] = node.input[places]
-        return copy
+        names = node.input[places]
+        kinds = [_kind(types.get(name)) for name in names]
+        channels_last = any(each.name == "channels_last" and each.i for each in node.attribute)
+        if channels_last or not kinds or any(each is None for each in kinds):
+            return {}
+        make = self.onnx.helper.make_tensor_type_proto
+        copy = self.onnx.helper.make_node(op_type, names, list(node.output)[:1])
+        schema = self._schema(copy)
+        copy.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
+        floats = {name: make(1, each.dims) for name, each in zip(names, kinds, strict=True) if each is not None}
+        found = self._inferred(copy, ChainMap(floats), ChainMap())
+        element = 1 if full.endswith("ToFloat") or kinds[0] is None else kinds[0].element
+        return {name: make(element, kind.dims) for name, each in found.items() if (kind := _kind(each)) is not None}
 
     def _by_rule(self, full: str, node: Any, types: Types) -> dict[str, Any]:
         inputs = [_kind(types.get(name)) if name else None for name in node.input]
@@ -269,7 +272,7 @@ class _Pass:
         weights = {each.name: each for each in body.initializer}
         if name in weights:
             return bool(constant_value(weights[name]))
-        return len(body.input) > 1 and name == body.input[1].name or name not in makers
+        return (len(body.input) > 1 and name == body.input[1].name) or name not in makers
 
 
 def _number(node: Any, name: str) -> int:
