@@ -59,6 +59,7 @@ class _Builder:
         self.constants: Counter[str] = Counter()
         self.taken: dict[str, int] = {}  # name -> how many have it, with a number
         self.open: dict[str, None] = {}
+        self.undecided: list[str] = []  # every If of which values decide what it costs
         dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
         self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
 
@@ -89,6 +90,9 @@ class _Builder:
         if self.open:
             listed = ", ".join(name[:40] for name in list(self.open)[:4])
             notes.append(f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them")
+        if self.undecided:
+            listed = ", ".join(repr(name[:80]) for name in self.undecided[:4])
+            notes.append(f"values decide which branch of {listed} runs: the one with more multiply-adds counts")
         executed = [each for each in self.operations if each.executed]
         if any((each.uncounted or "").endswith(_NO_SIZE) for each in executed):
             without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)]
@@ -194,6 +198,8 @@ class _Builder:
         if operation.op_type == "If":
             counted = marks.get(TAKEN) or max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
             operation.attributes["counted"] = counted
+            if TAKEN not in marks and len({sum(each.macs for each in body) for body in bodies.values()}) > 1:
+                self.undecided.append(operation.name)
             for each in (each for key, body in bodies.items() if key != counted for each in body):
                 each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0
 

@@ -65,9 +65,10 @@ def read_exported(path: Path) -> Any:
         )
         serializer = _torch.export_serializer()
 
-        return serializer.deserialize(
-            serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
-        )
+        with _torch.type_hints_once():
+            return serializer.deserialize(
+                serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
+            )
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # whatever a program that is none makes torch raise
