@@ -2,9 +2,9 @@
 
     python benchmarks/wild_files.py FOLDER [--only TEXT] [--json FILE]
 
-Prints one line per file: how reading ended, its time, parameters, multiply-adds, those of the run, and the ledger; then
-the totals. A run takes inputs of the declared sizes; open dimensions get the first of a few sizes that the model accepts,
-and ``load`` gets the same. The truth is the sum over the kernels that onnxruntime's profile lists, with the shapes that
+Prints per file how reading ended, its time, parameters, multiply-adds, those of the run, and the ledger; then the totals.
+A run takes inputs of the declared sizes; open dimensions get the first of a few sizes that the model accepts, and
+``load`` gets the same. The truth is the sum over the kernels that onnxruntime's profile lists, with the shapes that
 they really had, also in loops and branches; formulas of products are written here once more, from the operators' text.
 
 Files that were read: those in the wheels of rapidocr-onnxruntime 1.4.4, rapidocr 3.10.0, ddddocr 1.4.7 and 1.6.1,
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 180
+PRODUCTS = ("Attention", "MoE", "Einsum", "Mat", "Gemm", "Conv", "DFT", "Det", "SVM")
 OPEN_SIZES = (1, 8, 32, 64, 128, 224, 320, 512, 640, 16000)  # tried in this order for what is no batch
 
 
@@ -75,7 +76,7 @@ def macs_of(op: str, inputs: list[list[int]], outputs: list[list[int]], facts: d
 
 
 def values_of(meta: Any, size: int, integer: int) -> Any:
-    """An input with open dimensions of this size, and integers of this value; the first dimension is the batch, of one."""
+    """An input with open dimensions of this size, and integers of this value; the batch, its first one, is 1."""
     import numpy as np
 
     is_state = meta.name.lower() in ("state", "h", "c", "hn", "cn", "h0", "c0")
@@ -93,9 +94,8 @@ def values_of(meta: Any, size: int, integer: int) -> Any:
     return np.full(shape, 16000 if is_rate else integer, dtype=dtype)
 
 
-def run(path: Path) -> dict[str, Any]:
-    """What onnxruntime does with a model."""
-    import onnx
+def session_of(path: Path) -> Any:
+    """A session of onnxruntime that changes nothing and notes every kernel."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -103,63 +103,72 @@ def run(path: Path) -> dict[str, Any]:
     options.enable_profiling, options.log_severity_level = True, 4
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.disable_prepacking", "1")  # the profile leaves packed weights out
-    folder = tempfile.mkdtemp()
-    options.profile_file_prefix = f"{folder}/profile"
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    metas = session.get_inputs()
+    options.profile_file_prefix = f"{tempfile.mkdtemp()}/profile"
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(path: Path) -> dict[str, Any]:
+    """What onnxruntime does with a model on inputs that are made here."""
+    session = session_of(path)
     error = ""
     for size, integer in product(OPEN_SIZES, (1, 0)):
-        feeds = {each.name: values_of(each, size, integer) for each in metas}
-        began = time.time()
+        feeds = {each.name: values_of(each, size, integer) for each in session.get_inputs()}
         try:
             session.run(None, feeds)
         except Exception as raised:
             error = error or str(raised).splitlines()[0][:200]
             continue
-        break
-    else:
-        return {"error": error}
-    events = json.loads(Path(session.end_profiling()).read_text())
+        found = counted(path, session)
+        found["sizes"] = {name: list(value.shape) for name, value in feeds.items()}
+        found["values"] = {
+            name: value.ravel().tolist()
+            for name, value in feeds.items()
+            if value.dtype.kind in "iub" and 0 < value.size <= 64
+        }
+        return found
+    return {"error": error}
+
+
+def run_with(path: Path, feeds: dict[str, Any]) -> dict[str, Any]:
+    """What onnxruntime does with a model on these inputs."""
+    session = session_of(path)
+    session.run(None, feeds)
+    return {**counted(path, session), "arrays": feeds}
+
+
+def counted(path: Path, session: Any) -> dict[str, Any]:
+    """Multiply-adds of the last run, and operators whose multiply-adds are not known here."""
+    import onnx
+
+    profile = Path(session.end_profiling())
+    events = json.loads(profile.read_text())
+    profile.unlink()
     model = onnx.load(str(path), load_external_data=False)
-    facts = {}
+    facts: dict[str, dict[str, Any]] = {}
     graphs = [model.graph, *model.functions]
     while graphs:
         for node in graphs.pop().node:
             facts[node.name] = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
             graphs += [each.g for each in node.attribute if each.HasField("g")]
-    started = [each["ts"] for each in events if each["name"] == "model_run"]
+    started = max(each["ts"] for each in events if each["name"] == "model_run")
     total, unknown = 0, set()
     for event in events:
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or event["ts"] < started[-1] - 1:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or event["ts"] < started - 1:
             continue
         args = event["args"]
+        op = args["op_name"]
         shapes = [[list(*each.values()) for each in args[key]] for key in ("input_type_shape", "output_type_shape")]
-        node = {
-            name: value.decode() if isinstance(value, bytes) else value
-            for name, value in facts.get(event["name"].removesuffix("_kernel_time"), {}).items()
-        }
+        node = facts.get(event["name"].removesuffix("_kernel_time"), {})
+        node = {name: value.decode() if isinstance(value, bytes) else value for name, value in node.items()}
         try:
-            macs = macs_of(args["op_name"], *shapes, node)
+            macs = macs_of(op, *shapes, node)
         except (IndexError, KeyError, ValueError):
-            macs, _ = 0, unknown.add(args["op_name"])
-        if macs is None and any(
-            word in args["op_name"] for word in ("Attention", "MoE", "Einsum", "Mat", "Gemm", "Conv")
-        ):
-            unknown.add(args["op_name"])
+            macs = None
+            unknown.add(op)
+        if macs is None and any(word in op for word in PRODUCTS):
+            unknown.add(op)
         total += macs or 0
-    sizes = {name: list(value.shape) for name, value in feeds.items()}
-    scalars = {
-        name: value.ravel().tolist()
-        for name, value in feeds.items()
-        if value.dtype.kind in "iub" and 0 < value.size <= 64
-    }
-    return {
-        "macs": total,
-        "sizes": sizes,
-        "values": scalars,
-        "seconds": time.time() - began,
-        "unknown": sorted(unknown),
-    }
+    return {"macs": total, "unknown": sorted(unknown)}
 
 
 # ------------------------------------------------------------------------------------------------ ours
@@ -174,7 +183,7 @@ def read(path: Path, found: dict[str, Any]) -> dict[str, Any]:
 
     given: Any = None
     if "sizes" in found:
-        given = {name: size for name, size in found["sizes"].items()}
+        given = dict(found["sizes"])
         for name, values in found["values"].items():
             given[name] = torch.from_numpy(np.array(values).reshape(found["sizes"][name]))
     began = time.perf_counter()
@@ -201,7 +210,7 @@ def in_process(mode: str, path: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The answer of a process of its own, which a file may take down."""
     command = [sys.executable, "-W", "ignore", __file__, "--child", mode, str(path)]
     try:
-        done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return {"error": f"more than {SECONDS} s"}
     lines = done.stdout.splitlines()

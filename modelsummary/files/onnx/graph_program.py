@@ -22,7 +22,6 @@ _ONNX = ("", "ai.onnx")
 _NO_ELEMENT = Element("?", 0)
 _LONGEST_NAME = 400
 _NO_SIZE = " (size unknown)"
-_CONTAINERS = frozenset({"If", "Loop", "Scan"})
 _LOOKS_AT_SHAPES = frozenset({"Shape", "Size"})
 _GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
@@ -95,8 +94,10 @@ class _Builder:
             notes.append(f"values decide which branch of {listed} runs: the one with more multiply-adds counts")
         executed = [each for each in self.operations if each.executed]
         if any((each.uncounted or "").endswith(_NO_SIZE) for each in executed):
-            without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)]
-            first = next((each for each in without if each.op_type not in _CONTAINERS), executed[0])
+            without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)] or executed
+            first = without[0]
+            inside = [each for each in without if any(scope.key == first.name for scope in each.scopes)]
+            first = inside[0] if inside else first  # of a branch or loop, what is in it
             notes.append(f"sizes are not known from {first.name[:80]!r} ({first.op_type}) on")
         return notes
 

@@ -122,6 +122,8 @@ def values_of_inputs(graph: Any, given: Mapping[str | int, Any]) -> dict[str, An
         element = inputs[name].type.tensor_type.elem_type
         try:
             dtype = import_onnx().helper.tensor_dtype_to_np_dtype(element)
+            if dtype.kind not in "iufb":
+                raise TypeError("a text, or a complex number")
             values[name] = np.asarray(value.detach().cpu().float().numpy() if value.dtype.is_floating_point else value)
             values[name] = values[name].astype(dtype)
         except (TypeError, ValueError, KeyError):
