@@ -31,7 +31,7 @@ class _Tree:
         self.rows: dict[str, LayerInfo] = {}  # by key of their scope
         self.calls: dict[str, int] = {}  # by FQN
         self.root = self._row(Scope("", "", program.name), None)
-        self.root.note = "; ".join(program.notes)
+        self.root.note = printable("; ".join(program.notes))
 
     def built(self) -> LayerInfo:
         program = self.program

@@ -110,7 +110,7 @@ class _Pass:
             self._constant(node, types, values)
         for name, found in self._inferred(node, types, values).items():
             types[name] = found
-        if node.domain in _ONNX and node.output and values[node.output[0]] is None:
+        if node.domain in _ONNX and node.output and node.output[0] and values[node.output[0]] is None:
             sizes = {name: _size(types.get(name)) for name in node.input}
             value = computed(node, values, sizes, self.opsets)
             if value is not None:

@@ -12,6 +12,8 @@ from modelsummary.files.onnx.reading import import_onnx
 
 __all__ = ["infer_types"]
 
+_LONG, _LONGEST = 64, 1_000_000  # numbers in a list of sizes, and in the longest that onnx may follow
+_KEEP_LISTS = frozenset("Add Cast Gather Identity Mul Reshape Slice Squeeze Sub Transpose Unsqueeze".split())
 _OLDEST_IR = 4  # since which weights need not be inputs
 
 
@@ -97,7 +99,7 @@ def _whole(model: Any) -> dict[str, Any]:
             if _is_dropped(each) and each.name not in names:
                 kind = onnx.helper.make_tensor_type_proto(each.data_type, list(each.dims))
                 graph.input.add(name=each.name).type.CopyFrom(kind)
-        result = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        result = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=not _grows(graph))
     except onnx.shape_inference.InferenceError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ModelFileError(f"its shapes cannot be: {lines[-1] if lines else 'no reason given'}") from None
@@ -108,6 +110,20 @@ def _whole(model: Any) -> dict[str, Any]:
         graph.initializer.extend(weights)
         graph.input.extend(inputs)
     return {each.name: each.type for each in (*result.graph.value_info, *result.graph.output)}
+
+
+def _grows(graph: Any) -> bool:
+    """Return True if lists of numbers could become long: onnx follows them through ``Concat`` without a limit."""
+    lengths: dict[str, int] = {}
+    for node in graph.node:
+        longest = [lengths.get(name, _LONG) for name in node.input]
+        if node.op_type == "Concat":
+            lengths.update(dict.fromkeys(node.output, sum(longest)))
+            if sum(longest) > _LONGEST:
+                return True
+        elif node.op_type in _KEEP_LISTS and any(name in lengths for name in node.input):
+            lengths.update(dict.fromkeys(node.output, max(longest)))
+    return False
 
 
 def _is_dropped(tensor: Any) -> bool:
