@@ -13,6 +13,7 @@ import argparse
 import io
 import os
 import pickle
+import re
 import resource
 import struct
 import sys
@@ -60,7 +61,7 @@ def good() -> Any:
     return onnx_of([node("MatMul", ["x", "w"], ["m"], name="m"), node("Relu", ["m"], ["y"])], [weight])
 
 
-def onnx_files() -> Iterator[Made]:
+def onnx_files() -> Iterator[Made]:  # noqa: PLR0912, PLR0915 - a list of cases
     data = good().SerializeToString()
     for part in range(0, len(data), 8):
         yield f"cut at {part}", ".onnx", data[:part]
@@ -83,7 +84,18 @@ def onnx_files() -> Iterator[Made]:
         proto = good()
         proto.ir_version = bad
         yield f"ir version {bad}", ".onnx", proto.SerializeToString()
-    for place in ("../secret", "/etc/passwd", "a/../../secret", "\0", "x" * 5000, "~/.bashrc", ".", "", "link", "\x1b[31m"):
+    for place in (
+        "../secret",
+        "/etc/passwd",
+        "a/../../secret",
+        "\0",
+        "x" * 5000,
+        "~/.bashrc",
+        ".",
+        "",
+        "link",
+        "\x1b[31m",
+    ):
         proto = good()
         weight = proto.graph.initializer[0]
         weight.ClearField("raw_data")
@@ -102,7 +114,15 @@ def onnx_files() -> Iterator[Made]:
         proto = good()
         proto.graph.node[0].op_type = name
         yield f"the operator {name[:10]!r}", ".onnx", proto.SerializeToString()
-    for text in ("9**9**9**9", "(" * 90 + "n" + ")" * 90, "n/0", "1//0", "__import__('os').getpid()", "-" * 250 + "n", "n**4" * 50):
+    for text in (
+        "9**9**9**9",
+        "(" * 90 + "n" + ")" * 90,
+        "n/0",
+        "1//0",
+        "__import__('os').getpid()",
+        "-" * 250 + "n",
+        "n**4" * 50,
+    ):
         proto = good()
         proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = text
         yield f"the dimension {text[:20]}", ".onnx", proto.SerializeToString()
@@ -163,9 +183,17 @@ def onnx_files() -> Iterator[Made]:
             [node("Identity", ["c"], ["d"]), node("Loop", ["n", "", "h"], [f"k{depth}"], body=body)], "b",
             [info("i", 7, []), info("c", 9, []), info("h", 1, None)], [info("d", 9, []), info(f"k{depth}", 1, None)],
         )  # fmt: skip
-    yield "loops in loops", ".onnx", onnx_of([node("Loop", ["n", "", "x"], ["y"], body=body)], [scalar("n", 99)]).SerializeToString()
+    yield (
+        "loops in loops",
+        ".onnx",
+        onnx_of([node("Loop", ["n", "", "x"], ["y"], body=body)], [scalar("n", 99)]).SerializeToString(),
+    )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
-    for name, calls in {"itself": [[0]], "in a circle": [[1], [0]], "2**64 times": [[n + 1] * 2 for n in range(64)]}.items():
+    for name, calls in {
+        "itself": [[0]],
+        "in a circle": [[1], [0]],
+        "2**64 times": [[n + 1] * 2 for n in range(64)],
+    }.items():
         functions = []
         for place, called in enumerate(calls):
             nodes = [node(f"F{each}", ["a"], ["b"], domain="f") for each in called][:1]
@@ -224,7 +252,11 @@ def script_files(folder: Path) -> Iterator[Made]:
     for protocol in range(6):
         yield f"a trap of protocol {protocol}", ".pt", pickle.dumps(trap, protocol)
         yield f"a trap in data.pkl, {protocol}", ".pt", changed(data, "data.pkl", pickle.dumps(trap, protocol))
-        yield f"a trap in constants.pkl, {protocol}", ".pt", changed(data, "constants.pkl", pickle.dumps(trap, protocol))
+        yield (
+            f"a trap in constants.pkl, {protocol}",
+            ".pt",
+            changed(data, "constants.pkl", pickle.dumps(trap, protocol)),
+        )
     stacks = {
         "marks": b"(" * 900_000,
         "tuples": b")" + b"\x85" * 500_000 + b".",
@@ -258,7 +290,11 @@ def script_files(folder: Path) -> Iterator[Made]:
     yield "two folders", ".pt", archive({**entries, "other/data.pkl": b"N."})
     yield "two cases", ".pt", archive({**entries, **{name.upper(): each for name, each in entries.items()}})
     yield "a folder above", ".pt", archive({f"../{name}": each for name, each in entries.items()})
-    yield "a bomb", ".pt", archive({**entries, f"{next(iter(entries)).partition('/')[0]}/x.py": bytes(10**8)}, zipfile.ZIP_DEFLATED)
+    yield (
+        "a bomb",
+        ".pt",
+        archive({**entries, f"{next(iter(entries)).partition('/')[0]}/x.py": bytes(10**8)}, zipfile.ZIP_DEFLATED),
+    )
     yield "a hundred bombs", ".pt", archive({f"a/{n}.py": bytes(10**6) for n in range(100)}, zipfile.ZIP_DEFLATED)
     end = b"PK\x05\x06" + struct.pack("<4H2LH", 0, 0, 65535, 65535, 2**31, 0, 0)
     yield "a directory that is not there", ".pt", end
@@ -285,6 +321,9 @@ class Endless(nn.Module):
         return x
 
 
+_FORMULA = re.compile(rb'"expr_str": "[^"]*"')
+
+
 def exported_files(folder: Path) -> Iterator[Made]:
     yield "code that never ends", ".pt", saved(Endless())
     target = io.BytesIO()
@@ -300,14 +339,23 @@ def exported_files(folder: Path) -> Iterator[Made]:
             yield f"a trap in {ending}", ".pt2", changed(data, ending, trap)
             yield f"brackets in {ending}", ".pt2", changed(data, ending, b"[" * 10**6)
     for text in (b"__import__('os').system('true')", b"9**9**9", b"s77.__class__", b"(" * 5000, b"Max(" * 1000):
-        yield f"the formula {text[:20]!r}", ".pt2", changed(data, "models/model.json", model.replace(b"s77", text))
+        formula = b'"expr_str": "' + text + b'"'
+        yield f"the formula {text[:20]!r}", ".pt2", changed(data, "model.json", _FORMULA.sub(formula.replace(b"\\", b"\\\\"), model))
     for old, new in ((b'"as_int": 4', b'"as_int": 99999999999999'), (b"aten.linear", b"aten.from_file"),
                      (b"aten.linear", b"aten.nothing"), (b"torch.ops.aten", b"torch.ops.os"), (b"[", b"{")):  # fmt: skip
         yield f"{old!r} as {new!r}", ".pt2", changed(data, "models/model.json", model.replace(old, new))
 
 
 def paths(folder: Path) -> Iterator[str]:
-    yield from ("x" * 5000 + ".onnx", "a\0b.onnx", str(folder), "", "\x1b[31m.pt", f"{folder}/none.pt2", "/dev/zero.onnx")
+    yield from (
+        "x" * 5000 + ".onnx",
+        "a\0b.onnx",
+        str(folder),
+        "",
+        "\x1b[31m.pt",
+        f"{folder}/none.pt2",
+        "/dev/zero.onnx",
+    )
     (folder / "round.onnx").symlink_to("round.onnx")
     yield f"{folder}/round.onnx"
     (folder / "device.onnx").symlink_to("/dev/zero")
@@ -380,10 +428,16 @@ def main() -> None:
         torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.rand(1, 2),)), folder / "warm.pt2")
         for name in ("warm.onnx", "warm.pt", "warm.pt2"):
             modelsummary.load(folder / name)
-        cases = [(name, ending, data) for name, ending, data in (*onnx_files(), *script_files(folder), *exported_files(folder))]
+        cases = [
+            (name, ending, data)
+            for name, ending, data in (*onnx_files(), *script_files(folder), *exported_files(folder))
+        ]
         for path in sorted(options.seeds.rglob("*.onnx")) if options.seeds else ():
             data = path.read_bytes()[: 4 * 2**20]
-            cases += [(f"{path.name} cut", ".onnx", data[: len(data) // 2]), (f"{path.name} zeroed", ".onnx", bytes(64) + data[64:])]
+            cases += [
+                (f"{path.name} cut", ".onnx", data[: len(data) // 2]),
+                (f"{path.name} zeroed", ".onnx", bytes(64) + data[64:]),
+            ]
         names = [(name, str(folder / f"file{ending}"), data) for name, ending, data in cases]
         names += [(f"the path {path[:30]!r}", path, b"") for path in paths(folder)]
         for name, path, data in names:
@@ -395,7 +449,10 @@ def main() -> None:
             made = (folder / "made").exists()
             if said[:2].isupper() or seconds > SECONDS or grown > MEMORY or opened or made:
                 bad += 1
-                print(f"{name}: {said}, {seconds:.1f} s, {grown / 1e6:.0f} MB, {opened[:3]}{', MADE A FILE' * made}", flush=True)
+                print(
+                    f"{name}: {said}, {seconds:.1f} s, {grown / 1e6:.0f} MB, {opened[:3]}{', MADE A FILE' * made}",
+                    flush=True,
+                )
     print(f"{len(names)} files: {dict(counts)}; at most {slowest:.1f} s and {largest / 1e6:.0f} MB; {bad} bad")
     sys.exit(bool(bad))
 

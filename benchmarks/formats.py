@@ -3,8 +3,8 @@
     python benchmarks/formats.py [--only TEXT]
 
 Prints one row per model, one column per format: "=" where both are equal, else multiply-adds and the ledger. Dynamic
-files are exported with an open batch and read with a batch of 3. Parameters are compared where the format keeps them: an
-ONNX exporter may fold a normalisation into a convolution and store other elements.
+files are exported with an open batch and read with a batch of 3. Parameters are compared where the format keeps them:
+an ONNX exporter may fold a normalisation into a convolution and store other elements.
 """
 
 from __future__ import annotations
@@ -107,18 +107,20 @@ FORMS: dict[str, tuple[str, bool, Callable[..., None], dict[str, bool]]] = {
 }
 
 
-def cell(name: str, model: nn.Module, sample: Callable[[int], torch.Tensor], form: str, folder: Path) -> str:
+def cell(model: nn.Module, sample: Callable[[int], torch.Tensor], form: str, folder: Path) -> str:
     ending, other_batch, write, options = FORMS[form]
     path = folder / f"model{ending}"
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(form.startswith("old")):  # without gradients it cannot export fused attention
             write(model, sample(2), path, **options)
     except Exception as error:
         return f"no export: {type(error).__name__}"
     x = sample(3 if other_batch else 2)
     live = Statistics(model, x)
     stats = load(path, x, run=True) if ending == ".pt" else load(path, x)
-    said = [] if stats.total_mult_adds == live.total_mult_adds else [f"{stats.total_mult_adds - live.total_mult_adds:+,}"]
+    said = (
+        [] if stats.total_mult_adds == live.total_mult_adds else [f"{stats.total_mult_adds - live.total_mult_adds:+,}"]
+    )
     if stats.uncounted_ops:
         said.append(f"ledger {dict(stats.uncounted_ops)}")
     if ending != ".onnx" and stats.total_params != live.total_params:
@@ -139,7 +141,7 @@ def main() -> None:
             torch.manual_seed(0)
             model = make().eval()
             began = time.time()
-            rows.append([name, *(cell(name, model, sample, form, Path(folder)) for form in FORMS)])
+            rows.append([name, *(cell(model, sample, form, Path(folder)) for form in FORMS)])
             print(f"{time.time() - began:.0f} s", rows[-1], flush=True)
     print(tabulate(rows, ["", *FORMS]))
 

@@ -163,7 +163,10 @@ def _compare(arguments: Sequence[str]) -> int:
 
 def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any] | None:
     """The inputs as ``load`` takes them; where a dtype is said, tensors without data."""
-    sizes = [torch.empty(size, dtype=dtype, device="meta") if dtype else size for _, size, dtype in given or ()]
+    sizes = [
+        torch.empty(size, dtype=dtype, device="meta") if dtype and not isinstance(size, torch.Tensor) else size
+        for _, size, dtype in given or ()
+    ]
     return _named([name for name, _, _ in given or ()], sizes) or sizes or None
 
 

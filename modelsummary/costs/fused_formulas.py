@@ -26,4 +26,5 @@ def _multi_head_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any,
 def _encoder_layer(src: Tensor, *args: Any, **kwargs: Any) -> int:
     """Self-attention, and the two products of the feed-forward network, whose first weight is the 14th argument."""
     weight = args[13] if len(args) > 13 else kwargs["ffn_weight_1"]
-    return _multi_head_attention(src, src, src) + 2 * src.shape[0] * src.shape[1] * weight.shape[0] * weight.shape[1]
+    network: int = 2 * src.shape[0] * src.shape[1] * weight.shape[0] * weight.shape[1]
+    return _multi_head_attention(src, src, src) + network

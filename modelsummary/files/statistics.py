@@ -52,7 +52,9 @@ class Bandwidth:
 
     def __str__(self) -> str:
         cells = [list(record.values()) for record in self.to_records()]
-        table = tabulate(cells, headers=["layer", "read_bw", "write_bw", "total_bw"], disable_numparse=[0] if cells else False)
+        table = tabulate(
+            cells, headers=["layer", "read_bw", "write_bw", "total_bw"], disable_numparse=[0] if cells else False
+        )
         buffer = f"a buffer of {self.buffer_bytes:,} bytes" if self.buffer_bytes else "no buffer"
         lines = [table, f"Total with {buffer} on the chip: {self.total} bytes ({self.total / 1e6:.6f} MB)"]
         lines += [f"Not found: {each.tensor!r} of {each.operator} ({each.op_type})" for each in self.unknown]

@@ -215,7 +215,8 @@ FOLLOWED = {  # operators, inputs, what is multiplied with v, multiply-adds befo
     ),
     "norms": (
         [node("SimplifiedLayerNormalization", ["x", "w"], ["b"]), node("LayerNormalization", ["b", "w"], ["c"]),
-         node("SkipLayerNormalization", ["c", "x", "w"], ["d", "", "", "e"], domain=MS), node("Add", ["d", "e"], ["a"])],
+         node("SkipLayerNormalization", ["c", "x", "w"], ["d", "", "", "e"], domain=MS),
+         node("Add", ["d", "e"], ["a"])],
         [value("x", 2, 3, 4)], (4,), [2, 3, 4], 0,
     ),
     "lstm": (
@@ -248,8 +249,8 @@ def test_linear_models(tmp_path):
     """Three classes of two features each, for five samples."""
     made = helper.make_model(
         graph(
-            [node("LinearClassifier", ["x"], ["y", "p"], domain="ai.onnx.ml", coefficients=[0.5] * 6, intercepts=[0.0] * 3,
-                  classlabels_ints=[0, 1, 2])],
+            [node("LinearClassifier", ["x"], ["y", "p"], domain="ai.onnx.ml", coefficients=[0.5] * 6,
+                  intercepts=[0.0] * 3, classlabels_ints=[0, 1, 2])],
             [value("x", 5, 2)], [value("y", 5, kind=INT64), value("p", 5, 3)],
         ),
         opset_imports=[helper.make_opsetid("ai.onnx.ml", 1)],

@@ -57,8 +57,8 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
     *(
         f"com.microsoft.{name}"
         for name in (
-            "BiasAdd BiasDropout BiasGelu BiasSoftmax FastGelu Gelu GroupNorm Inverse MoE QMoE QLinearLeakyRelu QLinearSigmoid"
-            " QLinearSoftmax QLinearWhere QuickGelu RotaryEmbedding SimplifiedLayerNormalization Trilu"
+            "BiasAdd BiasDropout BiasGelu BiasSoftmax FastGelu Gelu GroupNorm Inverse MoE QMoE QLinearLeakyRelu"
+            " QLinearSigmoid QLinearSoftmax QLinearWhere QuickGelu RotaryEmbedding SimplifiedLayerNormalization Trilu"
         ).split()
     ),
 )

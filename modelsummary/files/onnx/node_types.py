@@ -108,15 +108,19 @@ class _Pass:
             return
         if node.domain in _ONNX and node.op_type == "Constant":
             self._constant(node, types, values)
-        for name, found in self._inferred(node, types, values).items():
-            types[name] = found
-        if node.domain in _ONNX and node.output and node.output[0] and values[node.output[0]] is None:
+        refused = None
+        try:
+            for name, found in self._inferred(node, types, values).items():
+                types[name] = found
+        except ModelFileError as error:  # what can be computed anyway is no contradiction
+            refused = error
+        if node.domain in _ONNX and node.op_type != "Constant":
             sizes = {name: _size(types.get(name)) for name in node.input}
-            value = computed(node, values, sizes, self.opsets)
-            if value is not None:
-                values[node.output[0]] = value
-                if types[node.output[0]] is None:
-                    types[node.output[0]] = self._type_of(value)
+            for name, value in computed(node, values, sizes, self.opsets).items():
+                values[name], refused = value, None
+                types[name] = self._type_of(value) if types[name] is None else types[name]
+        if refused is not None:
+            raise refused
 
     def _constant(self, node: Any, types: Types, values: Values) -> None:
         for attribute in node.attribute:
@@ -231,7 +235,7 @@ class _Pass:
         times: Any = int(runs.item()) if runs is not None and runs.size == 1 else None
         make = self.onnx.helper.make_tensor_type_proto
         first = [make(7, []), make(9, [])] if is_loop else []
-        slices = []
+        slices: list[Any] = []
         if not is_loop:
             axes = _numbers(node, "scan_input_axes") or [0] * scanned
             for kind, axis in zip(given[len(given) - scanned :], axes, strict=False):
@@ -335,7 +339,7 @@ def _common(kinds: Sequence[Any]) -> Any:
     ranks = {None if dims is None else len(dims) for dims in all_dims}
     if len(ranks) > 1 or None in ranks:
         return onnx.helper.make_tensor_type_proto(first.element, None)
-    dims = [one if all(one == each for each in others) else None for one, *others in zip(*all_dims, strict=True)]  # type: ignore[arg-type]
+    dims = [one if all(one == each for each in others) else None for one, *others in zip(*all_dims, strict=True)]
     return onnx.helper.make_tensor_type_proto(first.element, dims)
 
 

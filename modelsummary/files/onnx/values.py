@@ -14,7 +14,7 @@ _LARGEST, _DEEPEST = 1024, 2  # elements and dimensions of what is computed, so 
 _COMPUTED = frozenset(
     "Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual"
     " Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape"
-    " Round ScatterND Shape Sign Size Slice Sqrt Squeeze Sub Tile Transpose Unsqueeze Where Xor".split()
+    " Round ScatterND Shape Sign Size Slice Split Sqrt Squeeze Sub Tile Transpose Unsqueeze Where Xor".split()
 )
 
 
@@ -32,8 +32,10 @@ def constant_value(tensor: Any) -> Any:
     return value if value.dtype.kind in "iufb" else None
 
 
-def computed(node: Any, values: Mapping[str, Any], sizes: Mapping[str, Any], opsets: Mapping[str, int]) -> Any:
-    """Return the array that an operator makes; None if it is not known, or more than a few numbers.
+def computed(
+    node: Any, values: Mapping[str, Any], sizes: Mapping[str, Any], opsets: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the arrays that an operator makes, by name; none that is not known, or has more than a few numbers.
 
     Args:
         node: the operator.
@@ -43,8 +45,8 @@ def computed(node: Any, values: Mapping[str, Any], sizes: Mapping[str, Any], ops
     """
     import numpy as np
 
-    if node.op_type not in _COMPUTED or len(node.output) != 1:
-        return None
+    if node.op_type not in _COMPUTED:
+        return {}
     looks_at_sizes = node.op_type in ("Shape", "Size")
     given = {}
     for name in filter(None, node.input):
@@ -53,24 +55,31 @@ def computed(node: Any, values: Mapping[str, Any], sizes: Mapping[str, Any], ops
         elif not looks_at_sizes and values.get(name) is not None:
             given[name] = values[name]
         else:
-            return None
+            return {}
+    if node.op_type == "Range":  # runtimes take lists of one number, too
+        given = {name: value.reshape(()) if value.size == 1 else value for name, value in given.items()}
     try:
         if not given or _makes_many(node, given):
-            return None
+            return {}
         with np.errstate(all="ignore"):
-            value = np.asarray(_evaluator(node, opsets).run(None, given)[0])
+            made = [np.asarray(each) for each in _evaluator(node, opsets).run(None, given)]
     except Exception:  # whatever a wrong call makes of it
-        return None
-    return value if value.ndim <= _DEEPEST and value.size <= _LARGEST and value.dtype.kind in "iufb" else None
+        return {}
+    pairs = zip(filter(None, node.output), made, strict=False)
+    return {name: each for name, each in pairs if _is_small(each)}
+
+
+def _is_small(value: Any) -> bool:
+    return bool(value.ndim <= _DEEPEST and value.size <= _LARGEST and value.dtype.kind in "iufb")
 
 
 def _makes_many(node: Any, given: Mapping[str, Any]) -> bool:
     """Return True if the result has more than a few numbers though the inputs have not."""
     listed = [given[name] for name in node.input if name]
     if node.op_type == "ConstantOfShape":
-        return prod(map(abs, listed[0].tolist())) > _LARGEST
+        return bool(prod(map(abs, listed[0].tolist())) > _LARGEST)
     if node.op_type in ("Expand", "Tile"):
-        return prod(map(abs, listed[1].tolist())) * max(1, listed[0].size) > _LARGEST
+        return bool(prod(map(abs, listed[1].tolist())) * max(1, listed[0].size) > _LARGEST)
     if node.op_type == "Range":
         start, limit, step = (float(each) for each in listed)
         return not abs(limit - start) <= _LARGEST * abs(step)
@@ -88,5 +97,5 @@ def _evaluator(node: Any, opsets: Mapping[str, int]) -> Any:
     copy.CopyFrom(node)
     copy.domain = ""
     inputs = [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(filter(None, node.input))]
-    outputs = [helper.make_empty_tensor_value_info(node.output[0])]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in filter(None, node.output)]
     return ReferenceEvaluator(helper.make_graph([copy], "one", inputs, outputs), opsets=dict(opsets))

@@ -17,7 +17,7 @@ _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _REACHES_OUT = re.compile(
     r"\b(?:from_file|rpc\w*|dist_rpc|c10d\w*|_c10d\w*)\b|\b(?:torch|aten)\s*\.\s*(?:save|load|_?print\w*|import_ir)\b"
 )
-_NAMESPACES = re.compile(r"\bops\s*\.\s*(\w+)|\btorch\s*\.\s*classes\s*\.\s*(\w+)")
+_NAMESPACES = re.compile(r"(?<![\w.])ops\s*\.\s*(\w+)|\btorch\s*\.\s*classes\s*\.\s*(\w+)")
 _KNOWN = frozenset(
     "aten prim quantized _quantized quantized_decomposed prepacked sparse mkldnn mkldnn_prepacked onednn xnnpack"
     " torchvision rnn nnapi cuda profiler prims inductor higher_order static_runtime".split()
@@ -36,16 +36,21 @@ class ScriptClass(NamedTuple):
 def classes_of(archive: Archive) -> dict[str, ScriptClass]:
     """Return the classes by their full names, such as ``__torch__.torch.nn.modules.linear.Linear``."""
     classes: dict[str, ScriptClass] = {}
+    none: frozenset[str] = frozenset()
     for name in _code_in(archive):
         module = name.removeprefix("code/").removesuffix(".py").replace("/", ".")
         last = ""
         for own, base, kind, listed in _CLASS.findall(archive.read(name).decode(errors="replace")):
             if own:
                 last = f"{module}.{own}"
-                classes[last] = ScriptClass(base, frozenset(), frozenset())
+                classes[last] = ScriptClass(base, none, none)
             elif last:
                 names = frozenset(_TEXT.findall(listed))
-                classes[last] = classes[last]._replace(**{kind: names})
+                known = classes[last]
+                is_parameters = kind == "parameters"
+                classes[last] = ScriptClass(
+                    known.base, names if is_parameters else known.parameters, known.buffers if is_parameters else names
+                )
     return classes
 
 

@@ -39,6 +39,11 @@ _STORAGES = {
 _TAGS = ("restore_type_tag", "build_intlist", "build_tensorlist", "build_doublelist", "build_boollist")
 
 
+_MODULE_OF_TAGS, _MODULE_OF_TENSORS = "torch.jit._pickle", ".".join(("torch", "_utils"))
+# Functions that make a tensor of a storage, and which argument says whether it requires a gradient.
+_TENSORS = {"_rebuild_tensor_v2": 4, "_rebuild_qtensor": 5}
+
+
 class ScriptTensor(NamedTuple):
     """A tensor of a TorchScript file; two that are equal are one."""
 
@@ -184,19 +189,20 @@ class _Machine:
 
     def _call(self, arguments: Any) -> None:
         function = self.stack.pop()
-        path = ".".join(function) if isinstance(function, _Name) else str(type(function))
-        if path == "collections.OrderedDict" and not arguments:
+        if not isinstance(function, _Name):
+            self._refuse(str(type(function)))
+        module, name = function
+        if function == ("collections", "OrderedDict") and not arguments:
             self.stack.append({})
-        elif path.startswith("torch.jit._pickle.") and path.rpartition(".")[2] in _TAGS:
+        elif module == _MODULE_OF_TAGS and name in _TAGS:
             self.stack.append(arguments[0])
-        elif path in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_qtensor"):
+        elif module == _MODULE_OF_TENSORS and name in _TENSORS:
             storage, offset, size, stride = arguments[:4]
-            trains = arguments[4] if path.endswith("_v2") else arguments[5]
-            self.stack.append(_tensor(storage, offset, size, stride, trains))
-        elif path == "torch.device":
+            self.stack.append(_tensor(storage, offset, size, stride, arguments[_TENSORS[name]]))
+        elif function == ("torch", "device"):
             self.stack.append(str(arguments[0]))
         else:
-            self._refuse(path)
+            self._refuse(".".join(function))
 
 
 def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, requires_grad: bool) -> ScriptTensor:
