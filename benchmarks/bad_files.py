@@ -341,9 +341,15 @@ def exported_files(folder: Path) -> Iterator[Made]:
     for text in (b"__import__('os').system('true')", b"9**9**9", b"s77.__class__", b"(" * 5000, b"Max(" * 1000):
         said = _FORMULA.sub(b'"expr_str": "' + text + b'"', model)
         yield f"the formula {text[:20]!r}", ".pt2", changed(data, "model.json", said)
-    for old, new in ((b'"as_int": 4', b'"as_int": 99999999999999'), (b"aten.linear", b"aten.from_file"),
-                     (b"aten.linear", b"aten.nothing"), (b"torch.ops.aten", b"torch.ops.os"), (b"[", b"{")):  # fmt: skip
-        yield f"{old!r} as {new!r}", ".pt2", changed(data, "models/model.json", model.replace(old, new))
+    swaps = [
+        (b'"as_int": 4', b'"as_int": 99999999999999'),
+        (b"aten.linear", b"aten.from_file"),
+        (b"aten.linear", b"aten.nothing"),
+        (b"torch.ops.aten", b"torch.ops.os"),
+        (b"[", b"{"),
+    ]
+    for old, new in swaps:
+        yield f"{old!r} as {new!r}", ".pt2", changed(data, "model.json", model.replace(old, new))
 
 
 def paths(folder: Path) -> Iterator[str]:
@@ -370,7 +376,7 @@ def paths(folder: Path) -> Iterator[str]:
 def read(path: str, folder: str, connection: Any) -> None:
     """What reading a file ends with, its seconds of CPU, its memory, and the files that it opened elsewhere."""
     opened: list[str] = []
-    own = (folder, sys.prefix, sys.base_prefix, "/proc/self", str(Path(modelsummary.__file__).parent))
+    own = (folder, sys.prefix, sys.base_prefix, "/proc/self", str(Path(modelsummary.__file__).parents[1]))
 
     def hook(event: str, args: Any) -> None:
         is_other = event == "open" and isinstance(args[0], str) and not args[0].startswith(own)
