@@ -82,6 +82,10 @@ def not_tiled(model: ModelLike) -> dict[str, str]:
 
     Returns:
         Name of the node, or of its result where it has none -> the reason.
+
+    >>> from modelsummary.onnx import linear_graph, not_tiled
+    >>> not_tiled(linear_graph(64, 128, 32))
+    {}
     """
     graph = proto_of(model).graph
     weights = {each.name: each for each in graph.initializer}
