@@ -84,8 +84,8 @@ def not_tiled(model: ModelLike) -> dict[str, str]:
         Name of the node, or of its result where it has none -> the reason.
 
     >>> from modelsummary.onnx import linear_graph, not_tiled
-    >>> not_tiled(linear_graph(64, 128, 32))
-    {}
+    >>> not_tiled(linear_graph(64, 128, 32))  # whose weight is an input
+    {'matmul': 'its second operand is no weight of two dimensions'}
     """
     graph = proto_of(model).graph
     weights = {each.name: each for each in graph.initializer}
