@@ -265,3 +265,12 @@ def test_values_decide(tmp_path):
             return x
 
     assert run_here(scripted(Branch(), tmp_path / "net.pt"), (3, 4)).total_mult_adds == 48
+
+
+def test_whole_layers_are_one_operator(tmp_path):
+    """Width 8, 5 tokens in 2 samples: 4 projections, scores and their product, a network of 16."""
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.rand(2, 5, 8)
+    with torch.no_grad():
+        stats = run_here(scripted(layer, tmp_path / "net.pt", x), x)
+    assert list(stats.operators()) == ["aten._transformer_encoder_layer_fwd"]
+    assert stats.total_mult_adds == 2 * 5 * (4 * 64 + 2 * 5 * 8 + 2 * 8 * 16)
