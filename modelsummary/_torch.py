@@ -6,6 +6,9 @@ Each has a line that says what it is. All are in torch 2.6 and later, but for th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -54,6 +57,7 @@ __all__ = [
     "set_grad_enabled",
     "set_neg",
     "top_saved_tensors_hooks",
+    "type_hints_once",
 ]
 
 # Context: torch functions reach no mode, so a question of ours is none of the model's.
@@ -123,3 +127,30 @@ def export_serializer() -> Any:
     from torch._export.serde import serialize
 
     return serialize
+
+
+@contextmanager
+def type_hints_once() -> Iterator[None]:
+    """The module that reads exported programs asks for the types of each class once, not for each object of it.
+
+    That is half of the time of reading a program. The name ``typing`` in the module is another one meanwhile.
+    """
+    serializer = export_serializer()
+    known = getattr(serializer, "typing", None)
+    if known is None:
+        yield
+        return
+    asked: dict[Any, Any] = {}
+
+    def get_type_hints(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls not in asked:
+            asked[cls] = known.get_type_hints(cls, *args, **kwargs)
+        return asked[cls]
+
+    names = ModuleType("typing")
+    names.__dict__.update(vars(known), get_type_hints=get_type_hints)
+    serializer.typing = names
+    try:
+        yield
+    finally:
+        serializer.typing = known

@@ -21,6 +21,7 @@ __all__ = [
     "SplitError",
     "TraceError",
     "close_to",
+    "printable",
 ]
 
 _LONGEST = 400  # names in a broken file can have any length
@@ -32,11 +33,22 @@ def close_to(name: Any, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
+def printable(text: str) -> str:
+    """Return the text with characters that are not printable as escapes: those of a file may command a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class ModelSummaryError(Exception):
-    """Base class of the library's errors. Messages are one line, also where they echo a ``repr`` of several."""
+    """Base class of the library's errors. Messages are one line of printable characters, whatever they echo."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(re.sub(r"\s*\n\s*", " ", each) if isinstance(each, str) else each for each in args))
+        super().__init__(*(_one_line(each) if isinstance(each, str) else each for each in args))
+
+
+def _one_line(text: str) -> str:
+    return printable(re.sub(r"\s*\n\s*", " ", text).replace("\t", " "))
 
 
 class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):

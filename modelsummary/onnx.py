@@ -4,7 +4,7 @@
 """
 
 from modelsummary.tiling.onnx_graphs import linear_graph, tiled_matmul_graph
-from modelsummary.tiling.onnx_linear import tile_linear
+from modelsummary.tiling.onnx_linear import not_tiled, tile_linear
 from modelsummary.tiling.onnx_verify import Verification, verify
 
-__all__ = ["Verification", "linear_graph", "tile_linear", "tiled_matmul_graph", "verify"]
+__all__ = ["Verification", "linear_graph", "not_tiled", "tile_linear", "tiled_matmul_graph", "verify"]

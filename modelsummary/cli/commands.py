@@ -19,7 +19,7 @@ from modelsummary.capture.devices import available_device
 from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
-from modelsummary.files.loading import is_file, load
+from modelsummary.files.loading import is_file, is_torchscript, load
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
@@ -34,7 +34,8 @@ _FORMATS = ("text", "json", "csv", "markdown", "latex", "html")
 _EXAMPLES = f"""\
 a model is one of
   {SOURCES}
-an input is a size, NAME=SIZE for a keyword argument, with :DTYPE at the end where it is not the model's
+an input is a size, NAME=SIZE for a keyword argument, with :DTYPE at the end where it is not the model's;
+NAME==NUMBER is a number, where the model takes one
 
 examples
   modelsummary torchvision:resnet50 --input 1,3,224,224
@@ -49,6 +50,9 @@ exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known,
 
 columns: {", ".join(COLUMNS)}
 """
+
+
+_RUN = "run TorchScript, which is code, on the --input: in a process with limits of time and memory"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,6 +113,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
     add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes the model")
     add("--mode", choices=["train", "eval"], help="of the model (default: as it is made)")
+    add("--run", action="store_true", help=_RUN)
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="of the table; see below")
     add("--depth", type=int, metavar="N", help="deepest level shown")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
@@ -137,6 +142,7 @@ def _compare(arguments: Sequence[str]) -> int:
     add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
     add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes a live model")
     add("--mode", choices=["train", "eval"], default="eval", help="of live models (default: eval)")
+    add("--run", action="store_true", help=_RUN)
     add("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write there")
     add("--debug", action="store_true", help="show tracebacks")
@@ -144,7 +150,7 @@ def _compare(arguments: Sequence[str]) -> int:
     models: dict[str, ModelStatistics] = {}
     for name in options.models:
         if is_file(name):
-            models[name] = load(name, _inputs_of_file(options.input))
+            models[name] = load(name, _inputs_of_file(options.input), run=options.run and is_torchscript(name))
         else:
             source = build_model(name, options.kwargs, with_values=False)
             args, kwargs = _arguments(source, options.input or (), False)
@@ -157,7 +163,10 @@ def _compare(arguments: Sequence[str]) -> int:
 
 def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any] | None:
     """The inputs as ``load`` takes them; where a dtype is said, tensors without data."""
-    sizes = [torch.empty(size, dtype=dtype, device="meta") if dtype else size for _, size, dtype in given or ()]
+    sizes = [
+        torch.empty(size, dtype=dtype, device="meta") if dtype and not isinstance(size, torch.Tensor) else size
+        for _, size, dtype in given or ()
+    ]
     return _named([name for name, _, _ in given or ()], sizes) or sizes or None
 
 
@@ -191,13 +200,17 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 # ------------------------------------------------------------------------------------------- arguments
 
+_VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 
 
-_Input = tuple[str | None, list[int], torch.dtype | None]
+_Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
 
 
 def _input(text: str) -> _Input:
+    value = _VALUE.fullmatch(text)
+    if value is not None:
+        return value["name"], torch.tensor(json.loads(value["value"])), None
     found = _INPUT.fullmatch(text)
     if found is None or not text:
         raise argparse.ArgumentTypeError(f"{text!r} is no input; expected a size such as 1,3,224,224 or ids=1,128:long")
@@ -267,7 +280,7 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
             raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
         if options.mode is not None:
             raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
-        file = load(name, _inputs_of_file(options.input))
+        file = load(name, _inputs_of_file(options.input), run=options.run)
         file.options = _table_options(options)
         return file
     with_values = options.latency or options.device not in (None, "meta")
@@ -300,6 +313,9 @@ def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tu
             break
     tensors: list[torch.Tensor] = []
     for _, size, dtype in given:
+        if isinstance(size, torch.Tensor):  # a number
+            tensors.append(size)
+            continue
         kind = dtype or (torch.long if source.takes_indices and not tensors else usual)
         tensor = torch.zeros(size, dtype=kind, device=device if with_values else "meta")
         tensors.append(tensor.normal_() if with_values and kind.is_floating_point else tensor)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import modelsummary.costs.fused_formulas
 import modelsummary.costs.solve_formulas  # noqa: F401 - registers them
 from modelsummary import _torch
 from modelsummary._torch import OpOverload

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, printable
 
 __all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Tensor", "Traffic", "sizes_by_name"]
 
@@ -48,6 +48,9 @@ class Tensor:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.name = printable(self.name)
+        if self.shape is not None and any(isinstance(dim, str) and not dim.isprintable() for dim in self.shape):
+            self.shape = tuple(printable(dim) if isinstance(dim, str) else dim for dim in self.shape)
         self.numel = prod(self.size) if self.size is not None else 0
         self.nbytes = (self.numel * self.bits + 7) // 8
 
@@ -106,6 +109,9 @@ class Operation:
     aliases: bool = False
     gathers: bool = False
     executed: bool = True
+
+    def __post_init__(self) -> None:
+        self.name, self.op_type = printable(self.name), printable(self.op_type)
 
     def reads(self) -> Iterator[tuple[Tensor, int]]:
         """Each input once, with the bytes that are read of it in one run."""
@@ -248,20 +254,27 @@ class Program:
         return Activations(total, peak, peak_at)
 
 
-def sizes_by_name(inputs: Sequence[str], given: GivenSizes) -> dict[str, Sequence[int]]:
-    """The given sizes by names of inputs.
+def sizes_by_name(
+    inputs: Sequence[str], given: GivenSizes, described: Mapping[str, str] | None = None
+) -> dict[str, Sequence[int]]:
+    """Return the given sizes by names of inputs.
 
     Args:
         inputs: names of all inputs of the model.
         given: some sizes by name, or all by position.
+        described: name -> declared size, for messages.
 
     Raises:
         InputError: there is no such input, or there are more or fewer inputs.
     """
-    listed = ", ".join(repr(name[:80]) for name in inputs) or "none"
+    shown = described or {}
+    listed = ", ".join(f"{name[:80]!r} {shown.get(name, '')}".strip() for name in list(inputs)[:8]) or "none"
     if any(isinstance(key, int) for key in given):
         if len(given) != len(inputs):
-            raise InputError(f"{len(given)} sizes for the inputs {listed}; give one to each, or give them by name")
+            example = f"input={{{inputs[0][:80]!r}: {tuple(next(iter(given.values())))}}}" if inputs else "no input"
+            raise InputError(
+                f"{len(given)} sizes for the inputs {listed}; give one to each, or give them by name: {example}"
+            )
         return dict(zip(inputs, given.values(), strict=True))
     sizes = {str(name): size for name, size in given.items()}
     for name in sizes:

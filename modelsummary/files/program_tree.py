@@ -8,6 +8,7 @@ from torch import nn
 
 from modelsummary.capture.modules import ModuleFacts, Owned
 from modelsummary.capture.tree import finish_tree
+from modelsummary.errors import printable
 from modelsummary.files.program import Operation, Program, Scope, Tensor
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes
 
@@ -30,7 +31,7 @@ class _Tree:
         self.rows: dict[str, LayerInfo] = {}  # by key of their scope
         self.calls: dict[str, int] = {}  # by FQN
         self.root = self._row(Scope("", "", program.name), None)
-        self.root.note = "; ".join(program.notes)
+        self.root.note = printable("; ".join(program.notes))
 
     def built(self) -> LayerInfo:
         program = self.program
@@ -47,10 +48,11 @@ class _Tree:
 
     def _row(self, scope: Scope, parent: LayerInfo | None) -> LayerInfo:
         prefix = f"{parent.fqn}." if parent is not None and parent.fqn else ""
+        fqn = printable(scope.fqn)
         row = LayerInfo(
-            fqn=scope.fqn,
-            name=scope.fqn.removeprefix(prefix),
-            class_name=scope.class_name,
+            fqn=fqn,
+            name=fqn.removeprefix(prefix),
+            class_name=printable(scope.class_name),
             layer_id=len(self.facts),
             module=None,
             parent_info=parent,

@@ -77,6 +77,7 @@ def statistics_of_file(
     *args: Any,
     branching: bool = True,
     depth: int | Literal["auto"] | None = "auto",
+    run: bool = False,
     **options: Any,
 ) -> ModelStatistics:
     """``Statistics(path)``."""
@@ -84,8 +85,8 @@ def statistics_of_file(
 
     if args or options:
         refused = ", ".join(options) or "further positional arguments"
-        raise InputError(f"{path!r} is a file, which takes input_data, branching and depth only; got {refused}")
-    stats = load(path, input_data)
+        raise InputError(f"{path!r} is a file, which takes input_data, branching, depth and run only; got {refused}")
+    stats = load(path, input_data, run=run)
     stats.options = TableOptions(branching=branching, depth=depth)
     return stats
 

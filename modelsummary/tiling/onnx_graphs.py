@@ -58,10 +58,12 @@ class Tiles:
 
     Args:
         prefix: of the names of all of them.
+        opset: of the model; sizes of parts are an input of ``Split`` since 13, and an attribute before.
     """
 
-    def __init__(self, prefix: str = "") -> None:
+    def __init__(self, prefix: str = "", opset: int = 13) -> None:
         self.prefix = prefix
+        self.opset = opset
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
 
@@ -82,6 +84,10 @@ class Tiles:
         onnx = import_onnx()
         own = f"{self.prefix}{name.removeprefix(self.prefix)}"
         outputs = [f"{own}_{number}" for number in range(len(sizes))]
+        if self.opset < 13:
+            split = onnx.helper.make_node("Split", [name], outputs, name=f"{own}_split", axis=axis, split=sizes)
+            self.nodes.append(split)
+            return outputs
         parts = f"{self.prefix}parts_{len(sizes)}_{sizes[0]}_{sizes[-1]}"
         self.weights[parts] = onnx.helper.make_tensor(parts, onnx.TensorProto.INT64, [len(sizes)], sizes)
         self.nodes.append(onnx.helper.make_node("Split", [name, parts], outputs, name=f"{own}_split", axis=axis))

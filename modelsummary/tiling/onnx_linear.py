@@ -14,11 +14,12 @@ from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.reading import import_onnx, read_model
 from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
 
-__all__ = ["ModelLike", "proto_of", "tile_linear"]
+__all__ = ["ModelLike", "not_tiled", "proto_of", "tile_linear"]
 
 ModelLike = Any
 """An ``onnx.ModelProto``, or the path of a file with one."""
 
+_OLDEST = 11  # opset since which Gemm needs no bias, and axes count from the end
 # What the tree of rows is made of; traces and other remarks would be repeated for every tile.
 _KEPT = ("pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
 
@@ -50,8 +51,8 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     result.CopyFrom(original)
     graph = result.graph
     opset = next((each.version for each in result.opset_import if each.domain in ("", "ai.onnx")), 0)
-    if opset < 13:
-        raise InputError(f"opset {opset} cannot split by sizes that are tensors; export the model with 13 or newer")
+    if opset < _OLDEST:
+        raise InputError(f"opset {opset} has no Gemm without a bias; export the model with {_OLDEST} or newer")
     weights = {each.name: each for each in graph.initializer}
     names = Counter(node.name for node in graph.node)
     wanted = _wanted(nodes, names)
@@ -63,13 +64,33 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
         if obstacle or (wanted is not None and node.name not in wanted):
             tiled.append(node)
             continue
-        tiles = _tiles(node, weights, tile, node.name if names[node.name] == 1 and node.name else node.output[0])
+        prefix = node.name if names[node.name] == 1 and node.name else node.output[0]
+        tiles = _tiles(node, weights, tile, Tiles(f"{prefix}/", opset))
         tiled += tiles.nodes or [node]
         graph.initializer.extend(tiles.weights.values())
     copies = [_copied(node) for node in tiled]
     del graph.node[:]
     graph.node.extend(copies)
     return result
+
+
+def not_tiled(model: ModelLike) -> dict[str, str]:
+    """Return the ``Gemm`` and ``MatMul`` that ``tile_linear`` leaves as they are whatever their size, and why.
+
+    Args:
+        model: an ``onnx.ModelProto``, or the path of a file with one.
+
+    Returns:
+        Name of the node, or of its result where it has none -> the reason.
+
+    >>> from modelsummary.onnx import linear_graph, not_tiled
+    >>> not_tiled(linear_graph(64, 128, 32))  # whose weight is an input
+    {'matmul': 'its second operand is no weight of two dimensions'}
+    """
+    graph = proto_of(model).graph
+    weights = {each.name: each for each in graph.initializer}
+    products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]
+    return {node.name or node.output[0]: why for node in products if (why := _obstacle(node, weights))}
 
 
 def proto_of(model: ModelLike) -> Any:
@@ -133,13 +154,12 @@ def _obstacle(node: Any, weights: dict[str, Any]) -> str:
     return ""
 
 
-def _tiles(node: Any, weights: dict[str, Any], tile: int, name: str) -> Tiles:
-    """The nodes in place of one, their names beginning with ``name``; none if it is no larger than a tile."""
+def _tiles(node: Any, weights: dict[str, Any], tile: int, tiles: Tiles) -> Tiles:
+    """Add the nodes in place of one; none if it is no larger than a tile."""
     facts = {each.name: value_of(each) for each in node.attribute}
     weight = weights[node.input[1]]
     axis = 0 if facts.get("transB") else 1  # of the weight, along which its columns lie
     columns, inner = parts_of(weight.dims[axis], tile), parts_of(weight.dims[1 - axis], tile)
-    tiles = Tiles(f"{name}/")
     if len(columns) == len(inner) == 1:
         return tiles
     left = tiles.split(node.input[0], inner, -1)

@@ -110,8 +110,13 @@ def _remarks(root: LayerInfo, execution: str, fallback_reason: str | None) -> It
         yield f"Execution: real{f', because {fallback_reason}' if fallback_reason else ''}"
     uncounted = ledger(root)
     if uncounted:
-        calls = ", ".join(f"{operator} ({count}x)" for operator, count in uncounted.items())
-        yield f"Not in mult-adds, no formula (see register_op_cost): {calls}"
+        said = {operator: f"{operator} ({count}x)" for operator, count in uncounted.items()}
+        unclear = [calls for operator, calls in said.items() if operator.endswith(")")]  # with the reason
+        without = [calls for operator, calls in said.items() if not operator.endswith(")")]
+        if without:
+            yield f"Not in mult-adds, no formula (see register_op_cost): {', '.join(without)}"
+        if unclear:
+            yield f"Not in mult-adds, the file does not say enough: {', '.join(unclear)}"
     notes = [f"{row.fqn or row.class_name}: {row.note}" for row in root.walk() if row.note]
     yield from notes[:_MAX_NOTES]
     if len(notes) > _MAX_NOTES:

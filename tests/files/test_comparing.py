@@ -11,7 +11,8 @@ from torch import nn
 from modelsummary import InputError, Statistics, load
 from modelsummary.cli import run
 from modelsummary.files.comparing import compare
-from tests.files.test_torch import exported, scripted
+from tests.files.test_torch import exported
+from tests.files.torchscript import run_here, scripted
 from tests.onnx_models import distinct_values, export
 
 
@@ -27,7 +28,7 @@ def forms(tmp_path_factory):
         "live": Statistics(model, x),
         "onnx": load(export(model, x, folder / "block.onnx")),
         "pt2": load(exported(model, x, folder / "block.pt2")),
-        "pt": load(scripted(model, folder / "block.pt"), (1, 3, 8, 8)),
+        "pt": run_here(scripted(model, folder / "block.pt"), (1, 3, 8, 8)),
     }
 
 
@@ -75,7 +76,9 @@ def test_commands(capsys, tmp_path):
     assert run([paths[0], "--depth", "1", "--columns", "macs"]) == 0
     assert "3,888" in capsys.readouterr().out
     script = str(scripted(model, tmp_path / "m.pt"))
-    assert run([script, "--input", "1,3,8,8", "--format", "json"]) == 0
+    assert run([script, "--input", "1,3,8,8"]) == 2
+    assert "pass run=True (--run)" in capsys.readouterr().err
+    assert run([script, "--input", "1,3,8,8", "--format", "json", "--run"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["macs"] == 3888
     for arguments, text in {
         (paths[0], "--split", "2"): "live model",

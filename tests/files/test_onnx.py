@@ -226,7 +226,7 @@ def test_open_dimensions(tmp_path):
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        ((2, 3, 8), r"has 4 dimensions; got the size \[2, 3, 8\]"),
+        ((2, 3, 8), r"has 4 dimensions, \(2, 3, 8, 8\); got the size \[2, 3, 8\]"),
         ({"z": (1,)}, "no input 'z'; it has 'x'"),
         ((2, 4, 8, 8), "shapes cannot be"),
         ((2, -1, 8, 8), "expected a size"),
@@ -320,9 +320,7 @@ def test_contrib_operators_are_counted_or_in_the_ledger(tmp_path):
     stats = load(saved(made, tmp_path))
     assert stats.total_mult_adds == 120
     assert stats.uncounted_ops == {"com.microsoft.QMoE": 1, "my.own.Anything": 1}
-    assert [tuple(each) for each in stats.bandwidth().unknown] == [
-        ("experts", "d", "com.microsoft.QMoE"), ("own", "d", "my.own.Anything")
-    ]  # fmt: skip
+    assert stats.bandwidth().unknown == []  # QMoE has the shape of its input; the file describes y
 
 
 EINSUMS = [  # equation, sizes, multiply-adds
@@ -414,7 +412,7 @@ def test_sizes_that_values_decide_are_in_the_ledger(tmp_path):
         [value("y", 4, "n")],
     )
     stats = load(saved(made, tmp_path))
-    assert stats.uncounted_ops == {"MatMul": 1}
+    assert stats.uncounted_ops == {"MatMul (size unknown)": 1}
     assert stats.total_mult_adds == 0
     assert "open dimensions" not in stats.root.note
 
@@ -544,7 +542,7 @@ def test_statistics_of_a_path(tmp_path, kind):
     assert Statistics(path).operators()["Conv"] == 1
     assert isinstance(Statistics(model=path), ModelStatistics)
     for args, options in [((), {"batch_dim": 0}), ((), {"execution": "real"}), (((1,),), {})]:
-        with pytest.raises(InputError, match=r"is a file, which takes .* depth only; got \w+"):
+        with pytest.raises(InputError, match=r"is a file, which takes .* run only; got \w+"):
             Statistics(path, (2, 3, 8, 8), *args, **options)
     with pytest.raises(ModelFileError, match="there is no file"):
         Statistics(kind(tmp_path / "nothing.onnx"))
@@ -555,7 +553,7 @@ def test_sizes_by_position(tmp_path):
     path = saved(model([product], [value("a", "m", "k"), value("b.1", "k", "n")], [value("y", "m", "n")]), tmp_path)
     for given in ([(2, 3), (3, 4)], {"a": (2, 3), "b.1": (3, 4)}, [torch.empty(2, 3), (3, 4)]):
         assert load(path, given).total_mult_adds == 24
-    with pytest.raises(InputError, match=r"1 sizes for the inputs 'a', 'b\.1'"):
+    with pytest.raises(InputError, match=r"1 sizes for the inputs 'a' \(m, k\), 'b\.1' \(k, n\); give one to each"):
         load(path, (2, 3))
     assert run([str(path), "--input", "2,3", "--input", "3,4", "--max-macs", "23"]) == 1
     assert run([str(path), "--input", "a=2,3", "--input", "b.1=3,4", "--max-macs", "24"]) == 0

@@ -147,18 +147,11 @@ BROKEN = {
     "oversized": (lambda p: first_weight(p).dims.__setitem__(0, 2**62), "needs .* elements by its shape, and has 108"),
     "negative": (lambda p: first_weight(p).dims.__setitem__(0, -4), r"has the shape \[-4, 3, 3, 3\]"),
     "type": (lambda p: setattr(first_weight(p), "data_type", 99), "has the unknown type 99"),
-    "declared size": (
-        lambda p: setattr(p.graph.value_info[0].type.tensor_type.shape.dim[1], "dim_value", 7), "shapes cannot be",
-    ),
-    "declared negative": (
-        lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", -3), "a negative dimension",
-    ),
     "channels": (
         lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 5),
         r"Conv 'conv' has \[1, 5, 8, 8\] and \[4, 3, 3, 3\]",
     ),
     "no graph": (lambda p: p.ClearField("graph"), "there is no graph"),
-    "no version": (lambda p: p.ClearField("opset_import"), "which version"),
     "functions in a circle": (loop_in_functions, "call one another in a circle"),
     "functions that explode": (many_calls, "more than 1,000,000 operators"),
     "graphs in graphs": (deep_graphs, "more than 16 deep"),

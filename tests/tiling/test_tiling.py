@@ -16,7 +16,7 @@ from modelsummary.tiling import tile_linear as tile_modules
 from tests.onnx_models import TensorProto, distinct_values, export, helper, model, onnx, saved, value, weight
 
 pytest.importorskip("onnxruntime")
-from modelsummary.onnx import linear_graph, tile_linear, tiled_matmul_graph, verify
+from modelsummary.onnx import linear_graph, not_tiled, tile_linear, tiled_matmul_graph, verify
 
 node = helper.make_node
 
@@ -100,9 +100,18 @@ def test_chosen_nodes():
     with pytest.raises(InputError, match=r"expected an onnx\.ModelProto or a path, got int"):
         tile_linear(3)
     old = layers()
-    old.opset_import[0].version = 12
-    with pytest.raises(InputError, match="opset 12"):
+    old.opset_import[0].version = 10
+    with pytest.raises(InputError, match="opset 10 has no Gemm without a bias"):
         tile_linear(old)
+
+
+def test_older_operators_and_what_is_not_tiled():
+    old = layers()
+    old.opset_import[0].version = 11
+    tiled = tile_linear(old, 64)
+    assert any(each.op_type == "Split" and len(each.input) == 1 for each in tiled.graph.node)
+    assert verify(old, tiled).equal
+    assert not_tiled(layers()) == {"product": "its second operand is no weight of two dimensions"}
 
 
 def test_first_diverging_node(tmp_path):

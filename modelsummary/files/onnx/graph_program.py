@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.dimensions import dimension
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
 from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, Called, looks_like_product
+from modelsummary.files.onnx.node_types import RUNS, TAKEN
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
 from modelsummary.files.program import Operation, Program, Scope, Tensor
 
@@ -19,6 +21,7 @@ __all__ = ["program_of"]
 _ONNX = ("", "ai.onnx")
 _NO_ELEMENT = Element("?", 0)
 _LONGEST_NAME = 400
+_NO_SIZE = " (size unknown)"
 _LOOKS_AT_SHAPES = frozenset({"Shape", "Size"})
 _GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
@@ -55,6 +58,7 @@ class _Builder:
         self.constants: Counter[str] = Counter()
         self.taken: dict[str, int] = {}  # name -> how many have it, with a number
         self.open: dict[str, None] = {}
+        self.undecided: list[str] = []  # every If of which values decide what it costs
         dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
         self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
 
@@ -81,10 +85,21 @@ class _Builder:
         )
 
     def _notes(self) -> list[str]:
-        if not self.open:
-            return []
-        listed = ", ".join(name[:40] for name in list(self.open)[:4])
-        return [f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them"]
+        notes = []
+        if self.open:
+            listed = ", ".join(name[:40] for name in list(self.open)[:4])
+            notes.append(f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them")
+        if self.undecided:
+            listed = ", ".join(repr(name[:80]) for name in self.undecided[:4])
+            notes.append(f"values decide which branch of {listed} runs: the one with more multiply-adds counts")
+        executed = [each for each in self.operations if each.executed]
+        if any((each.uncounted or "").endswith(_NO_SIZE) for each in executed):
+            without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)] or executed
+            first = without[0]
+            inside = [each for each in without if any(scope.key == first.name for scope in each.scopes)]
+            first = inside[0] if inside else first  # of a branch or loop, what is in it
+            notes.append(f"sizes are not known from {first.name[:80]!r} ({first.op_type}) on")
+        return notes
 
     # ------------------------------------------------------------------------------------------ tensors
 
@@ -146,7 +161,7 @@ class _Builder:
             self.operations.append(operation)
             subgraphs = subgraphs_of(node)
             if subgraphs:
-                self._add_subgraphs(operation, subgraphs, given, names)
+                self._add_subgraphs(operation, node, subgraphs, names)
 
     def _unique(self, name: str) -> str:
         name = base = name[:_LONGEST_NAME]
@@ -166,12 +181,11 @@ class _Builder:
                 names.values[name] = value_of(attribute)
                 names.tensors.setdefault(name, _unknown(name)).kind = "buffer"
 
-    def _add_subgraphs(
-        self, operation: Operation, subgraphs: Mapping[str, Any], given: Sequence[Tensor | None], names: _Names
-    ) -> None:
+    def _add_subgraphs(self, operation: Operation, node: Any, subgraphs: Mapping[str, Any], names: _Names) -> None:
         """The operators of an If, Loop or Scan stand below it."""
         operation.is_free = True
-        times = _iterations(operation, given, names)
+        marks = {each.key: each.value for each in node.metadata_props if each.key in (RUNS, TAKEN)}
+        times = 1 if operation.op_type == "If" else int(marks[RUNS]) if RUNS in marks else None
         if times is None:
             operation.uncounted = f"{operation.op_type} (unknown number of runs)"
         bodies: dict[str, list[Operation]] = {}
@@ -183,32 +197,12 @@ class _Builder:
             self._add(graph, inside, (*operation.scopes, around, body), operation.repeats * (times or 1))
             bodies[key] = self.operations[start:]
         if operation.op_type == "If":
-            counted = max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
+            counted = marks.get(TAKEN) or max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
             operation.attributes["counted"] = counted
+            if TAKEN not in marks and len({sum(each.macs for each in body) for body in bodies.values()}) > 1:
+                self.undecided.append(operation.name)
             for each in (each for key, body in bodies.items() if key != counted for each in body):
                 each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0
-
-
-def _iterations(operation: Operation, given: Sequence[Tensor | None], names: _Names) -> int | None:
-    """How often a subgraph runs; None if the file does not tell. Of an If one branch runs, once."""
-    times: Any
-    if operation.op_type == "If":
-        return 1
-    if operation.op_type == "Loop" and given and given[0] is not None:
-        times = names.values.get(given[0].name)
-        return times if isinstance(times, int) and times >= 0 else None
-    if operation.op_type == "Scan":
-        number, axes = operation.attributes.get("num_scan_inputs"), operation.attributes.get("scan_input_axes")
-        axis = axes[0] if isinstance(axes, list) and axes else 0
-        scanned = given[-number] if type(number) is int and 0 < number <= len(given) else None
-        if (
-            scanned is not None
-            and scanned.size
-            and type(axis) is int
-            and -len(scanned.size) <= axis < len(scanned.size)
-        ):
-            return int(scanned.size[axis])
-    return None
 
 
 def _unknown(name: str) -> Tensor:
@@ -286,7 +280,8 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
             KeyError,
             AttributeError,
         ):  # a size is unknown, or the formula knows no such call
-            operation.uncounted = op_type
+            is_unknown = any(each is not None and each.size is None for each in (*given, *made))
+            operation.uncounted = op_type + _NO_SIZE if is_unknown else op_type
     counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
     if counted and counted[0] is not None:
         operation.elementwise_ops = times * counted[0].numel
@@ -297,11 +292,9 @@ def _sizes(tensors: Sequence[Tensor | None]) -> list[tuple[int, ...] | None]:
 
 
 def _symbols(tensors: Sequence[Tensor | None]) -> list[tuple[Any, ...] | None]:
-    """Sizes with a sympy symbol for each open dimension."""
-    import sympy
-
+    """Sizes with a sympy expression for each open dimension."""
     shapes = [None if each is None else each.shape for each in tensors]
     return [
-        None if shape is None else tuple(sympy.Symbol(dim) if isinstance(dim, str) else dim for dim in shape)
+        None if shape is None else tuple(dimension(dim) if isinstance(dim, str) else dim for dim in shape)
         for shape in shapes
     ]

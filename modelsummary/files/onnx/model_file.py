@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.functions import inline_functions
 from modelsummary.files.onnx.graph_program import program_of
+from modelsummary.files.onnx.inputs import bind, name_open_dimensions, values_of_inputs
 from modelsummary.files.onnx.reading import read_outline
-from modelsummary.files.onnx.shapes import bind, inferred
+from modelsummary.files.onnx.shapes import infer_types
 from modelsummary.files.program import GivenSizes
 from modelsummary.files.statistics import FileStatistics
 
 __all__ = ["load_onnx"]
 
 
-def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
-    """The model in an ONNX file; nothing is computed, and weights beside the file are not read.
+def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -> FileStatistics:
+    """Return the statistics of the model in an ONNX file; nothing is run, and weights beside the file are not read.
 
     Args:
         path: of the file.
         sizes: of inputs; the rest is as the file says.
+        tensors: of inputs whose values are known, where they are few.
 
     Raises:
         InputError: a size does not fit.
@@ -34,12 +38,16 @@ def load_onnx(path: Path, sizes: GivenSizes) -> FileStatistics:
         called = inline_functions(model)
         files = check_model(model, path, left_out=left_out, drop_weights=True)
         missing = sorted(name for name in files if not (path.parent / name).exists())
+        name_open_dimensions(model.graph)
         if sizes:
             bind(model.graph, sizes)
-        program = program_of(inferred(model), called)
+        values = values_of_inputs(model.graph, tensors) if tensors else {}
+        notes = infer_types(model, values)
+        program = program_of(model, called)
     except (InputError, ModelFileError) as error:
         kind = InputError if isinstance(error, InputError) or (sizes and "shapes" in str(error)) else ModelFileError
         raise kind(f"{str(path)!r}: {error}") from None
     if missing:
-        program.notes.append(f"weights are missing: {', '.join(missing)[:80]}")
+        notes.append(f"weights are missing: {', '.join(missing)[:80]}")
+    program.notes += notes
     return FileStatistics(program, path)

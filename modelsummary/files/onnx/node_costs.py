@@ -39,7 +39,10 @@ def _counts(*names: str) -> Callable[[Formula], Formula]:
     return register
 
 
-@_counts("Conv", "ConvInteger", "DeformConv", "com.microsoft.FusedConv", "com.microsoft.NhwcFusedConv")
+@_counts(
+    *("Conv", "ConvInteger", "DeformConv"),
+    *("com.microsoft.FusedConv", "com.microsoft.NhwcFusedConv", "com.microsoft.nchwc.Conv"),
+)
 def _conv(op: Called) -> Any:
     return prod(op.outputs[0]) * prod(op.inputs[1][1:])
 
@@ -125,6 +128,20 @@ def _recurrent(gates: int) -> Formula:
 FORMULAS |= {"LSTM": _recurrent(4), "GRU": _recurrent(3), "RNN": _recurrent(1)}
 
 
+@_counts("com.microsoft.DynamicQuantizeLSTM")
+def _quantised_lstm(op: Called) -> Any:
+    """Its weights are (directions, input, 4 * hidden) and (directions, hidden, 4 * hidden)."""
+    hidden = op.attributes["hidden_size"]
+    return prod(op.inputs[0][:2]) * op.inputs[1][0] * 4 * hidden * (op.inputs[0][2] + hidden)
+
+
+@_counts("ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor")
+def _linear(op: Called) -> Any:
+    """Every feature meets a coefficient of each class, or each target."""
+    rows = len(op.attributes.get("intercepts", ())) if "targets" not in op.attributes else op.attributes["targets"]
+    return prod(op.inputs[0]) * (rows or len(op.attributes["coefficients"]) // op.inputs[0][-1])
+
+
 @_counts("Attention")
 def _attention(op: Called) -> Any:
     """Scores, and their product with the values; with 4 dimensions the heads stand in the second."""
@@ -186,7 +203,7 @@ _WORDS = (
     *("Conv", "MatMul", "Gemm", "Attention", "Linear", "LSTM", "GRU", "RNN", "Einsum", "DFT", "STFT", "Det"),
     *("SVM", "Transformer", "MoE", "BitLinear", "Mamba", "Ssm"),
 )
-_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft")
+_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.microsoft.nchwc")
 
 
 def looks_like_product(domain: str, op_type: str) -> bool:

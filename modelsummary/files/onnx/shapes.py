@@ -1,115 +1,150 @@
-"""Shapes of all tensors of an ONNX model: dimensions given by the user, then onnx's shape inference."""
+"""Shapes of all tensors of an ONNX model: onnx's inference of the whole graph, then operator by operator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.onnx.checks import quoted, walk_graphs
-from modelsummary.files.onnx.folding import fold_sizes
+from modelsummary.errors import ModelFileError
+from modelsummary.files.onnx.checks import subgraphs_of
+from modelsummary.files.onnx.node_types import infer_nodes
 from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.twins import put_stand_ins
-from modelsummary.files.program import GivenSizes, sizes_by_name
 
-__all__ = ["bind", "inferred"]
+__all__ = ["infer_types"]
 
-_MOST_VISITS = 300_000  # of operators, to compute the sizes that decide on other sizes
+_LONG, _LONGEST = 64, 1_000_000  # numbers in a list of sizes, and in the longest that onnx may follow
+_KEEP_LISTS = frozenset("Add Cast Gather Identity Mul Reshape Slice Squeeze Sub Transpose Unsqueeze".split())
+_OLDEST_IR = 4  # since which weights need not be inputs
 
 
-def inferred(model: Any) -> Any:
-    """A copy of the model with the types of all tensors that can be inferred; weights should be dropped before.
+def infer_types(model: Any, values: Mapping[str, Any]) -> list[str]:
+    """Write the types of all tensors that can be inferred into the graphs of a model; weights should be dropped before.
+
+    Args:
+        model: which is changed.
+        values: name -> array, of inputs whose values are given.
+
+    Returns:
+        Notes: what the file declares and is not so.
 
     Raises:
-        ModelFileError: types that the file declares contradict what its operators make.
+        ModelFileError: operators have inputs that they cannot have.
     """
+    _complete(model)
     graph = model.graph
-    originals = put_stand_ins(graph)
-    try:
-        result = _inferred(model)
-    except ModelFileError:
-        if not originals:
-            raise
-        _put_back(graph, originals)
-        originals, result = {}, _inferred(model)
     opsets = {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+    notes: list[str] = []
     known: dict[str, Any] = {}
-    for _ in range(_MOST_VISITS // (len(graph.node) + 1)):
-        replaced = fold_sizes(graph, result.graph, opsets, known) if _is_unknown(result.graph) else {}
-        if not replaced:
-            break
-        originals |= replaced
-        try:
-            result = _inferred(model)
-        except ModelFileError:  # what was inferred before stays true
-            break
-    _put_back(graph, originals)
-    _put_back(result.graph, originals)
-    return result
-
-
-def _put_back(graph: Any, originals: Mapping[int, Any]) -> None:
-    for position, node in originals.items():
-        graph.node[position].CopyFrom(node)
-
-
-def _is_unknown(graph: Any) -> bool:
-    """A shape is missing, or has a dimension that no input names."""
-    kinds = [[each.type.tensor_type for each in values] for values in (graph.input, graph.value_info)]
-    named = {dim.dim_param for kind in kinds[0] for dim in kind.shape.dim}
-    return any(
-        not kind.HasField("shape")
-        or any(not dim.HasField("dim_value") and dim.dim_param not in named for dim in kind.shape.dim)
-        for kind in kinds[1]
-    )
-
-
-def _inferred(model: Any) -> Any:
-    onnx = import_onnx()
+    is_contradicted = False
     try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        known = _whole(model)
+    except ModelFileError:
+        is_contradicted = True
+        _forget(model)
+        try:
+            known = _whole(model)
+            notes = ["the shapes that the file declares are not those that its operators make"]
+        except ModelFileError:  # operators that the whole cannot be inferred with: one by one says which
+            known = {}
+    if is_contradicted or values or _is_unknown(graph, known):
+        infer_nodes(model, opsets, values, known)
+    else:
+        del graph.value_info[:]
+        outputs = {each.name: each for each in graph.output}
+        for name, kind in known.items():
+            if name in outputs:
+                outputs[name].type.CopyFrom(kind)
+            else:
+                graph.value_info.add(name=name).type.CopyFrom(kind)
+    return notes
+
+
+def _complete(model: Any) -> None:
+    """Say what old or careless files leave out: a version of the operators, and which weights are inputs."""
+    onnx = import_onnx()
+    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+        table = {row[1]: row[2] for row in onnx.helper.VERSION_TABLE}
+        newest = onnx.defs.onnx_opset_version()
+        model.opset_import.add(domain="", version=table.get(model.ir_version, newest))
+    model.ir_version = max(model.ir_version, _OLDEST_IR)
+
+
+def _forget(model: Any) -> None:
+    """Forget the shapes that the file declares of results."""
+    pending = [model.graph]
+    while pending:
+        graph = pending.pop()
+        del graph.value_info[:]
+        for output in graph.output:
+            if output.type.WhichOneof("value") == "tensor_type":
+                output.type.tensor_type.ClearField("shape")
+        pending += [inner for node in graph.node for inner in subgraphs_of(node).values()]
+
+
+def _whole(model: Any) -> dict[str, Any]:
+    """Name -> type of the results in the outer graph, as onnx infers them at once.
+
+    Raises:
+        ModelFileError: the declared types contradict what operators make, or an operator cannot have its inputs.
+    """
+    onnx = import_onnx()
+    graph = model.graph
+    weights, inputs = list(graph.initializer), list(graph.input)
+    names = {each.name for each in inputs}
+    kept = [each for each in weights if not _is_dropped(each)]
+    try:
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        for each in weights:  # of which inference would read values that were not read from the file
+            if _is_dropped(each) and each.name not in names:
+                kind = onnx.helper.make_tensor_type_proto(each.data_type, list(each.dims))
+                graph.input.add(name=each.name).type.CopyFrom(kind)
+        result = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=not _grows(graph))
     except onnx.shape_inference.InferenceError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ModelFileError(f"its shapes cannot be: {lines[-1] if lines else 'no reason given'}") from None
     except Exception as error:  # what a broken model makes the library raise
         raise ModelFileError(f"its shapes cannot be inferred: {error}") from None
+    finally:
+        del graph.initializer[:], graph.input[:]
+        graph.initializer.extend(weights)
+        graph.input.extend(inputs)
+    return {each.name: each.type for each in (*result.graph.value_info, *result.graph.output)}
 
 
-def bind(graph: Any, sizes: GivenSizes) -> None:
-    """Give inputs of the graph these sizes; a dimension of the same name elsewhere gets the same size.
-
-    Args:
-        sizes: of inputs.
-
-    Raises:
-        InputError: there is no such input, it is no tensor, or it has another number of dimensions.
-    """
-    weights = {each.name for each in graph.initializer}
-    inputs = {each.name: each for each in graph.input if each.name not in weights}
-    known: dict[str, int] = {}
-    replaced = False
-    for name, size in sizes_by_name(list(inputs), sizes).items():
-        value = inputs[name]
-        if value.type.WhichOneof("value") not in (None, "tensor_type"):
-            raise InputError(f"input {quoted(name)} is no tensor; leave its size out")
-        shape = value.type.tensor_type.shape
-        if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
-            raise InputError(f"input {quoted(value.name)} has {len(shape.dim)} dimensions; got the size {list(size)}")
-        for place, number in enumerate(size):
-            dim = shape.dim[place] if place < len(shape.dim) else shape.dim.add()
-            if dim.dim_param and known.setdefault(dim.dim_param, number) != number:
-                raise InputError(f"dimension {quoted(dim.dim_param)} cannot be {known[dim.dim_param]} and {number}")
-            replaced = replaced or dim.dim_value not in (0, number)
-            dim.dim_value = number
-    for inner, _ in walk_graphs(graph):
-        for value in (*inner.input, *inner.output, *inner.value_info):
-            _bind_type(value.type.tensor_type, known, forget=replaced and value not in graph.input)
+def _grows(graph: Any) -> bool:
+    """Return True if lists of numbers could become long: onnx follows them through ``Concat`` without a limit."""
+    lengths: dict[str, int] = {}
+    for node in graph.node:
+        longest = [lengths.get(name, _LONG) for name in node.input]
+        if node.op_type == "Concat":
+            lengths.update(dict.fromkeys(node.output, sum(longest)))
+            if sum(longest) > _LONGEST:
+                return True
+        elif node.op_type in _KEEP_LISTS and any(name in lengths for name in node.input):
+            lengths.update(dict.fromkeys(node.output, max(longest)))
+    return False
 
 
-def _bind_type(tensor_type: Any, known: Mapping[str, int], *, forget: bool) -> None:
-    """Put the known sizes in; what else was declared is inferred anew where it may depend on them."""
-    for dim in tensor_type.shape.dim:
-        if dim.dim_param in known:
-            dim.dim_value = known[dim.dim_param]
-        elif (forget and dim.HasField("dim_value")) or (known and dim.dim_param):
-            dim.Clear()
+def _is_dropped(tensor: Any) -> bool:
+    """Return True if a tensor is without its data, or they are in another file."""
+    onnx = import_onnx()
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return True
+    field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+    return not tensor.HasField("raw_data") and not len(getattr(tensor, field))
+
+
+def _is_unknown(graph: Any, known: Mapping[str, Any]) -> bool:
+    """Return True if the shape of a result is missing, or has a dimension that no input names."""
+    named = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
+    for node in graph.node:
+        if subgraphs_of(node):
+            return True
+        for name in filter(None, node.output):
+            kind = known[name].tensor_type if name in known else None
+            if kind is None or not kind.HasField("shape"):
+                return True
+            if any(not dim.HasField("dim_value") and dim.dim_param not in named for dim in kind.shape.dim):
+                return True
+    return False

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from modelsummary.errors import ModelFileError
+
 __all__ = ["without_weights"]
 
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto, TensorProto in onnx.proto
+_GRAPH, _NODE, _INITIALIZER, _RAW_DATA = 7, 1, 5, 9  # fields of ModelProto, GraphProto, TensorProto in onnx.proto
 _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
+_MOST_NODES = 1_000_000  # of which parsing takes gigabytes, however few bytes they have
 _FIXED = {1: 8, 5: 4}  # how a content is stored -> its bytes
 
 
@@ -21,6 +24,9 @@ def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
 
     Returns:
         The data, and the length of what was left out by position of the initializer; none where the data are unusual.
+
+    Raises:
+        ModelFileError: there are more operators than anyone reads.
     """
     lengths: dict[int, int] = {}
     try:
@@ -30,6 +36,8 @@ def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
         _, start, content, end = graphs[0]
         graph = _shorter(data, content, end, lengths)
         return b"".join([data[:start], _encoded(_GRAPH, graph), data[end:]]), lengths
+    except ModelFileError:  # which is a ValueError
+        raise
     except (ValueError, IndexError):  # no Protocol Buffer: parsing says so, too
         return data, {}
 
@@ -37,8 +45,11 @@ def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
 def _shorter(data: Any, place: int, end: int, lengths: dict[int, int]) -> bytes:
     """The content of a graph, with shorter initializers."""
     parts = []
-    position = 0
+    position = nodes = 0
     for number, start, content, after in _fields(data, place, end):
+        nodes += number == _NODE
+        if nodes > _MOST_NODES:
+            raise ModelFileError(f"more than {_MOST_NODES:,} operators")
         if number != _INITIALIZER:
             continue
         raw = [field for field in _fields(data, content, after) if field[0] == _RAW_DATA]

@@ -11,13 +11,15 @@ from modelsummary.errors import ModelFileError
 
 __all__ = ["Archive"]
 
+_LARGEST_UNPACKED = 64 * 2**20  # bytes of all compressed entries together: torch compresses code alone
+
 
 class Archive:
     """Entries of a zip file by name, without the folder that all of them are in.
 
     Raises:
-        ModelFileError: this is no zip file, or a broken one; torch compresses nothing, so an entry that is larger
-            than the file is refused.
+        ModelFileError: this is no zip file, or a broken one; its entries are larger than they can be, or could be read
+            by torch as something else: two have one name, or they are in several folders.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,17 +29,29 @@ class Archive:
             size = path.stat().st_size
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
             raise ModelFileError(f"{str(path)!r} is no archive of torch, or a truncated one") from None
-        self._entries = {each.filename.partition("/")[2] or each.filename: each for each in self._zip.infolist()}
-        if any(each.file_size > size for each in self._zip.infolist()):
+        entries = self._zip.infolist()
+        stored = sum(each.file_size for each in entries if each.compress_type == zipfile.ZIP_STORED)
+        packed = sum(each.file_size for each in entries if each.compress_type != zipfile.ZIP_STORED)
+        if stored > size or packed > _LARGEST_UNPACKED:
             raise ModelFileError(f"{str(path)!r}: an entry says that it is larger than the file")
+        if len({each.filename.lower() for each in entries}) < len(entries):  # torch does not tell cases apart
+            raise ModelFileError(f"{str(path)!r} has two entries of one name")
+        if len({each.filename.partition("/")[0] for each in entries if "/" in each.filename}) > 1:
+            raise ModelFileError(f"{str(path)!r} has entries in several folders; torch writes one")
+        self._entries = {each.filename.partition("/")[2] or each.filename: each for each in entries}
 
     @property
     def names(self) -> list[str]:
         """Names of the entries."""
         return list(self._entries)
 
+    def size(self, name: str) -> int:
+        """Return the bytes of an entry; 0 if it is not there."""
+        entry = self._entries.get(name)
+        return 0 if entry is None else entry.file_size
+
     def read(self, name: str) -> bytes:
-        """An entry's bytes; raises ``ModelFileError`` if they are not there or damaged."""
+        """Return the bytes of an entry; raises ``ModelFileError`` if they are not there or damaged."""
         try:
             return self._zip.read(self._entries[name])
         except KeyError:
@@ -46,7 +60,7 @@ class Archive:
             raise ModelFileError(f"{str(self.path)!r}: entry {name!r} cannot be read: {error}") from None
 
     def read_json(self, name: str) -> Any:
-        """An entry that is JSON."""
+        """Return what an entry that is JSON says."""
         try:
             return json.loads(self.read(name))
         except (ValueError, RecursionError) as error:

@@ -7,9 +7,11 @@ among arguments and results become tuples.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ _TOKEN = re.compile(
     rf"|(?:{'|'.join(_FUNCTIONS.split())})\b|\d{{1,19}}|//|[<>=!]=|[-+*/%(),<>&|~](?!\*))"
 )
 _LONGEST = 10_000
+_OPERATOR = re.compile(r"torch\.ops\.(?!higher_order\b)([a-z_]\w{0,80})\.(\w{1,80})")
+_LIBRARIES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}  # whose import registers
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
@@ -57,6 +61,7 @@ def read_exported(path: Path) -> Any:
         raise ModelFileError(f"{str(path)!r} holds {found}{hint}")
     facts = archive.read_json(models[0])
     _check_expressions(facts, path)
+    _check_operators(facts, path)
     try:
         _forget_containers(facts)
         weights, constants = (
@@ -65,9 +70,10 @@ def read_exported(path: Path) -> Any:
         )
         serializer = _torch.export_serializer()
 
-        return serializer.deserialize(
-            serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
-        )
+        with _torch.type_hints_once():
+            return serializer.deserialize(
+                serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
+            )
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # whatever a program that is none makes torch raise
@@ -90,6 +96,29 @@ def _check_expressions(facts: Any, path: Path) -> None:
             pending.extend(each.values())
         elif isinstance(each, list):
             pending.extend(each)
+
+
+def _check_operators(facts: Any, path: Path) -> None:
+    """Every operator is registered: those of a few libraries are when they are imported."""
+    pending, missing = [facts], set()
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            found = _OPERATOR.match(str(each.get("target", "")))
+            if found is not None and not _is_registered(found[1], found[2]):
+                missing.add(f"{found[1]}.{found[2]}")
+        pending.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+    if missing:
+        name = min(missing)
+        remedy = f"import the library that has it, {name.partition('.')[0]} say, before reading the file"
+        raise ModelFileError(f"{str(path)!r} uses the operator {name!r}, which torch does not know; {remedy}")
+
+
+def _is_registered(namespace: str, name: str) -> bool:
+    if namespace in _LIBRARIES and not hasattr(getattr(torch.ops, namespace), name):
+        with suppress(ImportError):
+            importlib.import_module(_LIBRARIES[namespace])
+    return hasattr(getattr(torch.ops, namespace), name)
 
 
 def _is_formula(text: str) -> bool:

@@ -49,6 +49,10 @@ class _Builder:
     def __init__(self, exported: Any, sizes: GivenSizes) -> None:
         self.exported = exported
         self.signature = exported.graph_signature
+        self.parameters = dict(self.signature.inputs_to_parameters)  # properties that make them anew each time
+        self.buffers = dict(self.signature.inputs_to_buffers)
+        self.state = dict(exported.state_dict)
+        self.given = set(self.signature.user_inputs)
         self.nodes = {node.name: node for node in exported.graph.nodes}
         inputs = {name: self.nodes[name].meta["val"] for name in self.signature.user_inputs if name in self.nodes}
         self.symbols = Symbols({name: each for name, each in inputs.items() if isinstance(each, TorchTensor)}, sizes)
@@ -88,15 +92,15 @@ class _Builder:
         value = node.meta.get("val")
         if not isinstance(value, TorchTensor):
             return
-        if node.name in self.signature.user_inputs:
+        if node.name in self.given:
             self.tensors[node] = [self.symbols.tensor(node.name, value, kind="input")]
             return
         facts: dict[str, Any] = {"kind": "buffer"}
-        name = self.signature.inputs_to_parameters.get(node.name)
+        name = self.parameters.get(node.name)
         if name is not None:
-            facts = {"kind": "parameter", "trainable": self.exported.state_dict[name].requires_grad}
-        name = name or self.signature.inputs_to_buffers.get(node.name)
-        held = self.exported.state_dict.get(name, node)
+            facts = {"kind": "parameter", "trainable": self.state[name].requires_grad}
+        name = name or self.buffers.get(node.name)
+        held = self.state.get(name, node)
         if id(held) not in self.tied:
             self.tied[id(held)] = self.symbols.tensor(name or node.name, value, **facts)
         self.tensors[node] = [self.tied[id(held)]]

@@ -1,50 +1,41 @@
-"""Read TorchScript: parameters from the file, operators from one run on shapes under the dispatch watcher.
-
-The interpreter does not tell which module runs. An operator that uses a parameter or buffer belongs to the module that
-registers it; one between two of those to the innermost module around both.
-"""
+"""Read TorchScript: parameters and modules from its pickle and its code, neither of which is run."""
 
 from __future__ import annotations
 
-import os
-import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor as TorchTensor
-from torch import nn
 
-from modelsummary.capture.calls import Call
-from modelsummary.capture.execution.real import RealExecution
-from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operators import Execution, Operators
-from modelsummary.capture.run import nothing_hidden
-from modelsummary.costs.operators import OpCost, OpRule, tensors_in
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
+from modelsummary.files.program import GivenSizes, Program, Scope, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
+from modelsummary.files.torch.script_code import ScriptClass, check_code, classes_of
+from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
 
 __all__ = ["load_torchscript"]
 
-Scopes = tuple[Scope, ...]
+_DEEPEST = 100  # modules within modules
+_LARGEST_PICKLE = 32 * 2**20  # bytes
+_NOTE = "TorchScript says sizes and multiply-adds only where it runs: load(path, input, run=True), or --run"
 
 
-def load_torchscript(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> FileStatistics:
-    """The TorchScript module in a file; without sizes only its parameters and buffers.
+def load_torchscript(
+    path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype], *, run: bool
+) -> FileStatistics:
+    """Return the statistics of the TorchScript module in a file: modules, parameters and buffers.
 
     Args:
         path: of the file.
         sizes: of the inputs, in the order of the arguments or by their names.
         dtypes: of some of them; default: that of the first floating point parameter.
+        run: run the module on inputs of these sizes, in a process of its own, to have what its operators do.
 
     Raises:
-        InputError: the module cannot be run on inputs of these sizes.
-        ModelFileError: the file is broken, or only a pickle.
+        InputError: there are sizes without ``run`` or the other way round, or the module does not run on them.
+        ModelFileError: the file is broken, only a pickle, or its code reaches outside.
     """
     archive = Archive(path)
     if "constants.pkl" not in archive.names:
@@ -53,161 +44,120 @@ def load_torchscript(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, t
         raise ModelFileError(
             f"{str(path)!r} is no TorchScript; a pickle can run any code and is not read: pass the model to Statistics"
         )
-    _check_code(archive)
+    if run:
+        if not sizes:
+            raise InputError(f"run=True needs the sizes of the inputs of {str(path)!r}: load(path, input, run=True)")
+        check_code(archive)
+    elif sizes:
+        raise InputError(f"{str(path)!r} is code, which input= would run: pass run=True (--run) to do so")
     try:
-        model = _read(path, "meta")
-        record = _Record(model)
-        outputs = _run(model, sizes, dtypes, record, ShapeOnly())
-    except Exception:  # values decide, or an operator has no meta kernel: read and run it for real
-        model = _read(path, "cpu")
-        record = _Record(model)
-        try:
-            outputs = _run(model, sizes, dtypes, record, RealExecution([*model.parameters(), *model.buffers()]))
-        except Exception as error:
-            lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            given = [*map(list, sizes.values())]
-            raise InputError(f"{str(path)!r} does not run on {given}: {lines[-1][:200]}") from error
-    return FileStatistics(record.program(outputs), path)
+        found = _Reader(archive).program()
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    if run:
+        from modelsummary.files.torch.script_run import run_script
+
+        return FileStatistics(run_script(path, sizes, dtypes), path)
+    return FileStatistics(found, path)
 
 
-# Operators with which code reaches files; what else there is only computes, or prints.
-_REACHES_OUT = re.compile(rb"\bfrom_file\b|\b(?:torch|aten)\s*\.\s*save\b")
+class _Reader:
+    """Modules of an archive, and what they register."""
 
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self.classes = classes_of(archive)
+        self.tensors: dict[ScriptTensor, Tensor] = {}
+        self.owned: list[tuple[tuple[Scope, ...], list[Tensor]]] = []
 
-def _check_code(archive: Archive) -> None:
-    """Raise ``ModelFileError`` for code that could write files: torch runs parts of it as it reads a module."""
-    for name in archive.names:
-        found = _REACHES_OUT.search(archive.read(name)) if name.startswith("code/") and name.endswith(".py") else None
-        if found is not None:
-            said = found[0].decode()
-            raise ModelFileError(f"{str(archive.path)!r}: its code calls {said!r}, which reaches files; it is not read")
+    def program(self) -> Program:
+        """Return a program without operators."""
+        model, constants = self._pickle("data.pkl"), self._pickle("constants.pkl")
+        if not isinstance(model, ScriptObject):
+            raise ModelFileError("its data are no module")
+        self._add_modules(model)
+        held = [self._known(name, each, "buffer") for name, each in _tensors_in("constants", constants)]
+        notes = [_NOTE]
+        own = [each for each in held if each not in {tensor for _, found in self.owned for tensor in found}]
+        return Program(_name_of(model), [], [], [], own, owned=self.owned, notes=notes)
 
-
-def _read(path: Path, device: str) -> torch.jit.ScriptModule:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r".*torch\.jit.* is deprecated", category=FutureWarning)
-            model: torch.jit.ScriptModule = torch.jit.load(os.fspath(path), map_location=device)
-    except Exception as error:  # whatever a broken archive makes torch raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ModelFileError(f"{str(path)!r} is no TorchScript: {lines[0]}") from None
-    return model
-
-
-def _run(
-    model: Any, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype], record: _Record, execution: Any
-) -> list[TorchTensor]:
-    """The results of the model; none without sizes."""
-    if not sizes:
-        return []
-    device = "meta" if isinstance(execution, ShapeOnly) else "cpu"
-    usual = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
-    inputs = {name: torch.zeros(size, dtype=dtypes.get(name, usual), device=device) for name, size in sizes.items()}
-    named = {name: tensor for name, tensor in inputs.items() if isinstance(name, str)}
-    record.add_inputs(list(inputs.values()))
-    record.execution = execution
-    try:
-        with torch.no_grad(), nothing_hidden(), Operators(record.counting, record):
-            return list(tensors_in(model(**named) if named else model(*inputs.values())))
-    finally:
-        if isinstance(execution, RealExecution):
-            execution.put_back()
-
-
-class _Record:
-    """Everything that operators did, in order.
-
-    Tensors are told apart by the address of their implementation; all are kept alive, so none has that of another.
-    """
-
-    execution: Execution
-
-    def __init__(self, model: torch.jit.ScriptModule) -> None:
-        self.name = str(model.original_name)
-        self.counting = SimpleNamespace(running=Call(nn.Module(), None))
-        self.inputs: list[Tensor] = []
-        self.operations: list[Operation] = []
-        self._owners: list[Scopes | None] = []  # of each operation, where a parameter tells
-        self._alive: list[TorchTensor] = []
-        self._tensors: dict[int, Tensor] = {}
-        self._home: dict[Tensor, Scopes] = {}
-        self.owned: list[tuple[Scopes, list[Tensor]]] = []
-        scopes: dict[str, Scopes] = {"": ()}
-        for fqn, module in model.named_modules():
-            if fqn:
-                around = scopes[fqn.rpartition(".")[0]]
-                scopes[fqn] = (*around, Scope(fqn, fqn, str(getattr(module, "original_name", type(module).__name__))))
-            own = [
-                ("parameter", module.named_parameters(recurse=False)),
-                ("buffer", module.named_buffers(recurse=False)),
-            ]
-            found = [self._known(tensor, name, kind) for kind, tensors in own for name, tensor in tensors]
-            for tensor in found:
-                self._home.setdefault(tensor, scopes[fqn])
-            self.owned.append((scopes[fqn], found))
-
-    def _known(self, tensor: TorchTensor, name: str, kind: Any = "activation") -> Tensor:
-        key = tensor._cdata
-        if key not in self._tensors:
-            size, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-            trains = kind == "parameter" and tensor.requires_grad
-            self._tensors[key] = Tensor(name, size, size, dtype, 8 * tensor.element_size(), kind, trains)
-            self._alive.append(tensor)
-        return self._tensors[key]
-
-    def add_inputs(self, inputs: Sequence[TorchTensor]) -> None:
-        """The arguments of the run."""
-        self.inputs = [self._known(each, f"input_{number}", "input") for number, each in enumerate(inputs)]
-
-    def input(self, tensor: TorchTensor) -> TorchTensor:
-        """An argument of the run, as it is."""
-        return tensor
-
-    def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator, and note it."""
-        out, cost = self.execution.run(func, rule, args, kwargs)
-        made = list(tensors_in(out))
-        inputs = [self._known(each, "constant", "buffer") for each in tensors_in((args, kwargs))]
-        is_free = cost.bytes_read == cost.bytes_written == 0
-        if is_free and len(inputs) == len(made) == 1 and inputs[0].kind == "parameter":
-            self._tensors[made[0]._cdata] = inputs[0]  # a weight, seen otherwise
-            self._alive += made
-        elif made:
-            name = f"{rule.name.rpartition('.')[2]}_{len(self.operations)}"
-            operation = Operation(name, rule.name, (), inputs, [self._known(each, name) for each in made])
-            operation.macs, operation.elementwise_ops, operation.uncounted = (
-                cost.macs,
-                cost.elementwise_ops,
-                cost.uncounted,
+    def _pickle(self, name: str) -> Any:
+        if self.archive.size(name) > _LARGEST_PICKLE:
+            raise ModelFileError(
+                f"{name} has {self.archive.size(name):,} bytes; more than {_LARGEST_PICKLE:,} are not read"
             )
-            operation.is_free = is_free
-            operation.aliases = bool(inputs) and (is_free or 0 in rule.writes)
-            operation.gathers = rule.gathers
-            self.operations.append(operation)
-            self._owners.append(next((self._home[each] for each in inputs if each in self._home), None))
-        return out, cost
+        return read_pickle(self.archive.read(name))
 
-    def program(self, outputs: Sequence[TorchTensor]) -> Program:
-        """What was noted, with the modules that operators seem to belong to."""
-        following: Scopes | None = None
-        ahead: list[Scopes | None] = []
-        for owner in reversed(self._owners):
-            following = owner if owner is not None else following
-            ahead.append(following)
-        before: Scopes | None = None
-        for operation, owner, after in zip(self.operations, self._owners, reversed(ahead), strict=True):
-            before = owner if owner is not None else before
-            operation.scopes = owner if owner is not None else _common(before, after)
-        note = [] if self.operations else ["give the size of its input to have what a forward does"]
-        results = [self._known(each, "result") for each in outputs]
-        return Program(self.name, self.inputs, results, self.operations, owned=self.owned, notes=note)
+    def _add_modules(self, model: ScriptObject) -> None:
+        """Add the module and all in it, each once, depth first."""
+        seen: set[int] = set()
+        pending: list[tuple[ScriptObject, tuple[Scope, ...]]] = [(model, ())]
+        while pending:
+            module, scopes = pending.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            if len(scopes) > _DEEPEST:
+                raise ModelFileError(f"modules lie more than {_DEEPEST} deep in one another")
+            kind = self.classes.get(module.class_name, ScriptClass("", frozenset(), frozenset()))
+            found: list[Tensor] = []
+            inner: list[tuple[ScriptObject, tuple[Scope, ...]]] = []
+            for name, value in _attributes(module):
+                if isinstance(value, ScriptTensor):
+                    if name in kind.parameters or name in kind.buffers:
+                        found.append(self._known(name, value, "parameter" if name in kind.parameters else "buffer"))
+                elif isinstance(value, ScriptObject) and self._is_module(value):
+                    fqn = f"{scopes[-1].fqn}.{name}" if scopes else name
+                    inner.append((value, (*scopes, Scope(fqn, fqn, _name_of(value)))))
+                elif isinstance(value, ScriptObject) or not isinstance(module.state, dict):
+                    found += [self._known(place, each, "buffer") for place, each in _tensors_in(name, value)]
+            self.owned.append((scopes, found))
+            pending += reversed(inner)
+
+    def _is_module(self, value: ScriptObject) -> bool:
+        kind = self.classes.get(value.class_name)
+        return kind is not None and kind.base == "Module"
+
+    def _known(self, name: str, found: ScriptTensor, kind: Any) -> Tensor:
+        if found not in self.tensors:
+            there = self.archive.size(f"data/{found.storage}") or self.archive.size(f"constants/{found.storage}")
+            if found.bytes_needed > there:
+                needs = f"needs {found.bytes_needed:,} bytes by its size, and has {there:,}"
+                raise ModelFileError(f"tensor {name[:80]!r} {needs}")
+            dtype = str(found.dtype).removeprefix("torch.")
+            trains = kind == "parameter" and found.requires_grad
+            self.tensors[found] = Tensor(name, found.size, found.size, dtype, 8 * found.dtype.itemsize, kind, trains)
+        return self.tensors[found]
 
 
-def _common(one: Scopes | None, other: Scopes | None) -> Scopes:
-    """The modules around both."""
-    shared: list[Scope] = []
-    for left, right in zip(one or (), other or (), strict=False):
-        if left != right:
-            break
-        shared.append(left)
-    return tuple(shared)
+def _name_of(module: ScriptObject) -> str:
+    return module.class_name.rpartition(".")[2]
+
+
+def _attributes(module: ScriptObject) -> Iterator[tuple[str, Any]]:
+    """Names and values; where the module makes its attributes from a state by its own code, that state."""
+    if isinstance(module.state, dict):
+        yield from ((str(name), value) for name, value in module.state.items())
+    else:
+        yield "state", module.state
+
+
+def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, ScriptTensor]]:
+    """Tensors in a value that is no module, each once, named by their places in it."""
+    seen: set[int] = set()
+    pending = [(name, value)]
+    while pending:
+        place, each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, ScriptTensor):
+            yield place, each
+            continue
+        inner = each.state if isinstance(each, ScriptObject) else each
+        if isinstance(inner, dict):
+            pending += [(f"{place}.{key}", item) for key, item in reversed(inner.items())]
+        elif isinstance(inner, (list, tuple)):
+            pending += [(f"{place}.{number}", item) for number, item in reversed(list(enumerate(inner)))]
+        elif isinstance(inner, ScriptObject):
+            pending.append((place, inner))

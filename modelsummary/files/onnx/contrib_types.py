@@ -1,0 +1,180 @@
+"""Types of the results of operators that onnx has no inference for: those of onnxruntime, and of older versions.
+
+A type is an element type of ONNX and dimensions: integers, names, or None where nothing is known of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["ALIKE", "RULES", "Kind"]
+
+Dims = tuple[int | str | None, ...]
+
+
+class Kind(NamedTuple):
+    """Element type and dimensions of a tensor; None if not even their number is known."""
+
+    element: int
+    dims: Dims | None
+
+
+Rule = Callable[[Sequence[Kind | None], Mapping[str, Any]], list[Kind | None]]
+RULES: dict[str, Rule] = {}
+
+# operator -> one of ONNX whose results have the same types, and which inputs that takes
+ALIKE: dict[str, tuple[str, slice]] = {
+    "com.microsoft.DynamicQuantizeMatMul": ("MatMul", slice(0, 2)),
+    "com.microsoft.FusedConv": ("Conv", slice(0, 2)),
+    "com.microsoft.FusedGemm": ("Gemm", slice(0, 3)),
+    "com.microsoft.MatMulIntegerToFloat": ("MatMul", slice(0, 2)),
+    "com.microsoft.QLinearAdd": ("Add", slice(0, 4, 3)),
+    "com.microsoft.QLinearAveragePool": ("AveragePool", slice(0, 1)),
+    "com.microsoft.QLinearConcat": ("Concat", slice(2, None, 3)),
+    "com.microsoft.QLinearConv": ("Conv", slice(0, 4, 3)),
+    "com.microsoft.QLinearGlobalAveragePool": ("GlobalAveragePool", slice(0, 1)),
+    "com.microsoft.QLinearMul": ("Mul", slice(0, 4, 3)),
+    "com.microsoft.QLinearReduceMean": ("ReduceMean", slice(0, 1)),
+    **{
+        f"com.microsoft.nchwc.{name}": (name, slice(0, 2 if name == "Conv" else 1))
+        for name in ("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
+    },
+}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+@_rule(
+    *("GroupNormalization", "MeanVarianceNormalization", "SimplifiedLayerNormalization"),
+    *("ai.onnx.ml.Imputer", "ai.onnx.ml.Normalizer", "ai.onnx.ml.Scaler"),
+    *(
+        f"com.microsoft.{name}"
+        for name in (
+            "BiasAdd BiasDropout BiasGelu BiasSoftmax FastGelu Gelu GroupNorm Inverse MoE QMoE QLinearLeakyRelu"
+            " QLinearSigmoid QLinearSoftmax QLinearWhere QuickGelu RotaryEmbedding SimplifiedLayerNormalization Trilu"
+        ).split()
+    ),
+)
+def _same(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
+    return [inputs[0]]
+
+
+@_rule(
+    "com.microsoft.SkipLayerNormalization",
+    "com.microsoft.SkipSimplifiedLayerNormalization",
+    "com.microsoft.SkipGroupNorm",
+)
+def _skip(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
+    """The result, two statistics, and the sum that was normalised."""
+    return [inputs[0], None, None, inputs[0]]
+
+
+@_rule("com.microsoft.FusedMatMul")
+def _fused_matmul(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    left, right = _dims(inputs[0]), _dims(inputs[1])
+    if len(left) < 2 or len(right) < 2 or facts.get("transBatchA") or facts.get("transBatchB"):
+        raise ValueError("vectors, or rows before the batch")
+    rows, columns = left[-1 if facts.get("transA") else -2], right[-2 if facts.get("transB") else -1]
+    return [inputs[0]._replace(dims=(*_broadcast(left[:-2], right[:-2]), rows, columns))]  # type: ignore[union-attr]
+
+
+def _broadcast(left: Dims, right: Dims) -> Dims:
+    longer = max(len(left), len(right))
+    pairs = zip((1,) * (longer - len(left)) + left, (1,) * (longer - len(right)) + right, strict=True)
+    return tuple(one if other in (1, one) else other if one == 1 else None for one, other in pairs)
+
+
+@_rule("com.microsoft.QGemm")
+def _qgemm(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    """Of floats, where the scale of the result is left out."""
+    left, right = _dims(inputs[0]), _dims(inputs[3])
+    dims = (left[1 if facts.get("transA") else 0], right[0 if facts.get("transB") else 1])
+    scaled = len(inputs) > 7 and inputs[7] is not None
+    return [Kind(inputs[0].element if scaled and inputs[0] is not None else 1, dims)]
+
+
+@_rule("com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4")
+def _packed_matmul(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    return [inputs[0]._replace(dims=(*_dims(inputs[0])[:-1], facts["N"]))]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.MultiHeadAttention")
+def _attention(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
+    query, value = _dims(inputs[0]), _dims(inputs[2])
+    if not len(query) == len(value) == 3:
+        raise ValueError("packed")
+    return [inputs[0]._replace(dims=(*query[:2], value[2]))]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.GroupQueryAttention")
+def _grouped_attention(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    """Where query, key and value are packed, the width holds all three."""
+    batch, length, width = _dims(inputs[0])
+    if len(inputs) > 1 and inputs[1] is not None:
+        return [inputs[0]]
+    heads, groups = facts["num_heads"], facts["kv_num_heads"]
+    if not isinstance(width, int):
+        raise TypeError("an open width")
+    return [inputs[0]._replace(dims=(batch, length, width * heads // (heads + 2 * groups)))]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.Attention", "com.microsoft.QAttention")
+def _packed_attention(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    batch, length, _ = _dims(inputs[0])
+    columns = _dims(inputs[1])[-1]
+    sizes = facts.get("qkv_hidden_sizes")
+    if not sizes and not isinstance(columns, int):
+        raise TypeError("an open width")
+    width = sizes[2] if sizes else columns // 3  # type: ignore[operator]
+    return [Kind(1 if inputs[0].element != 10 else 10, (batch, length, width))]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.DynamicQuantizeLSTM")
+def _lstm(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    """All hidden states, and the last hidden and cell states."""
+    length, batch, _ = _dims(inputs[0])
+    directions, hidden = 2 if facts.get("direction") == "bidirectional" else 1, facts["hidden_size"]
+    element = inputs[0].element  # type: ignore[union-attr]
+    last = Kind(element, (directions, batch, hidden))
+    return [Kind(element, (length, directions, batch, hidden)), last, last]
+
+
+@_rule("com.microsoft.EmbedLayerNormalization")
+def _embeddings(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
+    words = inputs[2]
+    return [Kind(words.element, (*_dims(inputs[0]), _dims(words)[1]))]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.nchwc.ReorderInput")
+def _into_blocks(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    dims = _dims(inputs[0])
+    dims = (dims[0], dims[-1], *dims[1:-1]) if facts.get("channels_last") else dims
+    return [inputs[0]._replace(dims=dims)]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.nchwc.ReorderOutput")
+def _out_of_blocks(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    batch, _, *rest = _dims(inputs[0])
+    channels = facts["channels"]
+    dims = (batch, *rest, channels) if facts.get("channels_last") else (batch, channels, *rest)
+    return [inputs[0]._replace(dims=dims)]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.nchwc.Upsample")
+def _upsample(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    pairs = zip(_dims(inputs[0]), facts["scales"], strict=True)
+    dims = tuple(dim * scale if isinstance(dim, int) else dim if scale == 1 else None for dim, scale in pairs)
+    return [inputs[0]._replace(dims=dims)]  # type: ignore[union-attr]
+
+
+def _dims(kind: Kind | None) -> Dims:
+    if kind is None or kind.dims is None:
+        raise TypeError("a size is unknown")
+    return kind.dims

@@ -1,0 +1,133 @@
+"""What the user says of the inputs of an ONNX model: sizes, and values that decide on sizes or branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelsummary.errors import InputError
+from modelsummary.files.onnx.checks import quoted, walk_graphs
+from modelsummary.files.onnx.dtypes import element_of
+from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.files.program import GivenSizes, sizes_by_name
+
+__all__ = ["bind", "name_open_dimensions", "values_of_inputs"]
+
+_NO_NAMES = frozenset({"", "?", "-1", "None", "none", "*", "unk"})
+_MOST_VALUES = 64
+
+
+def name_open_dimensions(graph: Any) -> None:
+    """Give each open dimension of an input a name of its own; elsewhere forget dimensions without a name.
+
+    Placeholders say nothing: two dimensions that are called ``"?"``, or are -1, may be of different sizes.
+    """
+    weights = {each.name for each in graph.initializer}
+    inputs = [each for each in graph.input if each.name not in weights]
+    taken = {dim.dim_param for each in inputs for dim in each.type.tensor_type.shape.dim}
+    for value in inputs:
+        for place, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _is_placeholder(dim):
+                name = "".join(each if each.isalnum() else "_" for each in value.name[:40]) + f"_{place}"
+                while name in taken:
+                    name += "_"
+                taken.add(name)
+                dim.dim_param = name
+    for inner, _ in walk_graphs(graph):
+        own = inputs if inner is graph else []
+        for value in (*inner.output, *inner.value_info, *(inner.input if inner is not graph else ())):
+            for dim in value.type.tensor_type.shape.dim:
+                if value not in own and _is_placeholder(dim):
+                    dim.Clear()
+
+
+def _is_placeholder(dim: Any) -> bool:
+    return dim.dim_value < 0 or (not dim.HasField("dim_value") and dim.dim_param in _NO_NAMES)
+
+
+def bind(graph: Any, sizes: GivenSizes) -> None:
+    """Give inputs of the graph these sizes; a dimension of the same name elsewhere gets the same size.
+
+    Args:
+        sizes: of inputs.
+
+    Raises:
+        InputError: there is no such input, it is no tensor, or it has another number of dimensions.
+    """
+    inputs = _inputs(graph)
+    known: dict[str, int] = {}
+    replaced = False
+    described = {name: _shown(value) for name, value in inputs.items()}
+    for name, size in sizes_by_name(list(inputs), sizes, described).items():
+        value = inputs[name]
+        if value.type.WhichOneof("value") not in (None, "tensor_type"):
+            raise InputError(f"input {quoted(name)} is no tensor; leave its size out")
+        shape = value.type.tensor_type.shape
+        if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
+            has = f"has {len(shape.dim)} dimensions, {described[name]}"
+            raise InputError(f"input {quoted(value.name)} {has}; got the size {list(size)}")
+        for place, number in enumerate(size):
+            dim = shape.dim[place] if place < len(shape.dim) else shape.dim.add()
+            if dim.dim_param and known.setdefault(dim.dim_param, number) != number:
+                raise InputError(f"dimension {quoted(dim.dim_param)} cannot be {known[dim.dim_param]} and {number}")
+            replaced = replaced or dim.dim_value not in (0, number)
+            dim.dim_value = number
+    for inner, _ in walk_graphs(graph):
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            _bind_type(value.type.tensor_type, known, forget=replaced and value not in graph.input)
+
+
+def _inputs(graph: Any) -> dict[str, Any]:
+    weights = {each.name for each in graph.initializer}
+    return {each.name: each for each in graph.input if each.name not in weights}
+
+
+def _shown(value: Any) -> str:
+    """The declared size of an input, such as ``(batch, 3, 48, x_3)``."""
+    if not value.type.tensor_type.HasField("shape"):
+        return "(...)"
+    dims = [
+        str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim
+    ]
+    return f"({', '.join(each[:40] for each in dims)}{',' if len(dims) == 1 else ''})"
+
+
+def _bind_type(tensor_type: Any, known: Mapping[str, int], *, forget: bool) -> None:
+    """Put the known sizes in; what else was declared is inferred anew where it may depend on them."""
+    for dim in tensor_type.shape.dim:
+        if dim.dim_param in known:
+            dim.dim_value = known[dim.dim_param]
+        elif (forget and dim.HasField("dim_value")) or (known and dim.dim_param):
+            dim.Clear()
+
+
+def values_of_inputs(graph: Any, given: Mapping[str | int, Any]) -> dict[str, Any]:
+    """Name -> array, of the inputs whose values are given and few.
+
+    Args:
+        given: name or position -> tensor, or a number; those on meta have no values.
+
+    Raises:
+        InputError: a value is not of the input's type.
+    """
+    import numpy as np
+
+    inputs = _inputs(graph)
+    names = list(inputs)
+    values = {}
+    for key, value in given.items():
+        name = names[key] if isinstance(key, int) else key
+        if value.is_meta or value.numel() > _MOST_VALUES or name not in inputs:
+            continue
+        element = inputs[name].type.tensor_type.elem_type
+        try:
+            dtype = import_onnx().helper.tensor_dtype_to_np_dtype(element)
+            if dtype.kind not in "iufb":
+                raise TypeError("a text, or a complex number")
+            values[name] = np.asarray(value.detach().cpu().float().numpy() if value.dtype.is_floating_point else value)
+            values[name] = values[name].astype(dtype)
+        except (TypeError, ValueError, KeyError):
+            known = element_of(element)
+            what = known.name if known is not None else "nothing"
+            raise InputError(f"input {quoted(name)} is of {what}; got values of {value.dtype}") from None
+    return values

@@ -1,0 +1,362 @@
+"""Types of all tensors of an ONNX model, operator by operator, with the numbers that decide on them.
+
+onnx's own inference of a whole graph follows sizes through sums, but not through divisions, into branches, or past
+operators of onnxruntime. Here each operator is inferred by itself, with the values of its small inputs.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modelsummary.errors import ModelFileError
+from modelsummary.files.onnx.attributes import attributes_of
+from modelsummary.files.onnx.checks import quoted, subgraphs_of
+from modelsummary.files.onnx.contrib_types import ALIKE, RULES, Kind
+from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.files.onnx.values import computed, constant_value
+
+__all__ = ["RUNS", "TAKEN", "infer_nodes"]
+
+RUNS, TAKEN = "modelsummary.runs", "modelsummary.taken"  # marks on a node: iterations of a Loop, branch of an If
+_MOST_VISITS = 200_000  # of operators: bodies of loops are visited more than once
+_ONNX = ("", "ai.onnx")
+
+Types = ChainMap[str, Any]
+Values = ChainMap[str, Any]
+
+
+def infer_nodes(model: Any, opsets: Mapping[str, int], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Write the types of all results into the ``value_info`` of their graphs, and marks on ``If`` and ``Loop``.
+
+    Args:
+        model: which is changed.
+        opsets: domain -> version of its operators.
+        given: name -> array, of inputs whose values are given.
+        known: name -> ``TypeProto`` of results that are known otherwise; where both know a dimension, an operator's
+            own inference holds.
+
+    Raises:
+        ModelFileError: an operator cannot have inputs of these types.
+    """
+    _Pass(opsets, known).graph(model.graph, ChainMap(), ChainMap(dict(given)), {})
+
+
+class _Pass:
+    """One walk through all graphs."""
+
+    def __init__(self, opsets: Mapping[str, int], known: Mapping[str, Any]) -> None:
+        self.onnx = import_onnx()
+        self.opsets = opsets
+        self.known = known
+        self.imports = [self.onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self.visits = 0
+        self.protos: dict[int, Any] = {}  # identity of an array -> its TensorProto, and the array, which keeps it alive
+
+    def graph(self, graph: Any, around: Types, values: Values, inputs: Mapping[str, Any]) -> Types:
+        """Infer the types of a graph; its results' are in what is returned.
+
+        Args:
+            graph: the graph, whose ``value_info`` is replaced.
+            around: types of the graphs around it.
+            values: of the names that it sees; gets those that are computed.
+            inputs: types of the graph's inputs where the caller knows them; else as declared.
+        """
+        types = around.new_child()
+        is_outer = not around.maps[0] and len(around.maps) == 1
+        for tensor in graph.initializer:
+            types[tensor.name] = self.onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            values[tensor.name] = constant_value(tensor)
+        declared = {each.name: each.type for each in graph.value_info} if is_outer else {}
+        for value in graph.input:
+            if value.name not in types.maps[0]:
+                types[value.name] = inputs.get(value.name, value.type)
+                values.setdefault(value.name, None)
+        for node in graph.node:
+            self.visits += 1
+            if self.visits > _MOST_VISITS:
+                break
+            self._node(node, types, values)
+            for name in filter(None, node.output):
+                types[name] = _merged(types.maps[0].get(name), self.known.get(name) or declared.get(name))
+        self._write(graph, types)
+        return types
+
+    def _write(self, graph: Any, types: Types) -> None:
+        """Replace the declared types of results by those that were found."""
+        outputs = {each.name for each in graph.output}
+        for output in graph.output:
+            if output.name in types and types[output.name] is not None:
+                output.type.CopyFrom(_merged(types[output.name], output.type if output.name in self.known else None))
+        del graph.value_info[:]
+        for node in graph.node:
+            for name in node.output:
+                if name and name not in outputs and types.get(name) is not None:
+                    graph.value_info.add(name=name).type.CopyFrom(types[name])
+
+    # ----------------------------------------------------------------------------------------- operators
+
+    def _node(self, node: Any, types: Types, values: Values) -> None:
+        for name in filter(None, node.output):  # a name in a branch may be that of another one's
+            types[name], values[name] = None, None
+        if node.domain in _ONNX and node.op_type == "If":
+            self._if(node, types, values)
+            return
+        if node.domain in _ONNX and node.op_type in ("Loop", "Scan"):
+            self._loop(node, types, values)
+            return
+        if node.domain in _ONNX and node.op_type == "Constant":
+            self._constant(node, types, values)
+        refused = None
+        try:
+            for name, found in self._inferred(node, types, values).items():
+                types[name] = found
+        except ModelFileError as error:  # what can be computed anyway is no contradiction
+            refused = error
+        if node.domain in _ONNX and node.op_type != "Constant":
+            sizes = {name: _size(types.get(name)) for name in node.input}
+            for name, value in computed(node, values, sizes, self.opsets).items():
+                values[name], refused = value, None
+                types[name] = self._type_of(value) if types[name] is None else types[name]
+        if refused is not None:
+            raise refused
+
+    def _constant(self, node: Any, types: Types, values: Values) -> None:
+        for attribute in node.attribute:
+            if attribute.HasField("t") and node.output:
+                tensor = attribute.t
+                values[node.output[0]] = constant_value(tensor)
+                types[node.output[0]] = self.onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            elif attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
+                import numpy as np
+
+                kind = np.int64 if "int" in attribute.name else np.float32
+                values[node.output[0]] = np.array(self.onnx.helper.get_attribute_value(attribute), kind)
+
+    def _type_of(self, value: Any) -> Any:
+        return self.onnx.helper.make_tensor_type_proto(
+            self.onnx.helper.np_dtype_to_tensor_dtype(value.dtype), list(value.shape)
+        )
+
+    def _inferred(self, node: Any, types: Types, values: Values) -> dict[str, Any]:
+        """Name -> type of the results of one operator; those that nobody knows are left out."""
+        full = node.op_type if node.domain in _ONNX else f"{node.domain}.{node.op_type}"
+        if full in RULES:
+            return self._by_rule(full, node, types)
+        if full in ALIKE:
+            return self._by_another(full, node, types)
+        schema = self._schema(node)
+        if schema is None or any(name and types.get(name) is None for name in node.input):
+            return {}
+        data = {name: self._proto(values[name]) for name in node.input if name and values.get(name) is not None}
+        given = {name: types[name] for name in node.input if name}
+        try:
+            found = self.onnx.shape_inference.infer_node_outputs(schema, node, given, data, None, self.imports)
+        except self.onnx.shape_inference.InferenceError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise ModelFileError(f"its shapes cannot be: {lines[-1] if lines else quoted(node.name)}") from None
+        except Exception:  # no inference for such a call
+            return {}
+        return {name: each for name, each in found.items() if name in node.output and each.WhichOneof("value")}
+
+    def _schema(self, node: Any) -> Any:
+        """What onnx knows of an operator: of the version that the file says, else of the newest."""
+        domain = "" if node.domain in _ONNX else node.domain
+        version = self.opsets.get(domain, 1)
+        for arguments in ((node.op_type, version, domain), (node.op_type, domain)):
+            try:
+                return self.onnx.defs.get_schema(*arguments)
+            except Exception:  # its SchemaError, and what broken names and versions raise
+                continue
+        return None
+
+    def _proto(self, value: Any) -> Any:
+        if id(value) not in self.protos:
+            self.protos[id(value)] = (self.onnx.numpy_helper.from_array(value), value)
+        return self.protos[id(value)][0]
+
+    def _by_another(self, full: str, node: Any, types: Types) -> dict[str, Any]:
+        """Infer as another operator does of floats; the results have the element type of its first input."""
+        op_type, places = ALIKE[full]
+        names = node.input[places]
+        kinds = [_kind(types.get(name)) for name in names]
+        channels_last = any(each.name == "channels_last" and each.i for each in node.attribute)
+        if channels_last or not kinds or any(each is None for each in kinds):
+            return {}
+        make = self.onnx.helper.make_tensor_type_proto
+        copy = self.onnx.helper.make_node(op_type, names, list(node.output)[:1])
+        schema = self._schema(copy)
+        copy.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
+        floats = {name: make(1, each.dims) for name, each in zip(names, kinds, strict=True) if each is not None}
+        found = self._inferred(copy, ChainMap(floats), ChainMap())
+        element = 1 if full.endswith("ToFloat") or kinds[0] is None else kinds[0].element
+        return {name: make(element, kind.dims) for name, each in found.items() if (kind := _kind(each)) is not None}
+
+    def _by_rule(self, full: str, node: Any, types: Types) -> dict[str, Any]:
+        inputs = [_kind(types.get(name)) if name else None for name in node.input]
+        try:
+            made = RULES[full](inputs, attributes_of(node, 1, {}))
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError):  # a size is unknown, or another call
+            return {}
+        make = self.onnx.helper.make_tensor_type_proto
+        pairs = [(name, kind) for name, kind in zip(node.output, made, strict=False) if name and kind is not None]
+        return {name: make(kind.element, kind.dims) for name, kind in pairs}
+
+    # ----------------------------------------------------------------------------------- operators in operators
+
+    def _if(self, node: Any, types: Types, values: Values) -> None:
+        bodies = subgraphs_of(node)
+        condition = values.get(node.input[0]) if node.input else None
+        if condition is not None and condition.size == 1 and {"then_branch", "else_branch"} <= bodies.keys():
+            taken = "then_branch" if condition.item() else "else_branch"
+            node.metadata_props.add(key=TAKEN, value=taken)
+            bodies = {taken: bodies[taken]}
+        found = []
+        for body in bodies.values():
+            inner = values.new_child()
+            own = self.graph(body, types, inner, {})
+            found.append([(own.get(each.name), inner.get(each.name)) for each in body.output])
+        for name, *branches in zip(node.output, *found, strict=False):
+            kinds = [kind for kind, _ in branches]
+            types[name] = kinds[0] if len(branches) == 1 else _common(kinds)
+            values[name] = branches[0][1] if len(branches) == 1 else None
+
+    def _loop(self, node: Any, types: Types, values: Values) -> None:
+        """Infer the body of a Loop or Scan; what it carries has the same type in each iteration, or an unknown size."""
+        body = subgraphs_of(node).get("body")
+        if body is None:
+            return
+        is_loop = node.op_type == "Loop"
+        scanned = 0 if is_loop else _number(node, "num_scan_inputs")
+        given = [types.get(name) if name else None for name in node.input]
+        carried = given[2:] if is_loop else given[: len(given) - scanned]
+        runs = values.get(node.input[0]) if is_loop and node.input and node.input[0] else None
+        times: Any = int(runs.item()) if runs is not None and runs.size == 1 else None
+        make = self.onnx.helper.make_tensor_type_proto
+        first = [make(7, []), make(9, [])] if is_loop else []
+        slices: list[Any] = []
+        if not is_loop:
+            axes = _numbers(node, "scan_input_axes") or [0] * scanned
+            for kind, axis in zip(given[len(given) - scanned :], axes, strict=False):
+                length, element = _without(kind, axis)
+                times, slices = times if length is None else length, [*slices, element]
+        own: Types = types
+        for _ in range(2):
+            known = dict(zip((each.name for each in body.input), [*first, *carried, *slices], strict=False))
+            known = {name: kind for name, kind in known.items() if kind is not None}
+            own = self.graph(body, types, values.new_child(), known)
+            made = [own.get(each.name) for each in body.output[1 if is_loop else 0 :]][: len(carried)]
+            after = [_common([one, other]) for one, other in zip(carried, made, strict=False)]
+            if all(_size(one) == _size(other) for one, other in zip(carried, after, strict=True)):
+                break
+            carried = after
+        if is_loop and not self._goes_on(body):
+            times = None
+        if times is not None and times >= 0:
+            node.metadata_props.add(key=RUNS, value=str(times))
+        results = [own.get(each.name) for each in body.output[1 if is_loop else 0 :]]
+        for place, (name, kind) in enumerate(zip(node.output, results, strict=False)):
+            types[name] = carried[place] if place < len(carried) else _stacked(kind, times)
+
+    def _goes_on(self, body: Any) -> bool:
+        """Return True if a Loop goes on until its last iteration, as its body says by a constant or its own input."""
+        if not body.output:
+            return False
+        name, makers = body.output[0].name, {output: node for node in body.node for output in node.output}
+        for _ in range(8):
+            maker = makers.get(name)
+            if maker is None:
+                break
+            if maker.op_type == "Constant":
+                return all(bool(constant_value(each.t)) for each in maker.attribute if each.HasField("t"))
+            if maker.op_type not in ("Identity", "Cast"):
+                return False
+            name = maker.input[0]
+        weights = {each.name: each for each in body.initializer}
+        if name in weights:
+            return bool(constant_value(weights[name]))
+        return (len(body.input) > 1 and name == body.input[1].name) or name not in makers
+
+
+def _number(node: Any, name: str) -> int:
+    return next((each.i for each in node.attribute if each.name == name), 0)
+
+
+def _numbers(node: Any, name: str) -> list[int]:
+    return next((list(each.ints) for each in node.attribute if each.name == name), [])
+
+
+def _declared(kind: Any) -> Any:
+    """The element type and shape of a tensor; None for sequences, and where nothing is known."""
+    return kind.tensor_type if kind is not None and kind.WhichOneof("value") == "tensor_type" else None
+
+
+def _kind(kind: Any) -> Kind | None:
+    tensor = _declared(kind)
+    if tensor is None:
+        return None
+    if not tensor.HasField("shape"):
+        return Kind(tensor.elem_type, None)
+    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+    return Kind(tensor.elem_type, tuple(dims))
+
+
+def _size(kind: Any) -> list[int] | None:
+    """The size of a tensor; None unless all of it is known."""
+    tensor = _declared(kind)
+    if tensor is None or not tensor.HasField("shape"):
+        return None
+    dims = tensor.shape.dim
+    return [dim.dim_value for dim in dims] if all(dim.HasField("dim_value") for dim in dims) else None
+
+
+def _merged(found: Any, other: Any) -> Any:
+    """The type that was found, with dimensions that only the other one knows."""
+    if _declared(found) is None:
+        return other if found is None else found
+    tensor, known = found.tensor_type, _declared(other)
+    if known is None or not known.HasField("shape"):
+        return found
+    if not tensor.HasField("shape"):
+        tensor.shape.CopyFrom(known.shape)
+    elif len(tensor.shape.dim) == len(known.shape.dim):
+        for dim, its in zip(tensor.shape.dim, known.shape.dim, strict=True):
+            if not dim.WhichOneof("value") or (not dim.HasField("dim_value") and its.HasField("dim_value")):
+                dim.CopyFrom(its)
+    return found
+
+
+def _common(kinds: Sequence[Any]) -> Any:
+    """The type that holds for all: dimensions that differ are unknown."""
+    onnx = import_onnx()
+    tensors = [_kind(each) for each in kinds]
+    if any(each is None for each in tensors):
+        return next((each for each in kinds if each is not None), None) if not any(tensors) else None
+    first = tensors[0]
+    assert first is not None
+    all_dims = [each.dims for each in tensors if each is not None]
+    ranks = {None if dims is None else len(dims) for dims in all_dims}
+    if len(ranks) > 1 or None in ranks:
+        return onnx.helper.make_tensor_type_proto(first.element, None)
+    dims = [one if all(one == each for each in others) else None for one, *others in zip(*all_dims, strict=True)]
+    return onnx.helper.make_tensor_type_proto(first.element, dims)
+
+
+def _without(kind: Any, axis: int) -> tuple[int | None, Any]:
+    """The length of an axis, and the type of what lies along it."""
+    found = _kind(kind)
+    if found is None or not found.dims or not -len(found.dims) <= axis < len(found.dims):
+        return None, None
+    dims = list(found.dims)
+    length = dims.pop(axis)
+    element = import_onnx().helper.make_tensor_type_proto(found.element, dims)
+    return (length if isinstance(length, int) else None), element
+
+
+def _stacked(kind: Any, times: int | None) -> Any:
+    """The type of what iterations return, one after another."""
+    found = _kind(kind)
+    if found is None or found.dims is None:
+        return None
+    return import_onnx().helper.make_tensor_type_proto(found.element, [times, *found.dims])

@@ -1,0 +1,101 @@
+"""Compute the few numbers of a graph that decide on sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from modelsummary.files.onnx.reading import import_onnx
+
+__all__ = ["computed", "constant_value"]
+
+_LARGEST, _DEEPEST = 1024, 2  # elements and dimensions of what is computed, so that no broadcasting makes it large
+_COMPUTED = frozenset(
+    "Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Floor Gather Greater GreaterOrEqual"
+    " Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape"
+    " Round ScatterND Shape Sign Size Slice Split Sqrt Squeeze Sub Tile Transpose Unsqueeze Where Xor".split()
+)
+
+
+def constant_value(tensor: Any) -> Any:
+    """Return the array in a ``TensorProto`` of a few numbers; None for others."""
+    onnx = import_onnx()
+    if len(tensor.dims) > _DEEPEST or prod(tensor.dims) > _LARGEST:
+        return None
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return None
+    try:
+        value = onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError):  # data that were left out, types that numpy lacks
+        return None
+    return value if value.dtype.kind in "iufb" else None
+
+
+def computed(
+    node: Any, values: Mapping[str, Any], sizes: Mapping[str, Any], opsets: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the arrays that an operator makes, by name; none that is not known, or has more than a few numbers.
+
+    Args:
+        node: the operator.
+        values: name -> array of what is known.
+        sizes: name -> size of its inputs, where all of it is known.
+        opsets: domain -> version of its operators.
+    """
+    import numpy as np
+
+    if node.op_type not in _COMPUTED:
+        return {}
+    looks_at_sizes = node.op_type in ("Shape", "Size")
+    given = {}
+    for name in filter(None, node.input):
+        if looks_at_sizes and sizes.get(name) is not None:
+            given[name] = np.broadcast_to(np.int8(0), sizes[name])  # of one byte
+        elif not looks_at_sizes and values.get(name) is not None:
+            given[name] = values[name]
+        else:
+            return {}
+    if node.op_type == "Range":  # runtimes take lists of one number, too
+        given = {name: value.reshape(()) if value.size == 1 else value for name, value in given.items()}
+    try:
+        if not given or _makes_many(node, given):
+            return {}
+        with np.errstate(all="ignore"):
+            made = [np.asarray(each) for each in _evaluator(node, opsets).run(None, given)]
+    except Exception:  # whatever a wrong call makes of it
+        return {}
+    pairs = zip(filter(None, node.output), made, strict=False)
+    return {name: each for name, each in pairs if _is_small(each)}
+
+
+def _is_small(value: Any) -> bool:
+    return bool(value.ndim <= _DEEPEST and value.size <= _LARGEST and value.dtype.kind in "iufb")
+
+
+def _makes_many(node: Any, given: Mapping[str, Any]) -> bool:
+    """Return True if the result has more than a few numbers though the inputs have not."""
+    listed = [given[name] for name in node.input if name]
+    if node.op_type == "ConstantOfShape":
+        return bool(prod(map(abs, listed[0].tolist())) > _LARGEST)
+    if node.op_type in ("Expand", "Tile"):
+        return bool(prod(map(abs, listed[1].tolist())) * max(1, listed[0].size) > _LARGEST)
+    if node.op_type == "Range":
+        start, limit, step = (float(each) for each in listed)
+        return not abs(limit - start) <= _LARGEST * abs(step)
+    if node.op_type == "Pow":
+        return bool((abs(listed[1]) > 64).any())
+    return False
+
+
+def _evaluator(node: Any, opsets: Mapping[str, int]) -> Any:
+    """Return what runs one operator, of the version that the file says: a sole node would be of the newest."""
+    from onnx.reference import ReferenceEvaluator
+
+    helper = import_onnx().helper
+    copy = import_onnx().NodeProto()
+    copy.CopyFrom(node)
+    copy.domain = ""
+    inputs = [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(filter(None, node.input))]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in filter(None, node.output)]
+    return ReferenceEvaluator(helper.make_graph([copy], "one", inputs, outputs), opsets=dict(opsets))

@@ -1,0 +1,221 @@
+"""Read the pickles of a TorchScript archive as plain data: no name in them is looked up, and nothing is called.
+
+TorchScript writes a small part of pickle's language. Tensors become their descriptions, objects their states; every
+other call that the language knows is refused.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from modelsummary.errors import ModelFileError
+
+__all__ = ["ScriptObject", "ScriptTensor", "read_pickle"]
+
+_MOST_STEPS = 1_000_000
+_STORAGES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+    "QInt8": torch.qint8,
+    "QUInt8": torch.quint8,
+    "QInt32": torch.qint32,
+}
+# Functions whose first argument is what they return: a value and its type, or a list of one type.
+_TAGS = ("restore_type_tag", "build_intlist", "build_tensorlist", "build_doublelist", "build_boollist")
+
+
+_MODULE_OF_TAGS, _MODULE_OF_TENSORS = "torch.jit._pickle", ".".join(("torch", "_utils"))
+# Functions that make a tensor of a storage, and which argument says whether it requires a gradient.
+_TENSORS = {"_rebuild_tensor_v2": 4, "_rebuild_qtensor": 5}
+
+
+class ScriptTensor(NamedTuple):
+    """A tensor of a TorchScript file; two that are equal are one."""
+
+    storage: str
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @property
+    def bytes_needed(self) -> int:
+        """Bytes of storage up to the last element."""
+        if not prod(self.size):
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return (self.offset + last + 1) * self.dtype.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class ScriptObject:
+    """A module, or another object: the name of its class, and its attributes or what its ``__getstate__`` returned."""
+
+    class_name: str
+    state: Any = None
+
+
+class _Name(NamedTuple):
+    """Something global that a pickle names."""
+
+    module: str
+    name: str
+
+
+class _Storage(NamedTuple):
+    key: str
+    dtype: torch.dtype
+
+
+_MARK = object()
+
+
+def read_pickle(data: bytes) -> Any:
+    """Return what a pickle of TorchScript holds.
+
+    Raises:
+        ModelFileError: it is broken, longer than any model needs, or calls what TorchScript does not write.
+    """
+    machine = _Machine()
+    try:
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if number > _MOST_STEPS:
+                raise ModelFileError(f"a pickle has more than {_MOST_STEPS:,} steps")
+            machine.step(opcode.name, argument)
+        (value,) = machine.stack
+    except ModelFileError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
+        raise ModelFileError(f"a pickle is broken: {error}") from None
+    return value
+
+
+class _Machine:
+    """The stack and the memory of a pickle."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def step(self, opcode: str, argument: Any) -> None:
+        """Do one step."""
+        stack = self.stack
+        if opcode in ("PROTO", "FRAME", "STOP"):
+            return
+        if opcode in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode])
+        elif opcode in _LITERALS:
+            stack.append(argument)
+        elif opcode in _EMPTY:
+            stack.append(_EMPTY[opcode]())
+        elif opcode in ("BINPUT", "LONG_BINPUT"):
+            self.memo[argument] = stack[-1]
+        elif opcode in ("BINGET", "LONG_BINGET"):
+            stack.append(self.memo[argument])
+        elif opcode == "GLOBAL":
+            stack.append(_Name(*argument.split(" ")))
+        elif opcode in _TUPLES:
+            stack[len(stack) - _TUPLES[opcode] :] = [tuple(stack[len(stack) - _TUPLES[opcode] :])]
+        elif opcode in ("TUPLE", "LIST"):
+            items = self._popped()
+            stack.append(tuple(items) if opcode == "TUPLE" else items)
+        elif opcode in ("APPENDS", "SETITEMS"):
+            self._extend(self._popped())
+        elif opcode in ("APPEND", "SETITEM"):
+            count = 1 if opcode == "APPEND" else 2
+            items = stack[-count:]
+            del stack[-count:]
+            self._extend(items)
+        else:
+            last = stack.pop()
+            _CALLS[opcode](self, last) if opcode in _CALLS else self._refuse(opcode)
+
+    def _refuse(self, what: str) -> None:
+        raise ModelFileError(f"a pickle has {what[:80]!r}, which TorchScript does not write; nothing of it is run")
+
+    def _popped(self) -> list[Any]:
+        """The values after the last mark, which are taken from the stack with it."""
+        place = len(self.stack) - 1
+        while self.stack[place] is not _MARK:
+            place -= 1
+            if place < 0:
+                raise ValueError("a mark is missing")
+        items = self.stack[place + 1 :]
+        del self.stack[place:]
+        return items
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if isinstance(target, dict):
+            target.update(zip(items[::2], items[1::2], strict=True))
+        elif isinstance(target, list):
+            target.extend(items)
+        else:
+            raise TypeError("a container is missing")
+
+    def _new(self, _: Any) -> None:
+        name = self.stack.pop()
+        if not isinstance(name, _Name) or not name.module.startswith("__torch__"):
+            self._refuse(".".join(name) if isinstance(name, _Name) else str(type(name)))
+        self.stack.append(ScriptObject(f"{name.module}.{name.name}"))
+
+    def _build(self, state: Any) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, ScriptObject):
+            raise TypeError("an object is missing")
+        target.state = state
+
+    def _load(self, key: Any) -> None:
+        kind, name, place = key[:3]
+        if kind != "storage" or not isinstance(name, _Name) or name.module != "torch":
+            self._refuse(str(kind))
+        self.stack.append(_Storage(str(place), _STORAGES[name.name.removesuffix("Storage")]))
+
+    def _call(self, arguments: Any) -> None:
+        function = self.stack.pop()
+        if not isinstance(function, _Name):
+            self._refuse(str(type(function)))
+        module, name = function
+        if function == ("collections", "OrderedDict") and not arguments:
+            self.stack.append({})
+        elif module == _MODULE_OF_TAGS and name in _TAGS:
+            self.stack.append(arguments[0])
+        elif module == _MODULE_OF_TENSORS and name in _TENSORS:
+            storage, offset, size, stride = arguments[:4]
+            self.stack.append(_tensor(storage, offset, size, stride, arguments[_TENSORS[name]]))
+        elif function == ("torch", "device"):
+            self.stack.append(str(arguments[0]))
+        else:
+            self._refuse(".".join(function))
+
+
+def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, requires_grad: bool) -> ScriptTensor:
+    numbers = (offset, *size, *stride)
+    if not all(type(each) is int and 0 <= each < 2**63 for each in numbers) or len(size) != len(stride):
+        raise ModelFileError(f"a tensor has the size {list(size[:8])} and the strides {list(stride[:8])}")
+    return ScriptTensor(storage.key, offset, tuple(size), tuple(stride), storage.dtype, bool(requires_grad))
+
+
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
+_LITERALS = frozenset(
+    "BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 SHORT_BINSTRING BINSTRING".split()
+)
+_EMPTY = {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_CALLS = {"REDUCE": _Machine._call, "NEWOBJ": _Machine._new, "BUILD": _Machine._build, "BINPERSID": _Machine._load}
