@@ -28,6 +28,8 @@ from modelsummary.views.cells import TableOptions
 from modelsummary.views.rows import check_depth
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
+    from modelsummary.costs.devices import DeviceSpec
+    from modelsummary.latency import Calibration, Kernels, TimeOptions
     from torch.fx import GraphModule, Node
     from typing_extensions import Self, Unpack
 
@@ -199,6 +201,98 @@ class Statistics(ModelStatistics):
         options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": device}
         self.latency_overhead = measure_latency(self._live_for("measuring"), self.root, x, **options)
         return self
+
+    @exclusive
+    def kernels(
+        self,
+        device: DeviceSpec | torch.device | str | None = None,
+        mode: str = "eager",
+        backward: bool = False,
+        optimizer: OptimizerLike | None = None,
+        **options: Unpack[TimeOptions],
+    ) -> Kernels:
+        """Return the kernels that a device runs for a forward or a step, in order, each with its predicted time.
+
+        They print as a table; ``to_pandas()`` gives a dataframe.
+
+        Args:
+            device, mode, backward, optimizer, **options: as for ``estimate_latency``.
+
+        Raises:
+            InputError: an argument is unusable, or this machine was not calibrated.
+        """
+        from modelsummary import latency
+
+        live = self._live_for("the kernels of a step")
+        plan = latency.time_plan(backward, optimizer, options, self.root)
+        return latency.Kernels(latency.predict_kernels(live, latency.target(device, options), mode, plan))
+
+    @exclusive
+    def calibrate(
+        self,
+        device: torch.device | str | None = None,
+        backward: bool = False,
+        optimizer: OptimizerLike | None = None,
+        *,
+        grid: bool = False,
+        again: bool = False,
+        **options: Unpack[TimeOptions],
+    ) -> Calibration:
+        """Measure the distinct operator calls of the model on this machine, each alone; what is known is not repeated.
+
+        The model itself is not run. Results are kept in the user's cache directory, by device, threads and version of
+        torch; ``estimate_latency()`` and ``memory()`` use them, of any model.
+
+        Args:
+            device: the CPU (default), or CUDA.
+            backward, optimizer, **options: the step whose calls are measured, as for ``estimate_latency``.
+            grid: measure the standard grid of some 300 common calls as well.
+            again: measure what is known once more.
+
+        Raises:
+            InputError: an argument is unusable, or other processes keep the machine too busy to measure.
+        """
+        from modelsummary import latency
+
+        live = self._live_for("calibrating")
+        plan = latency.time_plan(backward, optimizer, options, self.root)
+        return latency.calibrate(live, device, plan, grid=grid, again=again)
+
+    @exclusive
+    def estimate_latency(  # type: ignore[override]
+        self,
+        device: DeviceSpec | torch.device | str | None = None,
+        mode: str = "eager",
+        backward: bool = False,
+        optimizer: OptimizerLike | None = None,
+        **options: Unpack[TimeOptions],
+    ) -> float:
+        """Predict the milliseconds of a forward, or of a training step, from its kernels; nothing is run.
+
+        Fills ``estimated_latency_ms`` of every row, and with a backward ``estimated_backward_latency_ms``;
+        ``split(by="latency")`` and ``plan(by="latency")`` use them where nothing was measured.
+
+        Args:
+            device: a ``DeviceSpec``; the name of an accelerator, such as ``"A100"``; or this machine: ``"cpu"``
+                (default) or ``"cuda"``, by what ``calibrate`` measured.
+            mode: ``"eager"``, or ``"compiled"`` by ``torch.compile``.
+            backward: with the backward of the loss.
+            optimizer: with its step: a name, class or instance, as for ``memory``; None: without.
+            **options: see ``modelsummary.latency.TimeOptions``: ``dtype``, ``autocast``, ``loss``, ``checkpoint``.
+
+        Returns:
+            A ``LatencyEstimate``: a number that says where it is from and how far it may be off. Statistics without a
+            live model return the roofline's bound.
+
+        Raises:
+            InputError: an argument is unusable, the device lacks the dtype, or this machine was not calibrated.
+        """
+        from modelsummary import latency
+
+        if self._live is None:
+            return latency.bound_of_data(self, device, mode, backward, optimizer, options)
+        plan = latency.time_plan(backward, optimizer, options, self.root)
+        return latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
 
     # ------------------------------------------------------------------------------------------- memory
 
