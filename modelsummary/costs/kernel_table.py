@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from math import exp, log
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from modelsummary.costs.operator_work import Work
+from modelsummary.errors import InputError
 
-__all__ = ["Entry", "KernelTable", "Machine", "cache_folder"]
+__all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
 
 _VERSION = 1
 _NEIGHBOURS = 4
@@ -91,7 +95,10 @@ class KernelTable:
     machine: Machine
     entries: dict[str, Entry] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
-    _groups: dict[tuple[str, str, bool], list[tuple[Entry, list[float], float]]] = field(default_factory=dict, repr=False)
+    _spaces: dict[tuple[str, str], list[Entry]] = field(default_factory=dict, repr=False)
+    _groups: dict[tuple[str, str, bool], list[tuple[Entry, list[float], float]]] = field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def load(cls, machine: Machine) -> KernelTable:
@@ -124,10 +131,27 @@ class KernelTable:
         unfinished.replace(path)
         return path
 
-    def workspace(self, key: str) -> int:
-        """Return the measured workspace of a call in bytes; 0 if it was not measured."""
+    def workspace(self, key: str, work: Work) -> int | None:
+        """Return the bytes that a call allocates beside its results; None if nothing like it was measured.
+
+        Of a call that was not measured it is that of the nearest one of the operator, in proportion to the bytes moved.
+        """
         entry = self.entries.get(key)
-        return (entry.workspace or 0) if entry is not None else 0
+        if entry is not None and entry.workspace is not None:
+            return entry.workspace
+        dtype = str(work.dtype).removeprefix("torch.")
+        if (work.name, dtype) not in self._spaces:
+            alike = [each for each in self.entries.values() if (each.name, each.dtype) == (work.name, dtype)]
+            self._spaces[work.name, dtype] = [each for each in alike if each.workspace is not None]
+        own = _features(work.sizes, work.flops, work.nbytes)
+
+        def distance(each: Entry) -> float:
+            return sum((a - b) ** 2 for a, b in zip(own, _features(each.sizes, each.flops, each.nbytes), strict=False))
+
+        nearest = min(self._spaces[work.name, dtype], key=distance, default=None)
+        if nearest is None:
+            return None
+        return round((nearest.workspace or 0) * work.nbytes / max(nearest.nbytes, 1))
 
     def seconds(self, key: str | None, work: Work, *, cold: bool) -> tuple[float, str]:
         """Return how long a call takes, and how that is known: ``"measured"``, ``"interpolated"`` or ``"fit"``.
@@ -190,9 +214,43 @@ class KernelTable:
         """Put an entry in, in the place of an earlier one."""
         self.entries[key] = entry
         self._groups.clear()
+        self._spaces.clear()
 
 
 def _features(sizes: Iterable[int], flops: int, nbytes: int) -> list[float]:
     """Return sizes, FLOPs and bytes as powers of two."""
     return [log(max(value, 1)) / log(2) for value in (flops, nbytes, *sizes)]
 
+
+def device_here(device: torch.device | str | None) -> torch.device:
+    """Return a device of this machine whose kernels can be measured: the CPU, or CUDA.
+
+    Raises:
+        InputError: it is no such device, or not there.
+    """
+    try:
+        place = torch.device(device or "cpu")
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"device={device!r}: kernels are measured on the CPU and on CUDA, if it is there")
+    return place
+
+
+def machine_of(device: torch.device) -> Machine:
+    """Return what a table of this device holds for."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {_cpu_name()}"
+    return Machine(name, torch.get_num_threads() if device.type == "cpu" else 0, torch.__version__)
+
+
+@lru_cache(maxsize=1)
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor() or platform.machine())
+
+
+def table_of(device: torch.device) -> KernelTable:
+    """Return the table of this machine, empty if it was never calibrated."""
+    return KernelTable.load(machine_of(device))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.kernel_table import device_here, table_of
 from modelsummary.errors import InputError
-from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid, device_here, table_of
+from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.latency.kernels_table import Kernels
 from modelsummary.latency.options import TimeOptions, time_plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.costs.kernel_table import Entry, KernelTable, Machine
+from modelsummary.costs.kernel_table import Entry, KernelTable, table_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
@@ -21,10 +20,10 @@ from modelsummary.errors import InputError
 from modelsummary.latency.grid import standard_grid
 from modelsummary.latency.kernel_measure import Caches, is_measurable, seconds_of, workspaces_of
 
-__all__ = ["Calibration", "calibrate_calls", "calibrate_grid", "device_here", "machine_of", "table_of"]
+__all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
 
 _DEFAULT_CACHE_BYTES = 2**25
-_LEAST_CPU_SHARE = 0.6  # of the time of a measurement that this process must have had a core
+_LEAST_CPU_SHARE = 0.2  # of the time of a measurement that this process must have had a core
 
 
 @dataclass(frozen=True)
@@ -52,39 +51,6 @@ class Calibration:
         text = f"{self.measured} operator calls measured in {self.seconds:.1f} s, {self.known} known, {self.failed} failed"
         busy = f"; other processes took {1 - self.cpu_share:.0%} of a core" if self.cpu_share < 0.9 else ""
         return f"{text}{busy}: {self.path}"
-
-
-def device_here(device: torch.device | str | None) -> torch.device:
-    """Return a device of this machine whose kernels can be measured: the CPU, or CUDA.
-
-    Raises:
-        InputError: it is no such device, or not there.
-    """
-    try:
-        place = torch.device(device or "cpu")
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
-    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"device={device!r}: kernels are measured on the CPU and on CUDA, if it is there")
-    return place
-
-
-def machine_of(device: torch.device) -> Machine:
-    """Return what a table of this device holds for."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {_cpu_name()}"
-    return Machine(name, torch.get_num_threads() if device.type == "cpu" else 0, torch.__version__)
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, platform.processor() or platform.machine())
-
-
-def table_of(device: torch.device) -> KernelTable:
-    """Return the table of this machine, empty if it was never calibrated."""
-    return KernelTable.load(machine_of(device))
 
 
 def calibrate_grid(device: torch.device, *, again: bool = False) -> Calibration:

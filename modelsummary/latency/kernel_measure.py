@@ -25,6 +25,7 @@ __all__ = ["Caches", "arguments_of", "is_measurable", "seconds_of", "workspaces_
 
 _OWN_CACHE_BYTES = 2**22
 _LEAST_RUNS, _MOST_RUNS, _SECONDS_PER_CALL = 5, 40, 0.12
+_UNDISTURBED = 0.95  # share of a core in a run that counts
 _INDICES = {"embedding": (0, 1), "index_select": (0, 2), "gather": (0, 2), "embedding_dense_backward": (None, 1)}
 
 
@@ -111,6 +112,8 @@ def _random(spec: TensorSpec, device: torch.device, limit: int) -> Tensor:
 def seconds_of(call: OperatorCall, device: torch.device, caches: Caches, *, cold: bool) -> float:
     """Return how long a call takes: the middle of the faster half of some runs, which others disturb less.
 
+    Runs during which this thread lost its core do not count, if there are others.
+
     Raises whatever the call raises with such arguments.
     """
     args, kwargs, params = arguments_of(call, device)
@@ -118,12 +121,19 @@ def seconds_of(call: OperatorCall, device: torch.device, caches: Caches, *, cold
     touched = [each for each in _tensors((args, kwargs)) if id(each) not in own]
     timed = _timer(device)
     times: list[float] = []
+    disturbed: list[float] = []
     begin = time.perf_counter()
     with torch.no_grad():
         call.func(*args, **kwargs)
-        while len(times) < _MOST_RUNS and (len(times) < _LEAST_RUNS or time.perf_counter() - begin < _SECONDS_PER_CALL):
+        while len(times) < _MOST_RUNS:
+            spent = time.perf_counter() - begin
+            enough = len(times) >= _LEAST_RUNS and spent > _SECONDS_PER_CALL
+            if enough or (spent > 3 * _SECONDS_PER_CALL and len(times) + len(disturbed) >= _LEAST_RUNS):
+                break
             caches.leave_all(touched) if cold else caches.leave_own()
-            times.append(timed(lambda: call.func(*args, **kwargs)))
+            seconds, share = timed(lambda: call.func(*args, **kwargs))
+            (times if share > _UNDISTURBED else disturbed).append(seconds)
+    times = times if len(times) > 1 else times + disturbed
     times.sort()
     return times[len(times) // 4]
 
@@ -136,27 +146,33 @@ def _tensors(value: Any) -> list[Tensor]:
     return [each for inner in value.values() for each in _tensors(inner)] if isinstance(value, dict) else []
 
 
-def _timer(device: torch.device) -> Callable[[Callable[[], object]], float]:
-    """Return what times a function on a device, in seconds."""
+_Timed = Callable[[Callable[[], object]], tuple[float, float]]
+
+
+def _timer(device: torch.device) -> _Timed:
+    """Return what times a function on a device: its seconds, and this thread's share of a core meanwhile."""
     return _timed_by_events if device.type == "cuda" else _timed_by_clock
 
 
-def _timed_by_clock(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+def _timed_by_clock(run: Callable[[], object]) -> tuple[float, float]:
+    cpu, begin = time.thread_time(), time.perf_counter()
     kept = run()  # freed after the end, as in a model
-    end = time.perf_counter()
+    end, used = time.perf_counter(), time.thread_time() - cpu
     del kept
-    return end - begin
+    return end - begin, (used + _CLOCK_SECONDS) / (end - begin)
 
 
-def _timed_by_events(run: Callable[[], object]) -> float:
+_CLOCK_SECONDS = 2e-6  # between the readings of the two clocks
+
+
+def _timed_by_events(run: Callable[[], object]) -> tuple[float, float]:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(200_000)  # the device is busy until both events and the kernel are queued
     start.record()
     run()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
+    return float(start.elapsed_time(end)) * 1e-3, 1.0
 
 
 # -------------------------------------------------------------------------------------------------- workspace

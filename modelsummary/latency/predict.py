@@ -11,14 +11,13 @@ import torch
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.costs.devices import DeviceSpec
-from modelsummary.costs.kernel_table import KernelTable
+from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.kernels import Kernel, StepOperator, check_mode, kernels_of
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
 from modelsummary.costs.stored import nbytes_of
 from modelsummary.errors import InputError
-from modelsummary.latency.calibrate import device_here, table_of
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.plan import StepPlan

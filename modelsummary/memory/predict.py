@@ -24,6 +24,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.step import RowMemory, StepRun
+from modelsummary.memory.workspaces import workspaces_on
 
 __all__ = ["check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]
 
@@ -121,6 +122,7 @@ def run_step(
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
+        "workspaces": workspaces_on(wanted) if plan.workspaces else None,
     }
     with (
         no_collection(),

@@ -18,6 +18,7 @@ from modelsummary.capture.modules import modules_of, named_modules, tensors_in_a
 from modelsummary.capture.timer import Step, TimedCall, Timer
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
+from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
@@ -68,6 +69,7 @@ class StepRun:
         block_bytes: int,
         *,
         notes_operators: bool = False,
+        workspaces: Callable[[OperatorCall], int] | None = None,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
@@ -75,7 +77,8 @@ class StepRun:
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
-        self._notes_operators = notes_operators
+        self._notes_operators = notes_operators or workspaces is not None
+        self._workspaces = workspaces
         self._step: Step | None = None
         self._backward: BackwardTimer | None = None
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
@@ -209,10 +212,22 @@ class StepRun:
         fqns, phases = self._fqns(), self._phase_of_each()
         held = [0] * len(CATEGORIES)
         points = []
+        spaces = self._workspace_of_each()
         for place, (name, _) in enumerate(self.allocations.operators):
             held = [so_far + series[place] for so_far, series in zip(held, changes, strict=True)]
-            points.append(TimelinePoint(name, fqns[place], phases[place], tuple(held)))
+            points.append(TimelinePoint(name, fqns[place], phases[place], (*held[:-1], spaces[place])))
         return points
+
+    def _workspace_of_each(self) -> list[int]:
+        """Return the bytes that each operator needs for itself while it runs; 0 where that is not known."""
+        log, known = self.allocations.log, self._workspaces
+        if log is None or known is None:
+            return [0] * len(self.allocations.operators)
+        found: dict[int, int] = {}
+        for run in log.runs:
+            if id(run.call) not in found:
+                found[id(run.call)] = known(run.call)
+        return [found[id(run.call)] for run in log.runs]
 
     def _phase_of_each(self) -> list[str]:
         phases = [""] * len(self.allocations.operators)
@@ -265,7 +280,8 @@ class StepRun:
             call = innermost[each.saved_at] if each.saved_at is not None else None
             if call is not None and each.kind in ("", "activations"):
                 saved[id(call)] += each.nbytes
-        held = self.allocations.bytes_over_time()
+        spaces = self._workspace_of_each()
+        held = [sum(each) for each in zip(self.allocations.bytes_over_time(), spaces, strict=True)]
         rows = self._rows()
         return {
             rows[id(call)]: RowMemory(saved[id(call)], max(held[call.begin : call.end], default=0))

@@ -309,17 +309,18 @@ class Statistics(ModelStatistics):
         autocast: torch.dtype | None = None,
         accumulates: bool = False,
         block_bytes: int | None = None,
+        workspaces: bool = True,
     ) -> MemoryEstimate:
         """Predict the memory of one step without running it: nothing is computed or allocated.
 
         The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
         until it is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
-        every row. Counted are the storages of tensors, not what an operator needs for itself while it runs, nor what an
-        allocator keeps in reserve. The model is taken in the modes that its modules have.
+        every row. Counted are the storages of tensors, and what an operator needs for itself while it runs as far as
+        ``calibrate`` measured it on this machine; not what an allocator keeps in reserve. The model is taken in the modes that its modules have.
 
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.
-            optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes: see
+            optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
                 ``modelsummary.memory.plan.StepOptions``.
 
         Raises:
@@ -334,6 +335,7 @@ class Statistics(ModelStatistics):
             "autocast": autocast,
             "accumulates": accumulates,
             "block_bytes": block_bytes,
+            "workspaces": workspaces,
         }
         live = self._live_for("predicting memory")
         return _memory.predict(live, self.root, step_plan(mode, options, self.root))
