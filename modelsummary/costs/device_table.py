@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["TABLE", "DeviceFigures"]
+__all__ = ["TABLE", "WATTS", "DeviceFigures"]
 
 _Peaks = dict[tuple[str, ...], float]
 
@@ -139,4 +139,34 @@ TABLE: dict[str, DeviceFigures] = {
     "TPU v6e": _F(
         {_BFLOAT16: 918, _INT8: 1836}, 1.64, 32, 800, 2, 128, "tpu", "Google Cloud TPU v6e documentation"
     ),
+}
+
+# Board power in watts by data sheet. The vector units of a board with little power for its peak do not keep their clock.
+WATTS: dict[str, int] = {
+    "P100": 250,
+    "P4": 75,
+    "V100": 300,
+    "V100 PCIe": 250,
+    "T4": 70,
+    "A10": 150,
+    "A100 80GB": 400,
+    "A100 40GB": 400,
+    "A100 80GB PCIe": 300,
+    "A100 40GB PCIe": 250,
+    "RTX 3090": 350,
+    "L4": 72,
+    "L40S": 350,
+    "RTX 4090": 450,
+    "H100": 700,
+    "H100 PCIe": 350,
+    "H200": 700,
+    "B200": 1000,
+    "GB200": 1200,
+    "B300": 1100,
+    "GB300": 1400,
+    "RTX 5090": 575,
+    "MI250": 500,
+    "MI300X": 750,
+    "MI325X": 1000,
+    "MI355X": 1400,
 }

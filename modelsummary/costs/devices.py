@@ -54,8 +54,8 @@ class DeviceSpec:
         InputError: the name is not in the table, or a figure is not positive.
 
     >>> spec = DeviceSpec("A100")
-    >>> spec.name, spec.bandwidth, spec.memory_bytes
-    ('A100 80GB', 2039000000000.0, 80000000000)
+    >>> spec.name, spec.memory_bytes, spec.source
+    ('A100 80GB', 80000000000, 'A100 taken as A100 80GB: NVIDIA A100 data sheet, SXM4, 2021')
     """
 
     name: str

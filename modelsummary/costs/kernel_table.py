@@ -27,7 +27,7 @@ __all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "ma
 
 _VERSION = 1
 _NEIGHBOURS = 4
-_NEAR = 1.5  # distance in powers of two up to which a neighbour counts as interpolation
+_NEAR = 2.0  # distance in powers of two up to which a neighbour counts as interpolation
 _OTHER_OPERATOR = 1.0  # what another operator of the class adds to the distance, squared
 
 

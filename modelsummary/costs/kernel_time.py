@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 
+from modelsummary.costs.device_table import WATTS
 from modelsummary.costs.devices import DeviceSpec
 from modelsummary.costs.operator_work import Work
 
-__all__ = ["DeviceModel", "device_model", "fits"]
+__all__ = ["DeviceModel", "device_model", "fits", "sustained"]
 
-_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (32, 64), (64, 32))
 _PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 _HALF = (torch.float16, torch.bfloat16)
@@ -117,18 +118,24 @@ class DeviceModel:
         rate = peak * float(own["efficiency"])
         batch, m, n, k, *image = work.sizes
         units, flush = self.spec.units or 100, 8.0 / (self.spec.bandwidth * self.stream)
-        seconds = _product_seconds(batch, m, n, k, rate, units, own, flush * batch * m * n)
+        least = self._least_tile(work)
+        seconds = _product_seconds(batch, m, n, k, rate, units, own, flush * batch * m * n, least)
         if self._is_winograd(work):
             height, width = image
-            blocks = m // (height * width) * ceil(height / 4) * ceil(width / 4)
-            product = _product_seconds(36, blocks, n, k // 9, rate, units, own, flush * 36 * blocks * n)
-            transformed = 36 * (blocks * (k // 9 + n) + n * (k // 9))  # elements, each written once and read once
-            seconds = min(seconds, product + flush * transformed / float(own["winograd"]))
+            padded = 16 * (m // (height * width)) * ceil(height / 4) * ceil(width / 4)
+            winograd = rate * float(own["winograd"])
+            seconds = min(seconds, _product_seconds(batch, padded, n, 4 * k // 9, winograd, units, own, flush * m * n))
         return seconds
 
     def _path(self, dtype: torch.dtype) -> Mapping[str, Any]:
         path: Mapping[str, Any] = self.coefficients["tensor" if self._on_tensor_cores(dtype) else "simt"]
         return path
+
+    def _least_tile(self, work: Work) -> int:
+        """Return the elements of the smallest tile that the library has for batched products without tensor cores."""
+        if work.op_class != "gemm" or work.sizes[0] == 1:
+            return 0
+        return int(self._path(work.dtype).get("batched_tile", {}).get(self.spec.generation, 0))
 
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
@@ -143,8 +150,8 @@ class DeviceModel:
     def _is_winograd(self, work: Work) -> bool:
         """Return True for a convolution that cuDNN may run by Winograd's algorithm: 3 x 3 of stride 1, in float32.
 
-        It computes blocks of 4 x 4 results with 36 products in the place of 144, between transforms of input, weights
-        and result (Lavin and Gray 2015, https://arxiv.org/abs/1509.09308).
+        It computes blocks of 2 x 2 results, four at a time, with 16 products each in the place of 36 (Lavin and Gray
+        2015, https://arxiv.org/abs/1509.09308).
         """
         return work.op_class == "conv" and work.dtype is torch.float32 and not self.tf32 and "3x3" in work.name
 
@@ -159,13 +166,15 @@ def _variant(work: Work) -> str:
 
 
 def _product_seconds(
-    batch: int, m: int, n: int, k: int, rate: float, units: int, own: Mapping[str, Any], flush: float
+    batch: int, m: int, n: int, k: int, rate: float, units: int, own: Mapping[str, Any], flush: float, least: int = 0
 ) -> float:
     """Return the least time of a product over tile sizes and parts of its inner dimension."""
     rate_of_unit = rate / units
     edge, start = float(own["edge"]), float(own["start"])
     best = float("inf")
     for rows, columns in _TILES:
+        if rows * columns < least:
+            continue
         tiles = batch * ceil(m / rows) * ceil(n / columns)
         slowed = 1 + edge * (1 / rows + 1 / columns)
         for parts in _PARTS:
@@ -176,6 +185,18 @@ def _product_seconds(
             seconds = max(ceil(tiles * parts / units) * tile, alone) + (parts * flush if parts > 1 else 0.0)
             best = min(best, seconds)
     return best
+
+
+def sustained(spec: DeviceSpec, flops_per_joule: Mapping[str, float], best: float = 0.95) -> float:
+    """Return what vector units reach of their peak, as far as the power of the board lets them keep the clock.
+
+    Args:
+        flops_per_joule: by generation, in 10^9.
+        best: what is reached where there is power enough.
+    """
+    watts, peak = WATTS.get(spec.name), spec.peak_flops.get(torch.float32)
+    own = flops_per_joule.get(spec.generation)
+    return min(best, own * 1e9 * watts / peak) if watts and peak and own else 0.85
 
 
 def device_model(spec: DeviceSpec, *, tf32: bool = False) -> DeviceModel:
@@ -199,5 +220,6 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False) -> DeviceModel:
         tensor = reached / peak / best
     label = own or (f"generation {spec.generation}" if name is not None else "no fit of its own")
     error = float(entry["error"]) if own else float(found["unseen_error"])
-    stream, simt = float(entry["stream"]), float(entry["simt"])
+    stream = float(entry["stream"])
+    simt = float(entry["simt"]) if own is not None else sustained(spec, found["flops_per_joule"])
     return DeviceModel(spec, found["coefficients"], stream, tensor, simt, label, error, tf32)

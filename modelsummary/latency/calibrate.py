@@ -78,6 +78,7 @@ def calibrate_calls(
         raise InputError(f"other processes take {1 - share:.0%} of a core; measure when the machine is quiet")
     if not table.facts or again:
         table.facts = _facts(device)
+    generators = torch.get_rng_state()
     caches = Caches(device, int(table.facts["cache_bytes"]))
     wanted = {call.key: call for call in calls if not is_free(call)}
     missing = [call for call in wanted.values() if again or _lacks(table, call, cold)]
@@ -99,6 +100,7 @@ def calibrate_calls(
             failed += 1
             continue
         table.add(call.key, entry)
+    torch.set_rng_state(generators)  # arguments were random
     path = table.save()
     took = time.perf_counter() - begin
     return Calibration(len(missing) - failed, len(wanted) - len(missing), failed, took, path, share)

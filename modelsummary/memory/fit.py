@@ -24,7 +24,9 @@ from modelsummary.memory.predict import check_initialized, simulate_step
 __all__ = ["largest", "max_batch_size", "suggest_checkpoint"]
 
 
-def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan: StepPlan) -> CheckpointPlan:
+def suggest_checkpoint(
+    live: LiveModel, root: LayerInfo, budget_bytes: int, plan: StepPlan, by: str = "macs"
+) -> CheckpointPlan:
     """Return which repeated blocks to recompute so that the peak of a step is at most ``budget_bytes``.
 
     What each block saves is simulated, blocks that are alike once; the choice is exact for these figures, and the step
@@ -37,6 +39,8 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan
     check_initialized(live)
     if plan.checkpoint:
         raise InputError("suggest_checkpoint chooses the modules itself; leave checkpoint= out")
+    if by not in ("macs", "latency") or (by == "latency" and root.estimated_latency_ms is None):
+        raise InputError(f"by={by!r}; expected 'macs', or 'latency' once estimate_latency() predicted it")
     rows = blocks_of(root)
     fqns = [row.fqn for row in rows]
 
@@ -48,7 +52,7 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int, plan
     for row in rows:
         key = _looks(row)
         if key not in alike:
-            alike[key] = Block(plain.activations - simulate([row.fqn]).activations, row.macs)
+            alike[key] = Block(plain.activations - simulate([row.fqn]).activations, _work_of(row, by))
     blocks = [alike[_looks(row)] for row in rows]
     needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
     while True:
@@ -99,6 +103,11 @@ def max_batch_size(live: LiveModel, memory_bytes: int, plan: StepPlan) -> int:
 def _check_bytes(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
         raise InputError(f"{name}={value!r}; expected an integer >= 1")
+
+
+def _work_of(row: LayerInfo, by: str) -> int:
+    """Return what recomputing a block takes: multiply-adds, or predicted nanoseconds."""
+    return row.macs if by == "macs" else round(1e6 * (row.estimated_latency_ms or 0.0))
 
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:

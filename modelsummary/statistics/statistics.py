@@ -357,13 +357,16 @@ class Statistics(ModelStatistics):
         return _memory.measure(live, self.root, step_plan(mode, options, self.root))
 
     @exclusive
-    def suggest_checkpoint(self, budget_bytes: int, **options: Unpack[StepOptions]) -> CheckpointPlan:
-        """Choose modules to recompute in the backward so that a training step fits, with the fewest MACs done again.
+    def suggest_checkpoint(
+        self, budget_bytes: int, *, by: str = "macs", **options: Unpack[StepOptions]
+    ) -> CheckpointPlan:
+        """Choose modules to recompute in the backward so that a training step fits, with the least work done again.
 
         Candidates are the repeated blocks of the model.
 
         Args:
             budget_bytes: that the peak may reach.
+            by: what is done again is counted in: ``"macs"``, or ``"latency"``: predicted time (``estimate_latency``).
             **options: as for ``memory``, without ``checkpoint``.
 
         Returns:
@@ -373,7 +376,8 @@ class Statistics(ModelStatistics):
             InputError: an argument is unusable, or recomputing all blocks does not suffice.
         """
         live = self._live_for("predicting memory")
-        return _memory.suggest_checkpoint(live, self.root, budget_bytes, step_plan("train", options, self.root))
+        plan = step_plan("train", options, self.root)
+        return _memory.suggest_checkpoint(live, self.root, budget_bytes, plan, by)
 
     @exclusive
     def max_batch_size(self, memory_bytes: int, mode: str = "train", **options: Unpack[StepOptions]) -> int:
@@ -467,8 +471,11 @@ class Statistics(ModelStatistics):
         if by not in ("macs", "latency"):
             raise InputError(f"by={by!r}; expected 'macs' or 'latency'")
         options: dict[str, Any] = {}
-        if by == "latency" and self.root.latency_ms and self.root.backward_latency_ms:
-            options["backward"] = self.root.backward_latency_ms / self.root.latency_ms
+        forward, backward = self.root.latency_ms, self.root.backward_latency_ms
+        if forward is None:
+            forward, backward = self.root.estimated_latency_ms, self.root.estimated_backward_latency_ms
+        if by == "latency" and forward and backward:
+            options["backward"] = backward / forward
         seconds_per_flop = None if by == "latency" else 1 / _positive("flops_per_second", flops_per_second)
         cluster = Cluster(devices, memory_bytes, seconds_per_flop, bandwidth, optimizer_states, **options)
         splitter = self._current_splitter()
