@@ -78,7 +78,17 @@ def calibrate_calls(
         raise InputError(f"other processes take {1 - share:.0%} of a core; measure when the machine is quiet")
     if not table.facts or again:
         table.facts = _facts(device)
-    generators = torch.get_rng_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are random
+        counts = _measure_missing(table, calls, device, cold=cold, again=again)
+    path = table.save()
+    took = time.perf_counter() - begin
+    return Calibration(*counts, took, path, share)
+
+
+def _measure_missing(
+    table: KernelTable, calls: Iterable[OperatorCall], device: torch.device, *, cold: bool | None, again: bool
+) -> tuple[int, int, int]:
+    """Measure what the table lacks; return how many calls were measured, known, and failed."""
     caches = Caches(device, int(table.facts["cache_bytes"]))
     wanted = {call.key: call for call in calls if not is_free(call)}
     missing = [call for call in wanted.values() if again or _lacks(table, call, cold)]
@@ -100,10 +110,7 @@ def calibrate_calls(
             failed += 1
             continue
         table.add(call.key, entry)
-    torch.set_rng_state(generators)  # arguments were random
-    path = table.save()
-    took = time.perf_counter() - begin
-    return Calibration(len(missing) - failed, len(wanted) - len(missing), failed, took, path, share)
+    return len(missing) - failed, len(wanted) - len(missing), failed
 
 
 def _lacks(table: KernelTable, call: OperatorCall, cold: bool | None) -> bool:
