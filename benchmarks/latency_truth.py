@@ -1,10 +1,10 @@
 """Predicted latency beside the measured one, on this machine, over models of several families and two batch sizes.
 
-    python benchmarks/latency_truth.py [--models 25] [--rounds 5] [--threads 2] [--backward] [--filter resnet] [--plot FILE]
+    python benchmarks/latency_truth.py [--models 25] [--rounds 5] [--threads 2] [--backward] [--plot FILE]
 
 Three predictions: ``own``: after ``calibrate`` with the model's own operator calls; ``grid``: with the standard grid
-alone, which was chosen for no model; ``own, forward + backward`` with ``--backward``. Models take turns in rounds; of each
-the lower quartile of its runs counts, and runs in which the process lost its core are left out where there are others.
+alone, which was chosen for no model; ``own, forward + backward`` with ``--backward``. Models take turns in rounds; of
+each the lower quartile of its runs counts, and runs in which the process lost its core are left out where there are others.
 The first line says how quiet the machine was: the share of a core that busy waiting had, and the spread of the runs.
 Tables of kernels are made anew in a temporary folder.
 """
@@ -121,8 +121,10 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
     return 1e3 * seconds, (time.thread_time() - cpu) / seconds
 
 
-def typical(runs: list[tuple[float, float]]) -> float:
-    """The lower quartile of the runs that had their core."""
+def typical(runs: list[tuple[float, float]], *, cpu_time: bool = False) -> float:
+    """The lower quartile of the runs that had their core; of their CPU time where that counts."""
+    if cpu_time:
+        runs = [(run * min(share, 1.0), 1.0) for run, share in runs]
     quiet = [run for run, share in runs if share > 0.95]
     chosen = sorted(quiet if len(quiet) >= 3 else [run for run, _ in runs])
     return chosen[len(chosen) // 4]
@@ -150,7 +152,14 @@ def summary(what: str, predicted: list[float], measured: list[float]) -> list[st
     errors = [abs(a / b - 1) for a, b in zip(predicted, measured, strict=True)]
     bias = statistics.mean(a / b - 1 for a, b in zip(predicted, measured, strict=True))
     shares = [f"{sum(error < limit for error in errors) / len(errors):.0%}" for limit in (0.1, 0.2)]
-    return [what, str(len(errors)), f"{statistics.mean(errors):.1%}", f"{bias:+.1%}", *shares, f"{kendall(predicted, measured):.2f}"]
+    return [
+        what,
+        str(len(errors)),
+        f"{statistics.mean(errors):.1%}",
+        f"{bias:+.1%}",
+        *shares,
+        f"{kendall(predicted, measured):.2f}",
+    ]
 
 
 def main() -> None:
@@ -163,6 +172,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--filter", default="")
+    parser.add_argument("--skip-grid", action="store_true", help="the standard grid, which takes a minute")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of this thread counts: for one thread, on a busy machine"
+    )
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -174,14 +187,16 @@ def main() -> None:
         grid, tables = Path(folder) / "grid", Path(folder) / "own"
         os.environ["MODELSUMMARY_CACHE"] = str(grid)
         assert cache_folder() == grid
-        print(calibrate_grid(torch.device("cpu")))
+        if not options.skip_grid:
+            print(calibrate_grid(torch.device("cpu")))
         subjects = []
         for name, make, inputs in chosen:
             for batch in options.batches:
                 subject = Subject(f"{name} x {batch}", make(), inputs(batch))
                 try:
-                    subject.predicted["grid"] = predict(subject, grid, own=False, backward=False)
                     subject.predicted["own"] = predict(subject, tables, own=True, backward=False)
+                    if not options.skip_grid:
+                        subject.predicted["grid"] = predict(subject, grid, own=False, backward=False)
                     if options.backward:
                         subject.predicted["step"] = predict(subject, tables, own=True, backward=True)
                 except Exception as error:
@@ -199,23 +214,33 @@ def main() -> None:
 
 def report(subjects: list[Subject], shares: list[float], options: argparse.Namespace) -> None:
     """Print the tables, and draw the picture."""
-    measured = [typical(each.runs) for each in subjects]
+    measured = [typical(each.runs, cpu_time=options.cpu_time) for each in subjects]
     spreads = [statistics.median(run for run, _ in each.runs) / typical(each.runs) - 1 for each in subjects]
     print(
         f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; a core was free"
         f" {min(shares):.0%} to {max(shares):.0%} of the time; medians of runs lie {statistics.mean(spreads):.0%} above"
         " their lower quartiles"
     )
+    predictions = [what for what in ("own", "grid") if what in subjects[0].predicted]
     rows = [
-        [each.name, f"{real:.2f}", f"{each.predicted['own'] / real:.3f}", f"{each.predicted['grid'] / real:.3f}"]
-        + ([f"{each.predicted['step'] / typical(each.steps):.3f}"] if options.backward else [])
+        [
+            each.name,
+            f"{real:.2f}",
+            f"{each.predicted['own'] / real:.3f}",
+            f"{each.predicted.get('grid', 0.0) / real:.3f}",
+        ]
+        + (
+            [f"{each.predicted['step'] / typical(each.steps, cpu_time=options.cpu_time):.3f}"]
+            if options.backward
+            else []
+        )
         for each, real in zip(subjects, measured, strict=True)
     ]
     headers = ["model", "measured (ms)", "own / measured", "grid / measured", "step / measured"]
     print(tabulate(rows, headers[: len(rows[0])], tablefmt="github", disable_numparse=True))
-    lines = [summary(what, [each.predicted[what] for each in subjects], measured) for what in ("own", "grid")]
+    lines = [summary(what, [each.predicted[what] for each in subjects], measured) for what in predictions]
     if options.backward:
-        steps = [typical(each.steps) for each in subjects]
+        steps = [typical(each.steps, cpu_time=options.cpu_time) for each in subjects]
         lines.append(summary("own, forward + backward", [each.predicted["step"] for each in subjects], steps))
     headers = ["prediction", "models", "mean error", "bias", "within 10 %", "within 20 %", "Kendall's tau"]
     print(tabulate(lines, headers, tablefmt="github", disable_numparse=True))
@@ -229,7 +254,9 @@ def draw(subjects: list[Subject], measured: list[float], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 6), layout="constrained")
     for what, marker in (("own", "o"), ("grid", "x")):
-        axes.scatter(measured, [each.predicted[what] for each in subjects], marker=marker, label=what, alpha=0.8)
+        axes.scatter(
+            measured, [each.predicted.get(what, 0.0) for each in subjects], marker=marker, label=what, alpha=0.8
+        )
     ends = [0.8 * min(measured), 1.25 * max(measured)]
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")

@@ -33,13 +33,17 @@ class Recurrent(nn.Module):
 
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
-        self.embedding, self.rnn, self.head = nn.Embedding(100, 128), kind(128, 256, 2, batch_first=True), nn.Linear(256, 100)
+        self.embedding, self.rnn, self.head = (
+            nn.Embedding(100, 128),
+            kind(128, 256, 2, batch_first=True),
+            nn.Linear(256, 100),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.rnn(self.embedding(ids))[0])
 
 
-def subjects(batch: int) -> Any:
+def subjects() -> Any:
     """Names, models and inputs."""
     import timm
 
@@ -67,7 +71,7 @@ def main() -> None:
     rows, errors, fits = [], {"inference": [], "train": []}, []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MODELSUMMARY_CACHE"] = folder
-        for number, (name, make, inputs) in enumerate(list(subjects(options.batch))[: options.models]):
+        for number, (name, make, inputs) in enumerate(list(subjects())[: options.models]):
             row = [name]
             for mode in ("inference", "train"):
                 train = mode == "train"

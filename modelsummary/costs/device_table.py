@@ -136,12 +136,10 @@ TABLE: dict[str, DeviceFigures] = {
     ),
     "TPU v5e": _F({_BFLOAT16: 197, _INT8: 394}, 0.819, 16, 400, 4, 128, "tpu", "Google Cloud TPU v5e documentation"),
     "TPU v5p": _F({_BFLOAT16: 459, _INT8: 918}, 2.765, 95, 1200, 8, 128, "tpu", "Google Cloud TPU v5p documentation"),
-    "TPU v6e": _F(
-        {_BFLOAT16: 918, _INT8: 1836}, 1.64, 32, 800, 2, 128, "tpu", "Google Cloud TPU v6e documentation"
-    ),
+    "TPU v6e": _F({_BFLOAT16: 918, _INT8: 1836}, 1.64, 32, 800, 2, 128, "tpu", "Google Cloud TPU v6e documentation"),
 }
 
-# Board power in watts by data sheet. The vector units of a board with little power for its peak do not keep their clock.
+# Board power in watts by data sheet. The vector units of a board with little power for its peak slow down.
 WATTS: dict[str, int] = {
     "P100": 250,
     "P4": 75,

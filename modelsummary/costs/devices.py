@@ -171,7 +171,9 @@ def _known_name(name: str) -> str:
     near = [known for known in TABLE if words & set(known.upper().split())]
     near += get_close_matches(str(name).upper(), TABLE, n=3, cutoff=0.3)
     hint = f"; the nearest are {', '.join(dict.fromkeys(near))}" if near else ""
-    raise InputError(f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)")
+    raise InputError(
+        f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
+    )
 
 
 def _from_table(known: str, name: str) -> dict[str, Any]:
@@ -186,7 +188,9 @@ def _from_table(known: str, name: str) -> dict[str, Any]:
         "name": known,
         "peak_flops": peaks,
         "bandwidth": figures.bandwidth * _TERA,
-        "source": figures.source if str(name).upper() == known.upper() else f"{name} taken as {known}: {figures.source}",
+        "source": figures.source
+        if str(name).upper() == known.upper()
+        else f"{name} taken as {known}: {figures.source}",
         "memory_bytes": int(figures.memory * 1e9),
         "interconnect": figures.interconnect * 1e9,
         "units": figures.units,

@@ -88,8 +88,8 @@ class KernelTable:
     Attributes:
         machine: where.
         entries: by ``OperatorCall.key``.
-        facts: of the machine: ``"flops_per_second"`` and ``"bytes_per_second"`` that it reaches, seconds of the host for
-            a ``"view"``, a ``"module"`` call and an ``"operator"``, ``"cache_bytes"`` of the last level.
+        facts: of the machine: ``"flops_per_second"`` and ``"bytes_per_second"`` that it reaches, seconds of the host
+            for a ``"view"``, a ``"module"`` call and an ``"operator"``, ``"cache_bytes"`` of the last level.
     """
 
     machine: Machine
@@ -124,7 +124,10 @@ class KernelTable:
         """Write the table into the user's cache directory and return the path."""
         path = self.machine.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        entries = {key: {name: value for name, value in asdict(each).items() if value is not None} for key, each in self.entries.items()}
+        entries = {
+            key: {name: value for name, value in asdict(each).items() if value is not None}
+            for key, each in self.entries.items()
+        }
         facts = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts, "entries": entries}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(json.dumps(facts), encoding="utf-8")

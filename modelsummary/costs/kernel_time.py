@@ -32,7 +32,9 @@ __all__ = ["DeviceModel", "device_model", "fits", "sustained"]
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (32, 64), (64, 32))
 _PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
-_HALF = (torch.float16, torch.bfloat16)
+_GEFORCE = "RTX 3090"
+# Half-precision operations per joule of NVIDIA's 4N process, by what matrix products reach on an H100 of 700 W.
+_HALF_PER_JOULE = 794.5e12 / 700
 _PRODUCTS = frozenset({"gemm", "conv"})
 
 
@@ -209,16 +211,20 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False) -> DeviceModel:
     devices = found["devices"]
     own = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
     by_generation = [name for name, each in devices.items() if each["generation"] == spec.generation]
-    name = own or next(iter(by_generation), None)
+    is_geforce = spec.name.startswith("RTX")  # clocks above those of the data sheet, as the one that was fitted
+    name = own or next(iter(by_generation), _GEFORCE if is_geforce else None)
     entry = devices[name] if name is not None else found["default"]
-    coefficients = found["coefficients"]
     tensor = float(entry["tensor"])
-    reached, peak = spec.achievable_flops.get(torch.bfloat16), spec.peak_flops.get(torch.bfloat16)
+    peak = spec.peak_flops.get(torch.bfloat16)
+    reached = spec.achievable_flops.get(torch.bfloat16)
+    if reached is None and spec.generation == "ada" and spec.name in WATTS:
+        reached = min(_HALF_PER_JOULE * WATTS[spec.name], tensor * (peak or 0.0))
     if own is None and reached and peak:
         gemm = found["coefficients"]["tensor"]["gemm"]
         best = float(gemm["efficiency"]) / (1 + float(gemm["edge"]) * (1 / _TILES[0][0] + 1 / _TILES[0][1]))
         tensor = reached / peak / best
-    label = own or (f"generation {spec.generation}" if name is not None else "no fit of its own")
+    like = f"generation {spec.generation}" if by_generation else f"as {name}"
+    label = own or (like if name is not None else "no fit of its own")
     error = float(entry["error"]) if own else float(found["unseen_error"])
     stream = float(entry["stream"])
     simt = float(entry["simt"]) if own is not None else sustained(spec, found["flops_per_joule"])

@@ -172,7 +172,11 @@ def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...
     for name, members in groups.items():
         moved = sum(work.nbytes for work, _ in members)
         if mode == "compiled":  # reads gradient, parameter and states once, writes all but the gradient
-            reads = {key: spec.nbytes for _, each in members for key, spec in zip(each.run.reads, each.run.call.tensors, strict=False)}
+            reads = {
+                key: spec.nbytes
+                for _, each in members
+                for key, spec in zip(each.run.reads, each.run.call.tensors, strict=False)
+            }
             moved = min(moved, 2 * sum(reads.values()))
         elements = sum(max(work.sizes) for work, _ in members)
         launches = 1 + len(members) // _TENSORS_PER_KERNEL
@@ -265,9 +269,10 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
             inside.update((last, key) for key in set(run.reads) if key in joined.makes)
             joined.add(operator, first)
         maker.update(dict.fromkeys(run.makes, last))
-    kernels = []
-    for number, each in enumerate(made):
-        if isinstance(each, _Group):
-            each = each.kernel(lambda key, number=number: readers[key] > inside[number, key] or not readers[key])
-        kernels.append(each)
-    return kernels
+
+    def finished(number: int, each: _Group | Kernel) -> Kernel:
+        if isinstance(each, Kernel):
+            return each
+        return each.kernel(lambda key: readers[key] > inside[number, key] or not readers[key])
+
+    return [finished(number, each) for number, each in enumerate(made)]

@@ -173,16 +173,12 @@ class OperatorLog:
         named = {name: self._spec(each, reads) for name, each in kwargs.items()}
         makes = [self._identify(tensor) for tensor in tensors_in(out) if tensor.layout is torch.strided]
         key = (func, specs, tuple(named.items()))
-        try:
-            call = self._calls.get(key)
-        except TypeError:  # an argument that cannot be hashed
-            key, call = None, None
+        call = self._calls.get(key)
         if call is None:
             rule = op_rule(func)
             outputs = tuple(_spec_of(each, False) for each in tensors_in(out) if each.layout is torch.strided)
             call = OperatorCall(func, rule, specs, named, outputs, op_cost(rule, args, kwargs, out))
-            if key is not None:
-                self._calls[key] = call
+            self._calls[key] = call
         self.runs.append(OperatorRun(call, tuple(reads), tuple(makes)))
 
     def _spec(self, value: Any, reads: list[int]) -> Any:

@@ -61,9 +61,7 @@ def calibrate(
     return calibrate_calls(calls, place, cold=weights_are_cold(live, table), again=again)
 
 
-def bound_of_data(
-    stats: Any, device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions
-) -> float:
+def bound_of_data(stats: Any, device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions) -> float:
     """Return the roofline's bound of a forward, for statistics that have no live model.
 
     Raises:
@@ -73,6 +71,8 @@ def bound_of_data(
     from modelsummary.costs.roofline import estimate as bound
 
     if backward or optimizer is not None or mode != "eager" or set(options) - {"dtype"} or device is None:
-        raise InputError("without a live model only the bound of a forward on a named device is known: pass the device alone")
+        raise InputError(
+            "without a live model only the bound of a forward on a named device is known: pass the device alone"
+        )
     spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
     return bound(stats.root, spec, options.get("dtype") or dtype_of(stats.root))

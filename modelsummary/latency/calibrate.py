@@ -48,7 +48,9 @@ class Calibration:
     cpu_share: float
 
     def __str__(self) -> str:
-        text = f"{self.measured} operator calls measured in {self.seconds:.1f} s, {self.known} known, {self.failed} failed"
+        text = (
+            f"{self.measured} operator calls measured in {self.seconds:.1f} s, {self.known} known, {self.failed} failed"
+        )
         busy = f"; other processes took {1 - self.cpu_share:.0%} of a core" if self.cpu_share < 0.9 else ""
         return f"{text}{busy}: {self.path}"
 
@@ -123,7 +125,7 @@ def _lacks(table: KernelTable, call: OperatorCall, cold: bool | None) -> bool:
 
 
 def _cpu_share() -> float:
-    """Return which part of a moment of work this process had a core for: the best of some moments, as it is what others leave free."""
+    """Return which part of a moment of work this process had a core for: the best of some moments."""
     shares = []
     for _ in range(12):
         wall, cpu = time.perf_counter(), time.thread_time()

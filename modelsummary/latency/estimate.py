@@ -16,7 +16,8 @@ class LatencyEstimate(float):
             asked for.
         source: where it is from: whose fit, or the table of this machine.
         typical_error: mean error of such predictions against measurements they had not seen, as a fraction.
-        shares: how much of the time was ``"measured"``, ``"interpolated"`` between measured calls, and from a ``"fit"``.
+        shares: how much of the time was ``"measured"``, ``"interpolated"`` between measured calls, or from a
+            ``"fit"``.
         limited_by: ``"device"``, or ``"host"`` where dispatching takes longer than computing.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)

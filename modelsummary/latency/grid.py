@@ -1,4 +1,4 @@
-"""The standard grid: some 300 common operator calls, from which those of a model that was never measured are predicted."""
+"""The standard grid: some 300 common operator calls, from which those of other models are predicted."""
 
 from __future__ import annotations
 
@@ -31,11 +31,17 @@ _CONVOLUTIONS = (  # batch, image, input and output channels, kernel, stride, gr
 )
 _LINEARS = (  # rows, inputs, outputs
     *[(m, k, n) for m in (1, 8) for k, n in ((512, 1000), (768, 768), (1280, 1000), (2048, 1000), (4096, 4096))],
-    *[(m, k, n) for m in (64, 197, 512, 1576) for k, n in ((192, 768), (384, 384), (768, 768), (768, 3072), (3072, 768))],
+    *[
+        (m, k, n)
+        for m in (64, 197, 512, 1576)
+        for k, n in ((192, 768), (384, 384), (768, 768), (768, 3072), (3072, 768))
+    ],
     *[(m, k, n) for m in (3136, 25088) for k, n in ((96, 96), (96, 384), (384, 96), (64, 64))],
 )
 _BATCHED = [(b, m, n, k) for b in (12, 96) for m, n, k in ((64, 64, 64), (197, 197, 64), (197, 64, 197), (49, 49, 32))]
-_ATTENTION = [(b, h, s, d) for b in (1, 8) for h, s, d in ((12, 128, 64), (12, 197, 64), (6, 784, 32), (3, 49, 32), (16, 512, 64))]
+_ATTENTION = [
+    (b, h, s, d) for b in (1, 8) for h, s, d in ((12, 128, 64), (12, 197, 64), (6, 784, 32), (3, 49, 32), (16, 512, 64))
+]
 _IMAGES = [(b, c, s, s) for b in (1, 8) for c, s in ((64, 112), (64, 56), (256, 28), (512, 14), (1024, 7))]
 _TOKENS = [(b, s, c) for b in (1, 8) for s, c in ((128, 768), (197, 384), (197, 3072), (784, 192), (3136, 96))]
 
@@ -67,7 +73,10 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
     for b, s, c, n, k, stride, groups in _CONVOLUTIONS:
         pad = k // 2 if stride != k else 0
         weight = _weight(n, c // groups, k, k)
-        yield aten.convolution.default, (_x(b, c, s, s), weight, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups)
+        yield (
+            aten.convolution.default,
+            (_x(b, c, s, s), weight, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups),
+        )
     for m, k, n in _LINEARS:
         turned = _weight(n, k).t()
         turned._is_weight = True  # type: ignore[attr-defined]
@@ -89,12 +98,12 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield aten.cat.default, ([x, _x(*shape)], 1)
         yield aten.max_pool2d_with_indices.default, (x, [3, 3], [2, 2], [1, 1])
         yield aten.avg_pool2d.default, (x, [2, 2], [2, 2])
-    for shape in _TOKENS:
-        x, weight = _x(*shape), _weight(shape[-1])
-        yield aten.native_layer_norm.default, (x, [shape[-1]], weight, weight, 1e-5)
+    for tokens in _TOKENS:
+        x, weight = _x(*tokens), _weight(tokens[-1])
+        yield aten.native_layer_norm.default, (x, [tokens[-1]], weight, weight, 1e-5)
         yield aten.gelu.default, (x,)
-        yield aten.add.Tensor, (x, _x(*shape))
-        yield aten.mul.Tensor, (x, _x(*shape))
+        yield aten.add.Tensor, (x, _x(*tokens))
+        yield aten.mul.Tensor, (x, _x(*tokens))
         yield aten.clone.default, (x.transpose(1, 2),)
         yield aten.tanh.default, (x,)
         yield aten.pow.Tensor_Scalar, (x, 2)

@@ -64,7 +64,7 @@ def is_measurable(call: OperatorCall) -> bool:
 def _is_opaque(value: Any) -> bool:
     if type(value) in (tuple, list):
         return any(map(_is_opaque, value))
-    return isinstance(value, str) and value.startswith("<") or str(value).startswith("torch.sparse")
+    return (isinstance(value, str) and value.startswith("<")) or str(value).startswith("torch.sparse")
 
 
 def arguments_of(call: OperatorCall, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
@@ -211,7 +211,7 @@ def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> l
             made = {storage_of(each): each.untyped_storage().nbytes() for each in _tensors(out)}
             results[number] = sum(size for key, size in made.items() if key not in given)
             del out, args, kwargs
-    events = traced.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = traced.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     spans = {event.name(): event for event in events if event.name().startswith(_MARK)}
     found: list[int | None] = []

@@ -61,13 +61,34 @@ class Kernels(tuple[Kernel, ...]):
             first, seconds = each[0], sum(kernel.seconds or 0.0 for kernel in each)
             sizes = " x ".join(map(str, first.sizes))
             dtype = str(first.dtype).removeprefix("torch.")
-            rows.append(
-                [first.phase, first.name, first.op_class, dtype, sizes, f"{first.flops:,}", f"{first.moved_bytes:,}"]
-                + [len(each), f"{1e3 * seconds:,.3f}", f"{seconds / (self.seconds or 1):.1%}", first.source]
-            )
-        rows.sort(key=lambda row: -float(row[8].replace(",", "")))
-        headers = ["Phase", "Kernel", "Class", "Dtype", "Sizes", "FLOPs", "Bytes", "Runs", "All (ms)", "Share", "Source"]
+            facts = [
+                first.phase,
+                first.name,
+                first.op_class,
+                dtype,
+                sizes,
+                f"{first.flops:,}",
+                f"{first.moved_bytes:,}",
+            ]
+            share = f"{seconds / (self.seconds or 1):.1%}"
+            rows.append((seconds, [*facts, str(len(each)), f"{1e3 * seconds:,.3f}", share, first.source]))
+        rows.sort(key=lambda row: -row[0])
+        headers = [
+            "Phase",
+            "Kernel",
+            "Class",
+            "Dtype",
+            "Sizes",
+            "FLOPs",
+            "Bytes",
+            "Runs",
+            "All (ms)",
+            "Share",
+            "Source",
+        ]
         align = [*["left"] * 5, *["right"] * 5, "left"]
-        return tabulate(rows, headers, tablefmt="plain", colalign=align if rows else None, disable_numparse=True)
+        return tabulate(
+            [row for _, row in rows], headers, tablefmt="plain", colalign=align if rows else None, disable_numparse=True
+        )
 
     __repr__ = __str__

@@ -41,7 +41,9 @@ def time_plan(backward: bool, optimizer: OptimizerLike | None, options: TimeOpti
     unknown = [name for name in options if name not in TimeOptions.__annotations__]
     if unknown:
         known = TimeOptions.__annotations__
-        raise InputError(f"{unknown[0]!r} is no option of a step{close_to(unknown[0], known)}; known: {', '.join(known)}")
+        raise InputError(
+            f"{unknown[0]!r} is no option of a step{close_to(unknown[0], known)}; known: {', '.join(known)}"
+        )
     if not isinstance(backward, bool):
         raise InputError(f"backward={backward!r}; expected True or False")
     if optimizer is not None and not backward:

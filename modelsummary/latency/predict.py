@@ -15,7 +15,6 @@ from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.kernels import Kernel, StepOperator, check_mode, kernels_of
 from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import is_free
 from modelsummary.costs.stored import nbytes_of
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
@@ -58,7 +57,7 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
     table = table_of(place)
     if not table.entries:
         raise InputError(
-            f"no kernels of this machine's {place} were measured; call calibrate() first, or name a device such as 'A100'"
+            f"no kernels of this machine's {place} were measured; call calibrate(), or name a device such as 'A100'"
         )
     return Target(f"this machine's {place}", table=table)
 
@@ -79,9 +78,7 @@ def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
     return list({id(each.run.call): each.run.call for each in _operators(live, "eager", plan)}.values())
 
 
-def _timed_kernels(
-    live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str
-) -> list[Kernel]:
+def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
     is_cpu = target.table is not None and "cpu" in target.name
     kernels = kernels_of(operators, mode, foreach=not is_cpu, whole_calls=is_cpu)
     if target.model is not None:
@@ -128,7 +125,9 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
     by_source: Counter[str] = Counter()
     for kernel in kernels:
         by_source[kernel.source] += kernel.seconds or 0.0  # type: ignore[assignment]
-    shares = {source: by_source[source] / seconds for source in ("measured", "interpolated", "fit") if by_source[source]}
+    shares = {
+        source: by_source[source] / seconds for source in ("measured", "interpolated", "fit") if by_source[source]
+    }
     if target.model is not None:
         source, error = f"fit: {target.model.fit}", target.model.typical_error
     else:

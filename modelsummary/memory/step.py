@@ -55,7 +55,6 @@ class _OperatorClock:
         """Numbers need no care."""
 
 
-
 class StepRun:
     """One simulated step, and what it left."""
 

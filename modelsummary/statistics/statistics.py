@@ -28,12 +28,12 @@ from modelsummary.views.cells import TableOptions
 from modelsummary.views.rows import check_depth
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
-    from modelsummary.costs.devices import DeviceSpec
-    from modelsummary.latency import Calibration, Kernels, TimeOptions
     from torch.fx import GraphModule, Node
     from typing_extensions import Self, Unpack
 
     from modelsummary.cluster import Plans
+    from modelsummary.costs.devices import DeviceSpec
+    from modelsummary.latency import Calibration, Kernels, TimeOptions
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
     from modelsummary.views.graph import Graph
@@ -259,7 +259,7 @@ class Statistics(ModelStatistics):
         return latency.calibrate(live, device, plan, grid=grid, again=again)
 
     @exclusive
-    def estimate_latency(  # type: ignore[override]
+    def estimate_latency(
         self,
         device: DeviceSpec | torch.device | str | None = None,
         mode: str = "eager",
@@ -316,7 +316,8 @@ class Statistics(ModelStatistics):
         The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
         until it is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
         every row. Counted are the storages of tensors, and what an operator needs for itself while it runs as far as
-        ``calibrate`` measured it on this machine; not what an allocator keeps in reserve. The model is taken in the modes that its modules have.
+        ``calibrate`` measured it on this machine; not what an allocator keeps in reserve. The model is taken in the
+        modes that its modules have.
 
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.

@@ -220,13 +220,14 @@ def _scatter(
     is_measured: bool,
 ) -> None:
     whole = sum(latency.values())
-    colours = [colour(row) for row in points]
+    colours: Any = [colour(row) for row in points]
+    edges: Any = "black" if is_measured else colours
     axes.scatter(
         [x for x, _ in points.values()],
         [y for _, y in points.values()],
         s=[12 + 1500 * latency[row] / whole for row in points],
         c=colours if is_measured else "none",
-        edgecolors="black" if is_measured else colours,
+        edgecolors=edges,
         linewidths=0.5 if is_measured else 1.5,
         alpha=0.85,
         zorder=3,
