@@ -3,8 +3,8 @@
     python benchmarks/latency_truth.py [--models 25] [--rounds 5] [--threads 2] [--backward] [--plot FILE]
 
 Three predictions: ``own``: after ``calibrate`` with the model's own operator calls; ``grid``: with the standard grid
-alone, which was chosen for no model; ``own, forward + backward`` with ``--backward``. Models take turns in rounds; of
-each the lower quartile of its runs counts, and runs in which the process lost its core are left out where there are others.
+alone, which was chosen for no model; ``own, forward + backward`` with ``--backward``. Models take turns; the lower
+quartile of the runs of each counts, without runs in which the process lost its core, where there are others.
 The first line says how quiet the machine was: the share of a core that busy waiting had, and the spread of the runs.
 Tables of kernels are made anew in a temporary folder.
 """

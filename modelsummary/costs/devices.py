@@ -109,10 +109,11 @@ class DeviceSpec:
             convolution = len(images) * 56 * 56 * kernel.numel()
             product = size**3 / _least_seconds(place, torch.matmul, matrix, matrix)
             peaks[dtype] = 2 * max(product, convolution / _least_seconds(place, nn.functional.conv2d, images, kernel))
+        threads = f" with {torch.get_num_threads()} threads" if small else ""
         source = torch.zeros(2**27 if small else 2**31, dtype=torch.uint8, device=place)
         target = torch.zeros_like(source)
         seconds = _least_seconds(place, target.copy_, source)
-        return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, "measured")
+        return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth))

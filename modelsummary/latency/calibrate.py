@@ -16,14 +16,12 @@ from modelsummary.costs.kernel_table import Entry, KernelTable, table_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
-from modelsummary.errors import InputError
 from modelsummary.latency.grid import standard_grid
 from modelsummary.latency.kernel_measure import Caches, is_measurable, seconds_of, workspaces_of
 
 __all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
 
 _DEFAULT_CACHE_BYTES = 2**25
-_LEAST_CPU_SHARE = 0.2  # of the time of a measurement that this process must have had a core
 
 
 @dataclass(frozen=True)
@@ -69,18 +67,13 @@ def calibrate_calls(
         calls: to measure; views and what needs objects that are not there are left out.
         cold: parameters come from memory; None: measure both.
         again: measure calls that are known, too.
-
-    Raises:
-        InputError: other processes take so much of this machine that times mean nothing.
     """
     begin = time.perf_counter()
     table = table_of(device)
     share = _cpu_share()
-    if share < _LEAST_CPU_SHARE:
-        raise InputError(f"other processes take {1 - share:.0%} of a core; measure when the machine is quiet")
-    if not table.facts or again:
-        table.facts = _facts(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are random
+        if not table.facts or again:
+            table.facts = _facts(device)
         counts = _measure_missing(table, calls, device, cold=cold, again=again)
     path = table.save()
     took = time.perf_counter() - begin

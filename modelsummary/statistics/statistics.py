@@ -250,7 +250,9 @@ class Statistics(ModelStatistics):
             again: measure what is known once more.
 
         Raises:
-            InputError: an argument is unusable, or other processes keep the machine too busy to measure.
+            InputError: an argument is unusable.
+
+        The result says which part of a core was free: below 0.9, times are too long; measure again on a quiet machine.
         """
         from modelsummary import latency
 
