@@ -216,7 +216,8 @@ class Statistics(ModelStatistics):
         They print as a table; ``to_pandas()`` gives a dataframe.
 
         Args:
-            device, mode, backward, optimizer, **options: as for ``estimate_latency``.
+            device, mode, backward, optimizer: as for ``estimate_latency``.
+            **options: likewise.
 
         Raises:
             InputError: an argument is unusable, or this machine was not calibrated.
@@ -245,7 +246,8 @@ class Statistics(ModelStatistics):
 
         Args:
             device: the CPU (default), or CUDA.
-            backward, optimizer, **options: the step whose calls are measured, as for ``estimate_latency``.
+            backward, optimizer: the step whose calls are measured, as for ``estimate_latency``.
+            **options: likewise.
             grid: measure the standard grid of some 300 common calls as well.
             again: measure what is known once more.
 
