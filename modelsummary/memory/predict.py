@@ -122,7 +122,7 @@ def run_step(
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
-        "workspaces": workspaces_on(wanted) if plan.workspaces else None,
+        "workspaces": workspaces_on(wanted) if plan.workspaces and not notes_operators else None,
     }
     with (
         no_collection(),

@@ -76,6 +76,7 @@ class StepRun:
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
+        self._counts_attributes = not notes_operators  # finding them takes long, and only bytes depend on them
         self._notes_operators = notes_operators or workspaces is not None
         self._workspaces = workspaces
         self._step: Step | None = None
@@ -88,7 +89,8 @@ class StepRun:
         follow = self.allocations
         follow.hold(self.model.parameters(), "params")
         follow.hold(self.model.buffers(), "buffers")
-        follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
+        if self._counts_attributes:
+            follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
         follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
         with follow:
             self._prepare()
