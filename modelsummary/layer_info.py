@@ -75,7 +75,8 @@ class LayerInfo:
         latency_share: ``latency_ms`` as a part of the root's, 0 to 1.
         latency_iqr_ms: quartile distance of ``latency_ms`` over the runs.
         backward_*: the same for the backward.
-        estimated_latency_ms: time of the call by the roofline of a device; see ``ModelStatistics.estimate_latency``.
+        estimated_latency_ms, estimated_backward_latency_ms: predicted time of the call on a device, and of its
+            backward; see ``Statistics.estimate_latency``. ``self_estimated_*``: of it, what no row below has.
         activation_bytes: what the call keeps for the backward: storages that it is the first to save, without
             parameters, buffers and inputs; None before ``Statistics.memory`` ran. ``self_*`` adds up.
         peak_bytes: the most that lived at a time during the call's forward, everything included.
@@ -138,6 +139,9 @@ class LayerInfo:
     backward_latency_share: float | None = None
     backward_latency_iqr_ms: float | None = None
     estimated_latency_ms: float | None = None
+    self_estimated_latency_ms: float | None = None
+    estimated_backward_latency_ms: float | None = None
+    self_estimated_backward_latency_ms: float | None = None
 
     activation_bytes: int | None = None
     self_activation_bytes: int | None = None

@@ -8,6 +8,14 @@ import torch
 pytest.register_assert_rewrite("tests.untouched")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_kernel_tables(tmp_path_factory):
+    """Predictions must not depend on what was measured on this machine before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODELSUMMARY_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
 def pytest_collection_modifyitems(items):
     if not torch.accelerator.is_available():
         for item in items:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from modelsummary.capture.devices import available_device
+from modelsummary.cli.calibrate import calibrate
 from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
@@ -44,6 +45,7 @@ examples
   modelsummary models.net:build --kwargs '{{"width": 64}}' --input 1,3,32,32 --format markdown --output net.md
   modelsummary model.onnx --input images=1,3,224,224
   modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
+  modelsummary calibrate torchvision:resnet50 --input 8,3,224,224
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
 exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known, 2 where the command is unusable
@@ -81,6 +83,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if arguments[:1] == ["compare"]:
             return _compare(arguments[1:])
+        if arguments[:1] == ["calibrate"]:
+            return calibrate(arguments[1:])
         options = _parsed(arguments)
         return _run(options)
     except ModelSummaryError as error:

@@ -143,8 +143,10 @@ def cluster_of(
         if not isinstance(flops_per_second, (int, float)) or not flops_per_second > 0:
             raise InputError(f"flops_per_second={flops_per_second!r}; expected a number > 0")
         return Cluster(devices, memory_bytes, 1 / flops_per_second, bandwidth, optimizer_states)
-    is_measured = bool(root.latency_ms and root.backward_latency_ms)
-    backward = root.backward_latency_ms / root.latency_ms if is_measured else Cluster.backward  # type: ignore[operator]
+    forward_ms, backward_ms = root.latency_ms, root.backward_latency_ms
+    if forward_ms is None:  # predicted times serve where none were measured
+        forward_ms, backward_ms = root.estimated_latency_ms, root.estimated_backward_latency_ms
+    backward = backward_ms / forward_ms if forward_ms and backward_ms else Cluster.backward
     return Cluster(devices, memory_bytes, None, bandwidth, optimizer_states, backward)
 
 

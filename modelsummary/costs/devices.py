@@ -1,4 +1,4 @@
-"""``DeviceSpec``: what a device can do at most, for rooflines."""
+"""``DeviceSpec``: what a device can do at most."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from modelsummary.costs.device_table import TABLE
 from modelsummary.errors import InputError
 
 __all__ = ["Bound", "DeviceSpec"]
@@ -18,7 +20,8 @@ __all__ = ["Bound", "DeviceSpec"]
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
-_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "PCIE"})  # of the same name, with other figures
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX"})  # of the same name, with other figures
+_VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 
 
 class Bound(NamedTuple):
@@ -30,21 +33,46 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Peaks of a device.
+    """Peaks of a device, and what else its speed depends on.
 
-    Attributes:
+    Without ``peak_flops`` and ``bandwidth`` the name is looked up in the table of accelerators; ``source`` then says
+    which one was taken. What is not given of other devices is None.
+
+    Args:
         name: of the device.
         peak_flops: dtype (or ``"tf32"``) -> dense floating point operations per second of matrix products.
         bandwidth: bytes per second between the device and its memory.
         source: where the figures are from.
+        memory_bytes: size of the memory.
+        interconnect: bytes per second to other devices of the node, both directions together.
+        units: streaming multiprocessors, or whatever shares the work.
+        cache_bytes: size of the last level of the cache.
+        generation: architecture, such as ``"ampere"``: a device without a fit of its own takes that of its generation.
+        achievable_flops: dtype -> what matrix products reach at most, where that was published.
+
+    Raises:
+        InputError: the name is not in the table, or a figure is not positive.
+
+    >>> spec = DeviceSpec("A100")
+    >>> spec.name, spec.memory_bytes, spec.source
+    ('A100 80GB', 80000000000, 'A100 taken as A100 80GB: NVIDIA A100 data sheet, SXM4, 2021')
     """
 
     name: str
-    peak_flops: Mapping[Precision, float]
-    bandwidth: float
+    peak_flops: Mapping[Precision, float] = field(default_factory=dict)
+    bandwidth: float = 0.0
     source: str = field(default="", compare=False)
+    memory_bytes: int | None = None
+    interconnect: float | None = None
+    units: int | None = None
+    cache_bytes: int | None = None
+    generation: str = ""
+    achievable_flops: Mapping[Precision, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        if self.peak_flops == {} and self.bandwidth == 0:
+            for name, value in _from_table(_known_name(self.name), self.name).items():
+                object.__setattr__(self, name, value)
         peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else ()
         figures = [*peaks, self.bandwidth]
         if not peaks or not all(isinstance(figure, (int, float)) and figure > 0 for figure in figures):
@@ -52,18 +80,12 @@ class DeviceSpec:
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
-        """The accelerator of the table whose words are among those of ``name``, such as ``"NVIDIA H100 80GB HBM3"``.
+        """Return the accelerator of the table that ``name`` means, such as ``"NVIDIA H100 80GB HBM3"``.
 
         Raises:
-            InputError: the table has none of this name. (Variants such as PCIe, NVL or laptop models differ.)
+            InputError: the table has none of this name. (Variants such as NVL or laptop models differ.)
         """
-        words = set(re.split(r"[^A-Z0-9]+", str(name).upper()))
-        for known in _TABLE:
-            if words.issuperset(known.upper().split()) and not words & _OTHER_MODELS:
-                return _from_table(known)
-        raise InputError(
-            f"no accelerator {name!r} in the table; expected one of {', '.join(_TABLE)}, or DeviceSpec(...)"
-        )
+        return cls(name)
 
     @classmethod
     def measure(
@@ -87,17 +109,22 @@ class DeviceSpec:
             convolution = len(images) * 56 * 56 * kernel.numel()
             product = size**3 / _least_seconds(place, torch.matmul, matrix, matrix)
             peaks[dtype] = 2 * max(product, convolution / _least_seconds(place, nn.functional.conv2d, images, kernel))
+        threads = f" with {torch.get_num_threads()} threads" if small else ""
         source = torch.zeros(2**27 if small else 2**31, dtype=torch.uint8, device=place)
         target = torch.zeros_like(source)
         seconds = _least_seconds(place, target.copy_, source)
-        return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, "measured")
+        return cls(f"this machine's {place}", peaks, 2 * source.numel() / seconds, f"measured{threads}")
 
     def __hash__(self) -> int:
         return hash((self.name, self.bandwidth))
 
+    def has(self, dtype: Precision) -> bool:
+        """Return True if the peak with a dtype is known."""
+        return isinstance(dtype, (str, torch.dtype)) and dtype in self.peak_flops
+
     def peak(self, dtype: Precision) -> float:
         """Operations per second with a dtype. Raises ``InputError`` if the peak is not known."""
-        if not isinstance(dtype, (str, torch.dtype)) or dtype not in self.peak_flops:
+        if not self.has(dtype):
             known = ", ".join(map(str, self.peak_flops))
             raise InputError(f"the peak of {self.name} with {dtype} is not known; pass dtype= one of {known}")
         return self.peak_flops[dtype]
@@ -131,60 +158,44 @@ def _least_seconds(device: torch.device, work: Callable[..., object], *args: tor
     return min(times[1:])
 
 
-# Dense peaks in 10^12 operations per second and bandwidth in 10^12 bytes per second, at the boost clock of the data
-# sheet. float32 is that of the vector units: PyTorch uses TF32 for products only where it is told to.
-_FLOAT32, _HALF, _FLOAT64, _BYTE = ("float32",), ("float16", "bfloat16"), ("float64",), ("int8",)
-_FP8 = ("int8", "float8_e4m3fn", "float8_e5m2")
-_A100: dict[tuple[str, ...], float] = {_HALF: 312, ("tf32",): 156, _FLOAT32: 19.5, _FLOAT64: 19.5, _BYTE: 624}
-_HOPPER: dict[tuple[str, ...], float] = {_HALF: 989.5, ("tf32",): 494.5, _FLOAT32: 67, _FLOAT64: 67, _FP8: 1979}
-_TABLE: dict[str, tuple[float, dict[tuple[str, ...], float], str]] = {
-    "V100": (0.9, {("float16",): 125, _FLOAT32: 15.7, _FLOAT64: 7.8}, "NVIDIA V100 data sheet, SXM2, 2020"),
-    "T4": (0.32, {("float16",): 65, _FLOAT32: 8.1, _BYTE: 130}, "NVIDIA T4 data sheet, 2019"),
-    "A10": (0.6, {_HALF: 125, ("tf32",): 62.5, _FLOAT32: 31.2, _BYTE: 250}, "NVIDIA A10 data sheet, 2021"),
-    "A100 40GB": (
-        1.555,
-        _A100,
-        "NVIDIA A100 data sheet, SXM4, 2021",
-    ),
-    "A100 80GB": (
-        2.039,
-        _A100,
-        "NVIDIA A100 data sheet, SXM4, 2021",
-    ),
-    "L4": (
-        0.3,
-        {_HALF: 121, ("tf32",): 60, _FLOAT32: 30.3, _FP8: 242.5},
-        "NVIDIA L4 data sheet, 2023; half of the figures with sparsity",
-    ),
-    "L40S": (0.864, {_HALF: 362, ("tf32",): 183, _FLOAT32: 91.6, _FP8: 733}, "NVIDIA L40S data sheet, 2023"),
-    "RTX 4090": (
-        1.008,
-        {_HALF: 165.2, ("tf32",): 82.6, _FLOAT32: 82.6, _BYTE: 660.6},
-        "NVIDIA Ada GPU architecture whitepaper, appendix A; products accumulated in float32",
-    ),
-    "H100": (
-        3.35,
-        _HOPPER,
-        "NVIDIA H100 data sheet, SXM5; half of the figures with sparsity",
-    ),
-    "H200": (
-        4.8,
-        _HOPPER,
-        "NVIDIA H200 data sheet, SXM; half of the figures with sparsity",
-    ),
-    "MI300X": (
-        5.3,
-        {_HALF: 1307.4, ("tf32",): 653.7, _FLOAT32: 163.4, _FLOAT64: 163.4, _BYTE: 2614.9},
-        "AMD Instinct MI300X data sheet, 2023",
-    ),
-}
+def _known_name(name: str) -> str:
+    """Return the entry of the table that a name means. Raises ``InputError`` with the nearest ones."""
+    words = set(re.split(r"[^A-Z0-9]+", re.sub(r"\bSXM\d?\b", " ", str(name).upper())))
+    if not words & _OTHER_MODELS:
+        found = [known for known in TABLE if words.issuperset(known.upper().split())]
+        if not found:  # variants of one model, such as by memory: the first
+            found = [known for known in TABLE if words.issuperset(set(known.upper().split()) - _VARIANTS)][:1]
+            found = found if "PCIE" not in words else [f"{known} PCIe" for known in found if f"{known} PCIe" in TABLE]
+        best = max(found, key=lambda known: len(known.split()), default=None)
+        if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
+            return best
+    near = [known for known in TABLE if words & set(known.upper().split())]
+    near += get_close_matches(str(name).upper(), TABLE, n=3, cutoff=0.3)
+    hint = f"; the nearest are {', '.join(dict.fromkeys(near))}" if near else ""
+    raise InputError(
+        f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
+    )
 
 
-def _from_table(name: str) -> DeviceSpec:
-    bandwidth, teraflops, source = _TABLE[name]
-    peaks: dict[Precision, float] = {
+def _from_table(known: str, name: str) -> dict[str, Any]:
+    figures = TABLE[known]
+    peaks = {
         key if key == "tf32" else getattr(torch, key): value * _TERA
-        for keys, value in teraflops.items()
+        for keys, value in figures.teraflops.items()
         for key in keys
     }
-    return DeviceSpec(name, peaks, bandwidth * _TERA, source)
+    best = figures.achievable
+    return {
+        "name": known,
+        "peak_flops": peaks,
+        "bandwidth": figures.bandwidth * _TERA,
+        "source": figures.source
+        if str(name).upper() == known.upper()
+        else f"{name} taken as {known}: {figures.source}",
+        "memory_bytes": int(figures.memory * 1e9),
+        "interconnect": figures.interconnect * 1e9,
+        "units": figures.units,
+        "cache_bytes": int(figures.cache_mb * 1e6),
+        "generation": figures.generation,
+        "achievable_flops": {} if best is None else {torch.bfloat16: best * _TERA, torch.float16: best * _TERA},
+    }

@@ -23,7 +23,7 @@ def estimate(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
     """
     rows = list(root.walk())
     for row in rows:
-        row.estimated_latency_ms = 1e3 * _own_seconds(row, spec, dtype)
+        row.estimated_latency_ms = row.self_estimated_latency_ms = 1e3 * _own_seconds(row, spec, dtype)
     for row in reversed(rows):
         if row.parent_info is not None:
             row.parent_info.estimated_latency_ms += row.estimated_latency_ms  # type: ignore[operator]
@@ -42,6 +42,7 @@ class RooflineRow:
         arithmetic_intensity: FLOPs for each byte moved; None where none moves.
         bound_ms: the least time on the device.
         limited_by: ``"compute"`` or ``"memory"``, whichever has the larger part of the bound.
+        predicted_ms: what ``estimate_latency`` predicted, or None.
         latency_ms: what was measured, or None.
         part_of_roof: ``bound_ms / latency_ms``; None where nothing was measured. Above 1 the spec is too low for this
             device, or data stays in its caches.
@@ -54,6 +55,7 @@ class RooflineRow:
     arithmetic_intensity: float | None
     bound_ms: float
     limited_by: str
+    predicted_ms: float | None
     latency_ms: float | None
     part_of_roof: float | None
 
@@ -62,7 +64,8 @@ class Roofline(tuple[RooflineRow, ...]):
     """Rows in printed order; prints as a table."""
 
     def __str__(self) -> str:
-        headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by", "Latency (ms)"]
+        headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by"]
+        headers += ["Predicted (ms)", "Latency (ms)"]
         rows = [
             [
                 row.fqn or "(model)",
@@ -72,12 +75,13 @@ class Roofline(tuple[RooflineRow, ...]):
                 decimals(row.arithmetic_intensity, 2),
                 decimals(row.bound_ms, 4),
                 row.limited_by,
+                decimals(row.predicted_ms, 3),
                 decimals(row.latency_ms, 3),
                 percent(row.part_of_roof),
             ]
             for row in self
         ]
-        return table(rows, [*headers, "Of roof"], "llrrrrlrr")
+        return table(rows, [*headers, "Of roof"], "llrrrrlrrr")
 
     __repr__ = __str__
 
@@ -100,6 +104,7 @@ def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
         arithmetic_intensity=row.arithmetic_intensity,
         bound_ms=1e3 * seconds,
         limited_by="compute" if 2 * computing >= seconds else "memory",
+        predicted_ms=row.estimated_latency_ms,
         latency_ms=row.latency_ms,
         part_of_roof=1e3 * seconds / row.latency_ms if row.latency_ms else None,
     )

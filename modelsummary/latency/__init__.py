@@ -1,1 +1,78 @@
-"""Measured time of every call."""
+"""Measured and predicted time of every call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.kernel_table import device_here, table_of
+from modelsummary.errors import InputError
+from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
+from modelsummary.latency.estimate import LatencyEstimate
+from modelsummary.latency.kernels_table import Kernels
+from modelsummary.latency.options import TimeOptions, time_plan
+from modelsummary.latency.predict import (
+    Target,
+    distinct_calls,
+    estimate,
+    predict_kernels,
+    target_of,
+    weights_are_cold,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from modelsummary.capture.live import LiveModel
+    from modelsummary.memory.plan import StepPlan
+
+__all__ = [
+    "Calibration",
+    "Kernels",
+    "LatencyEstimate",
+    "TimeOptions",
+    "bound_of_data",
+    "calibrate",
+    "calibrate_grid",
+    "estimate",
+    "predict_kernels",
+    "target",
+    "time_plan",
+]
+
+
+def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:
+    """Return what a step is predicted for; raises ``InputError`` for an unknown device."""
+    return target_of(device, tf32=options.get("dtype") == "tf32")
+
+
+def calibrate(
+    live: LiveModel, device: torch.device | str | None, plan: StepPlan, *, grid: bool, again: bool
+) -> Calibration:
+    """Measure the operator calls of a step on this machine that its table lacks, and the standard grid if asked for."""
+    place = device_here(device)
+    if grid:
+        calibrate_grid(place, again=again)
+    calls = distinct_calls(live, plan)
+    table = table_of(place)
+    if not table.facts:
+        calibrate_calls([], place, cold=False)
+        table = table_of(place)
+    return calibrate_calls(calls, place, cold=weights_are_cold(live, table), again=again)
+
+
+def bound_of_data(stats: Any, device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions) -> float:
+    """Return the roofline's bound of a forward, for statistics that have no live model.
+
+    Raises:
+        InputError: more than a forward in eager mode is asked for.
+    """
+    from modelsummary.costs.roofline import dtype_of
+    from modelsummary.costs.roofline import estimate as bound
+
+    if backward or optimizer is not None or mode != "eager" or set(options) - {"dtype"} or device is None:
+        raise InputError(
+            "without a live model only the bound of a forward on a named device is known: pass the device alone"
+        )
+    spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
+    return bound(stats.root, spec, options.get("dtype") or dtype_of(stats.root))

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
-from modelsummary.costs.operators import tensors_in
+from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, OperatorRun
+from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
 from modelsummary.costs.stored import inner_tensors
 
 __all__ = ["Allocation", "Allocations"]
@@ -23,6 +24,7 @@ __all__ = ["Allocation", "Allocations"]
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
 _INDEX_PUT = torch.ops.aten.index_put.default
+_UNSEEN = OperatorRun(OperatorCall(None, OpRule("unseen"), (), {}, (), NO_COST), (), ())
 
 
 class Allocation:
@@ -59,6 +61,7 @@ class Allocations(TorchDispatchMode):
     Attributes:
         operators: names of those that ran, and where.
         every: all storages.
+        log: what notes each operator with its arguments; None unless ``note_operators`` was called.
     """
 
     supports_higher_order_operators = True
@@ -75,6 +78,20 @@ class Allocations(TorchDispatchMode):
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._names: dict[Any, str] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
+        self.log: OperatorLog | None = None
+
+    def note_operators(self) -> None:
+        """Note each operator from now on with its arguments, in ``log``."""
+        self.log = OperatorLog(self._identity, self._is_param)
+        self.log.runs += [_UNSEEN] * len(self.operators)
+
+    def _identity(self, tensor: Tensor) -> int:
+        found = self.of(tensor)
+        return id(found) if found is not None else -1
+
+    def _is_param(self, tensor: Tensor) -> bool:
+        found = self.of(tensor)
+        return found is not None and found.kind == "params"
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Storages that are there already, each counted once."""
@@ -115,6 +132,8 @@ class Allocations(TorchDispatchMode):
         out = func(*args, **kwargs)
         self.operators.append((self._name(func), self._where()))
         self._meet(out, number)
+        if self.log is not None:
+            self.log.note(func, args, kwargs, out)
         return out
 
     def _name(self, func: Any) -> str:

@@ -11,7 +11,7 @@ from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled,
 
 __all__ = ["CATEGORIES", "MemoryEstimate", "MemoryMeasurement", "TimelinePoint"]
 
-CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activations", "temporary")
+CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activations", "temporary", "workspace")
 
 
 class TimelinePoint(NamedTuple):

@@ -25,7 +25,9 @@ from modelsummary.units import parse_bytes
 __all__ = ["largest", "max_batch_size", "suggest_checkpoint"]
 
 
-def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int | str, plan: StepPlan) -> CheckpointPlan:
+def suggest_checkpoint(
+    live: LiveModel, root: LayerInfo, budget_bytes: int | str, plan: StepPlan, by: str = "macs"
+) -> CheckpointPlan:
     """Return which repeated blocks to recompute so that the peak of a step is at most ``budget_bytes``.
 
     What each block saves is simulated, blocks that are alike once; the choice is exact for these figures, and the step
@@ -38,6 +40,8 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int | str
     check_initialized(live)
     if plan.checkpoint:
         raise InputError("suggest_checkpoint chooses the modules itself; leave checkpoint= out")
+    if by not in ("macs", "latency") or (by == "latency" and root.estimated_latency_ms is None):
+        raise InputError(f"by={by!r}; expected 'macs', or 'latency' once estimate_latency() predicted it")
     rows = blocks_of(root)
     fqns = [row.fqn for row in rows]
 
@@ -49,7 +53,7 @@ def suggest_checkpoint(live: LiveModel, root: LayerInfo, budget_bytes: int | str
     for row in rows:
         key = _looks(row)
         if key not in alike:
-            alike[key] = Block(plain.activations - simulate([row.fqn]).activations, row.macs)
+            alike[key] = Block(plain.activations - simulate([row.fqn]).activations, _work_of(row, by))
     blocks = [alike[_looks(row)] for row in rows]
     needed = [most - budget_bytes for most in bytes_by_block(plain, fqns)]
     while True:
@@ -95,6 +99,11 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
         return peak(2)
 
     return largest(peak_from_two, memory_bytes)
+
+
+def _work_of(row: LayerInfo, by: str) -> int:
+    """Return what recomputing a block takes: multiply-adds, or predicted nanoseconds."""
+    return row.macs if by == "macs" else round(1e6 * (row.estimated_latency_ms or 0.0))
 
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:

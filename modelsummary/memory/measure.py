@@ -23,7 +23,8 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
 from modelsummary.memory.plan import StepPlan
-from modelsummary.memory.predict import casting, check_initialized, loss_of, simulate
+from modelsummary.memory.predict import check_initialized, simulate
+from modelsummary.memory.step import casting, loss_of
 
 __all__ = ["Measured", "measure", "measure_step"]
 

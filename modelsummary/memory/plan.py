@@ -42,6 +42,8 @@ class StepOptions(TypedDict, total=False):
         autocast: floating point dtype of ``torch.autocast`` around the forward and the loss; None: none.
         accumulates: gradients of earlier micro-batches are there already. Default: False.
         block_bytes: the allocator rounds sizes up to a multiple of this; None: 512 on CUDA, else 1.
+        workspaces: count what operators allocate for themselves while they run, as far as ``calibrate`` measured it.
+            Default: True.
     """
 
     optimizer: OptimizerLike | None
@@ -52,6 +54,7 @@ class StepOptions(TypedDict, total=False):
     autocast: torch.dtype | None
     accumulates: bool
     block_bytes: int | None
+    workspaces: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class StepPlan:
     Attributes:
         train: forward, backward and optimizer step; else a forward without gradients.
         make_optimizer: from the parameters that are trained; None: no step.
-        device, dtype, loss, autocast, accumulates, block_bytes: see ``StepOptions``.
+        device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``StepOptions``.
         checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
     """
 
@@ -74,6 +77,7 @@ class StepPlan:
     autocast: torch.dtype | None = None
     accumulates: bool = False
     block_bytes: int | None = None
+    workspaces: bool = True
 
 
 def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
@@ -112,6 +116,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
         autocast=options.get("autocast"),
         accumulates=options.get("accumulates", False),
         block_bytes=options.get("block_bytes"),
+        workspaces=options.get("workspaces", True),
     )
 
 

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
-from unittest.mock import patch
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes, tensors_of_modules
+from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operators import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
-from modelsummary.capture.timer import Step, Timer
-from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
-from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step import RowMemory, StepRun
+from modelsummary.memory.workspaces import workspaces_on
 
-__all__ = ["RowMemory", "check_initialized", "loss_of", "predict", "simulate", "simulate_step"]
+__all__ = ["check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]
 
 _CUDA_BLOCK = 512
-
-
-@dataclass
-class RowMemory:
-    """Of one call of a module: bytes it first saved for the backward, and the most that lived while it ran."""
-
-    activation_bytes: int = 0
-    peak_bytes: int = 0
 
 
 def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
@@ -80,26 +67,6 @@ def check_initialized(live: LiveModel) -> None:
         raise InputError(f"predicting memory: parameter {live.uninitialized!r} is not initialised; run the model once")
 
 
-class _OperatorClock:
-    """Counts operators: the marks of a timer then say which operators ran within a call."""
-
-    waits = False
-
-    def __init__(self, allocations: Allocations) -> None:
-        self._allocations = allocations
-
-    def now(self) -> int:
-        return len(self._allocations.operators)
-
-    @staticmethod
-    def milliseconds(marks: Sequence[int]) -> list[float]:
-        raise NotImplementedError  # operators take no time here
-
-    @staticmethod
-    def release(marks: Sequence[int]) -> None:
-        """Numbers need no care."""
-
-
 def simulate_step(
     model: nn.Module, call: CallArguments, plan: StepPlan
 ) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
@@ -113,6 +80,37 @@ def simulate_step(
     Raises:
         InputError: nothing in the result can be differentiated, or the loss is no scalar.
     """
+    return run_step(model, call, plan, lambda run, how: (run.estimate(*how), run.by_call()))
+
+
+def step_operators(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[list[StepOperator], list[str]]:
+    """Return the operators of a step in the order in which they run, and notes on how they were found.
+
+    Raises as ``simulate_step`` does.
+    """
+    return run_step(model, call, plan, lambda run, how: (run.operators(), how.notes), notes_operators=True)
+
+
+class _How(NamedTuple):
+    """How a step ran: whose kernels were chosen, on shapes or for real, and what was assumed."""
+
+    device: str
+    execution: str
+    notes: list[str]
+
+
+_R = TypeVar("_R")
+
+
+def run_step(
+    model: nn.Module,
+    call: CallArguments,
+    plan: StepPlan,
+    read: Callable[[StepRun, _How], _R],
+    *,
+    notes_operators: bool = False,
+) -> _R:
+    """Run a step, on shapes if that is possible, and return what ``read`` makes of it while the model is as it ran."""
     own = device_of(tensors_of_modules(modules_of(model)))
     wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
     notes, device = [], wanted
@@ -121,7 +119,11 @@ def simulate_step(
         notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in call.tensors())
     can_run = has_values and plan.dtype is None and wanted == own
-    block = plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1)
+    options: dict[str, Any] = {
+        "block_bytes": plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1),
+        "notes_operators": notes_operators,
+        "workspaces": workspaces_on(wanted) if plan.workspaces and not notes_operators else None,
+    }
     with (
         no_collection(),
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
@@ -129,9 +131,9 @@ def simulate_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run, reason = _step(model, args, kwargs, plan, shapes, device, block, can_run)
+        run, reason = _step(StepRun(model, args, kwargs, plan, device, **options), shapes, can_run)
         if reason is None:
-            return run.estimate(str(wanted), "shape", notes), run.by_call()
+            return read(run, _How(str(wanted), "shape", notes))
     if not can_run:
         raise InputError(
             f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
@@ -139,28 +141,18 @@ def simulate_step(
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         with Operators(Uncounted(), execution):
             apply_checkpoint(model, plan.checkpoint)
-            run = _Run(model, args, kwargs, plan, own, block)
+            run = StepRun(model, args, kwargs, plan, own, **options)
             run.step()
-        return run.estimate(str(wanted), "real", [f"The step ran for real: {reason}"]), run.by_call()
+        return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))
 
 
-def _step(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plan: StepPlan,
-    shapes: ShapeOnly,
-    device: torch.device,
-    block: int,
-    can_run: bool,
-) -> tuple[_Run, str | None]:
+def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> tuple[StepRun, str | None]:
     """Run a step on shapes and return it, with what stood in its way, if anything did.
 
     What no operator raised is raised again where the step cannot run for real (``can_run``), which would tell.
     """
     with Operators(Uncounted(), shapes):
-        apply_checkpoint(model, plan.checkpoint)
-        run = _Run(model, args, kwargs, plan, device, block)
+        apply_checkpoint(run.model, run.plan.checkpoint)
         try:
             run.step()
         except Exception as error:
@@ -168,218 +160,3 @@ def _step(
                 raise
             return run, obstacle_of(shapes, error)
     return run, obstacle_of(shapes, None)
-
-
-class _Run:
-    """One simulated step, and what it left."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        plan: StepPlan,
-        device: torch.device,
-        block_bytes: int,
-    ) -> None:
-        self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
-        self.allocations = Allocations(block_bytes, lambda: self._timer.position())  # noqa: PLW0108 - the timer is made next
-        self._timer = Timer(model, _OperatorClock(self.allocations))
-        self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._step: Step | None = None
-        self._backward: BackwardTimer | None = None
-        self._phases: list[tuple[str, int]] = []  # name, number of its first operator
-        self._after_forward = 0
-
-    def step(self) -> None:
-        """Prepare what is there before a step, and run it."""
-        follow = self.allocations
-        follow.hold(self._model.parameters(), "params")
-        follow.hold(self._model.buffers(), "buffers")
-        follow.hold(tensors_in_attributes(modules_of(self._model)), "buffers")
-        follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
-        with follow:
-            self._prepare()
-            self._begin("forward")
-            hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
-            with hooks if self._plan.train else nullcontext(), casting(self._plan.autocast, self._device):
-                output = self._forward()
-                loss = loss_of(output, self._plan.loss) if self._plan.train else None
-            if loss is not None:
-                self._train(loss, output)
-        self._mark_gradients()
-
-    def _begin(self, phase: str) -> None:
-        self._phases.append((phase, len(self.allocations.operators)))
-
-    def _prepare(self) -> None:
-        """The state that an optimizer makes in its first step, and gradients that are there already."""
-        if self._plan.make_optimizer is not None and self._trained:
-            self._optimizer = self._plan.make_optimizer(self._trained)
-            self._first_step(self._optimizer)
-            states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
-            for state in states:
-                found = self.allocations.of(state)
-                if found is not None and not found.kind:
-                    found.kind = "optimizer_state"
-        for parameter in self._trained:
-            parameter.grad = torch.zeros_like(parameter) if self._plan.accumulates else None
-        self._mark_gradients()
-
-    def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the optimizer's state; on shapes, parameters of equal shape and dtype share what is known of one."""
-        alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
-        for number, group in enumerate(optimizer.param_groups):
-            for each in group["params"]:
-                alike[(number, spec_of(each)) if type(each) is ShapeTensor else id(each)].append(each)
-        for first, *_ in alike.values():
-            first.grad = torch.zeros_like(first)  # a real step goes on with these parameters
-        optimizer.step()
-        for first, *others in alike.values():
-            for each in others if first in optimizer.state else ():
-                optimizer.state[each] = map_tensors(torch.clone, optimizer.state[first])
-
-    def _mark_gradients(self) -> None:
-        for parameter in self._trained:
-            found = self.allocations.of(parameter.grad) if parameter.grad is not None else None
-            if found is not None and not found.kind:
-                found.kind = "grads"
-
-    def _forward(self) -> Any:
-        with self._timer.running(), self._generator_states():
-            output = self._model(*self._args, **self._kwargs)
-        self._step = self._timer.steps.pop()
-        return output
-
-    def _generator_states(self) -> AbstractContextManager[Any]:
-        """Context in which states of the CPU's generator are followed: each region of a checkpoint keeps one."""
-        if self._device.type != "cpu":
-            return nullcontext()
-        original = torch.get_rng_state
-
-        def get_rng_state() -> Tensor:
-            state = original()
-            self.allocations.keep(state)
-            return state
-
-        return patch.object(torch, "get_rng_state", get_rng_state)
-
-    def _train(self, loss: Tensor, output: Any) -> None:
-        assert self._step is not None
-        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
-        self.allocations.forward_ended((*tensors_of(output), loss))
-        self._after_forward = self.allocations.held()
-        self._begin("backward")
-        loss.backward()
-        self._backward.detach()
-        self._mark_gradients()
-        if self._optimizer is not None:
-            self._begin("step")
-            self._optimizer.step()
-
-    # ------------------------------------------------------------------------------------- what it means
-
-    def estimate(self, device: str, execution: str, notes: list[str]) -> MemoryEstimate:
-        """The figures."""
-        first = self._phases[0][1]
-        every = self.allocations.every
-        timeline = self._timeline()[first:]
-        kept = [each for each in every if each.saved_at is not None or each.kind == "activations"]
-
-        def total(kind: str) -> int:
-            return sum(each.nbytes for each in every if each.kind == kind)
-
-        return MemoryEstimate(
-            mode="train" if self._plan.train else "inference",
-            device=device,
-            optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
-            params=total("params"),
-            buffers=total("buffers"),
-            grads=sum(each.nbytes for each in every if each.kind == "grads" and each.died is None),
-            optimizer_state=total("optimizer_state"),
-            inputs=total("inputs"),
-            activations=sum(each.nbytes for each in kept if each.kind in ("", "activations")),
-            held_after_forward=self._after_forward or self.allocations.held(),
-            peak=max(point.total for point in timeline),
-            timeline=timeline,
-            execution=execution,
-            notes=notes,
-        )
-
-    def _timeline(self) -> list[TimelinePoint]:
-        number = len(self.allocations.operators)
-        changes: list[list[int]] = [[0] * (number + 1) for _ in CATEGORIES]
-        for each in self.allocations.every:
-            series = changes[CATEGORIES.index(_category(each))]
-            series[min(each.born, number)] += each.nbytes
-            if each.died is not None:
-                series[each.died] -= each.nbytes
-        fqns, phases = self._fqns(), self._phase_of_each()
-        held = [0] * len(CATEGORIES)
-        points = []
-        for place, (name, _) in enumerate(self.allocations.operators):
-            held = [so_far + series[place] for so_far, series in zip(held, changes, strict=True)]
-            points.append(TimelinePoint(name, fqns[place], phases[place], tuple(held)))
-        return points
-
-    def _phase_of_each(self) -> list[str]:
-        phases = [""] * len(self.allocations.operators)
-        for name, begin in self._phases:
-            phases[begin:] = [name] * (len(phases) - begin)
-        return phases
-
-    def _fqns(self) -> list[str | None]:
-        assert self._step is not None
-        names = {id(module): fqn for fqn, module in named_modules(self._model)}
-        innermost = self._step.innermost()
-        calls = [innermost[position] for _, position in self.allocations.operators]
-        for call, begin, end in self._backward.intervals() if self._backward is not None else ():
-            calls[begin:end] = [call] * (end - begin)
-        return [None if call is None else names[id(call.module)] for call in calls]
-
-    def by_call(self) -> dict[tuple[str, int], RowMemory]:
-        """What each call of a module saved first, and the most that lived during it."""
-        assert self._step is not None
-        names = {id(module): fqn for fqn, module in named_modules(self._model)}
-        innermost = self._step.innermost()
-        saved: defaultdict[int, int] = defaultdict(int)
-        for each in self.allocations.every:
-            call = innermost[each.saved_at] if each.saved_at is not None else None
-            if call is not None and each.kind in ("", "activations"):
-                saved[id(call)] += each.nbytes
-        held = self.allocations.bytes_over_time()
-        counts: defaultdict[str, int] = defaultdict(int)
-        found: dict[tuple[str, int], RowMemory] = {}
-        for call in self._step.root().walk():
-            fqn = names[id(call.module)]
-            found[fqn, counts[fqn]] = RowMemory(saved[id(call)], max(held[call.begin : call.end], default=0))
-            counts[fqn] += 1
-        return found
-
-
-def _category(allocation: Allocation) -> str:
-    if allocation.kind:
-        return allocation.kind
-    return "activations" if allocation.saved_at is not None else "temporary"
-
-
-def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
-    """``torch.autocast``, where a dtype is given."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
-
-
-def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
-    """What the backward of a step begins with. Raises ``InputError`` if that is nothing, or no scalar."""
-    if loss is not None:
-        value = loss(output)
-    elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
-        value = output["loss"]
-    else:
-        tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
-        if not tensors:
-            raise InputError("nothing in the model's result requires a gradient; use mode='inference', or unfreeze it")
-        return torch.stack([tensor.sum() for tensor in tensors]).sum() if len(tensors) > 1 else tensors[0].sum()
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise InputError(f"loss gave {value!r:.80}; expected a scalar tensor that requires a gradient")
-    return value

@@ -142,12 +142,15 @@ def _seconds(rows: Sequence[LayerInfo]) -> dict[Key, float]:
 
 
 def measured_seconds(sequence: CallSequence, rows: Sequence[LayerInfo]) -> tuple[list[float], list[float]]:
-    """Return the measured seconds of each call, forward and backward; empty lists where they were not measured."""
-    forward = {(row.fqn, row.call_index): row.latency_ms / 1e3 for row in rows if row.latency_ms is not None}
-    backward = {
-        (row.fqn, row.call_index): row.backward_latency_ms / 1e3 for row in rows if row.backward_latency_ms is not None
-    }
-    return _of_rows(forward, sequence) if forward else [], _of_rows(backward, sequence) if backward else []
+    """Return the seconds of each call, forward and backward: measured, else predicted; empty lists where not known."""
+    prefix = "" if any(row.latency_ms is not None for row in rows) else "estimated_"
+    names = f"{prefix}latency_ms", f"{prefix}backward_latency_ms"
+    found = []
+    for name in names:
+        values = {(row.fqn, row.call_index): getattr(row, name) for row in rows if row.executed}
+        seconds = {key: value / 1e3 for key, value in values.items() if value is not None}
+        found.append(_of_rows(seconds, sequence) if any(seconds.values()) else [])
+    return found[0], found[1]
 
 
 def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:

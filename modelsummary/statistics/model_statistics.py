@@ -37,7 +37,7 @@ Columns = Sequence[str] | None
 Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
 _LIVE = frozenset(
-    "live measure_latency memory measure_memory suggest_checkpoint max_batch_size"
+    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size"
     " split plan graph graph_module nodes_of".split()
 )
 
@@ -327,29 +327,27 @@ class ModelStatistics(LayerTree):
             raise InputError(f"expected the Statistics of another model, got {type(other).__name__}: {other!r:.80}")
         return diff_trees(self.root, other.root)
 
-    def estimate_latency(self, spec: DeviceSpec | str, dtype: Precision | None = None) -> float:
-        """The least time of a forward on a device, by its roofline, without a run; for devices one does not have.
+    def estimate_latency(self, device: DeviceSpec | str, *, dtype: Precision | None = None) -> float:
+        """Return the least milliseconds of a forward on a device, by its roofline.
 
-        Fills ``estimated_latency_ms`` of every row; ``split(by="latency")`` and ``plan(by="latency")`` use it where
+        ``Statistics`` of a live model predicts what the device really takes, and the backward. Fills
+        ``estimated_latency_ms`` of every row; ``split(by="latency")`` and ``plan(by="latency")`` use it where
         nothing was measured.
 
         Args:
-            spec: the device, or its name in the table of ``DeviceSpec.of``.
+            device: a spec, or its name in the table of accelerators.
             dtype: of the computation; default: that of most parameters. ``"tf32"`` for float32 with TF32 products.
-
-        Returns:
-            Milliseconds.
 
         Raises:
             InputError: the device or its peak with this dtype is unknown.
         """
-        return estimate(self.root, _device_spec(spec), dtype or dtype_of(self.root))
+        return estimate(self.root, _device_spec(device), dtype or dtype_of(self.root))
 
     def roofline(self, spec: DeviceSpec | str, dtype: Precision | None = None, *, depth: int | None = None) -> Roofline:
         """Every called module down to ``depth`` against the roof of a device: bound, what limits it, part reached.
 
         Args:
-            spec, dtype: as for ``estimate_latency``.
+            spec, dtype: as for ``estimate_latency``, whose prediction, where there is one, stands beside the bound.
 
         Raises:
             InputError: the device or its peak with this dtype is unknown.

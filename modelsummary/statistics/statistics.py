@@ -1,34 +1,26 @@
-"""``Statistics``: a live model, and everything that runs it again."""
+"""``Statistics``: run a model, keep what is known of it, and cut it into stages and graphs."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from modelsummary import memory as _memory
 from modelsummary.capture.exclusive import exclusive
-from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import NotLiveError
-from modelsummary.latency.measure import measure_latency
-from modelsummary.memory.checkpointing import CheckpointPlan
-from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
-from modelsummary.memory.plan import OptimizerLike, StepOptions, step_plan
-from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.statistics.live_statistics import LiveStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # what few ask for is imported for them only
     from torch.fx import GraphModule, Node
-    from typing_extensions import Self, Unpack
 
     from modelsummary.cluster import Plans
     from modelsummary.split import By, Stages
@@ -38,7 +30,7 @@ if TYPE_CHECKING:  # what few ask for is imported for them only
 __all__ = ["Statistics"]
 
 
-class Statistics(ModelStatistics):
+class Statistics(LiveStatistics):
     """Run a model once, on shapes by default, and keep what is known of every layer.
 
     ::
@@ -79,7 +71,6 @@ class Statistics(ModelStatistics):
         ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
     """
 
-    _live: LiveModel | None = None
     _splitter: ModelSplitter | None = None
 
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
@@ -129,136 +120,6 @@ class Statistics(ModelStatistics):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None, "_splitter": None}
-
-    def _live_for(self, what: str) -> LiveModel:
-        """Return the live model. Raises ``NotLiveError`` where there is none, after pickling or without an input."""
-        if self._live is None:
-            raise NotLiveError(self._not_live(what))
-        return self._live
-
-    @property
-    def live(self) -> LiveModel:
-        """The model and its input, for what runs it again."""
-        return self._live_for("live")
-
-    # --------------------------------------------------------------------------------------------- time
-
-    @exclusive
-    def measure_latency(
-        self,
-        x: Any = None,
-        warmup: int = 3,
-        runs: int = 10,
-        backward: bool = False,
-        device: torch.device | str | None = None,
-    ) -> Self:
-        """Run the model for real and time every call; the model and its state are afterwards as before.
-
-        Fills ``latency_ms``, ``self_latency_ms``, ``latency_share`` and ``latency_iqr_ms`` of every row (medians over
-        runs, in milliseconds), ``backward_*`` with ``backward=True``, and ``latency_overhead``. Without a backward the
-        model runs without gradients. Marks lie around every call of a module; forwards with and without them take
-        turns, and what a mark costs on the CPU is taken off.
-
-        Args:
-            x: input with values, of the sizes that were recorded; default: the recorded input, sizes as random values.
-            warmup: runs that do not count.
-            runs: runs that count.
-            backward: time the backward of the output, started with ones.
-            device: run a copy there; default: the model, where it is.
-
-        Returns:
-            These statistics.
-
-        Raises:
-            InputError: an argument is unusable, or the model has no values.
-        """
-        options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": device}
-        self.latency_overhead = measure_latency(self._live_for("measuring"), self.root, x, **options)
-        return self
-
-    # ------------------------------------------------------------------------------------------- memory
-
-    @exclusive
-    def memory(
-        self,
-        mode: str = "train",
-        optimizer: OptimizerLike | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        loss: Callable[[Any], Tensor] | None = None,
-        checkpoint: Sequence[str] | str | None = None,
-        *,
-        autocast: torch.dtype | None = None,
-        accumulates: bool = False,
-        block_bytes: int | None = None,
-    ) -> MemoryEstimate:
-        """Predict the memory of one step without running it: nothing is computed or allocated.
-
-        The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
-        until it is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
-        every row. Counted are the storages of tensors, not what an operator needs for itself while it runs, nor what an
-        allocator keeps in reserve. The model is taken in the modes that its modules have.
-
-        Args:
-            mode: ``"train"``, or ``"inference"``: a forward without gradients.
-            optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes: see
-                ``modelsummary.memory.plan.StepOptions``.
-
-        Raises:
-            InputError: an argument is unusable, or there is nothing to differentiate.
-        """
-        options = StepOptions(optimizer=optimizer, dtype=dtype, device=device, loss=loss, checkpoint=checkpoint)
-        options |= {"autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
-        return _memory.predict(self._live_for("predicting memory"), self.root, step_plan(mode, options, self.root))
-
-    @exclusive
-    def measure_memory(self, mode: str = "train", **options: Unpack[StepOptions]) -> MemoryMeasurement:
-        """Run two steps for real and measure the second; the model is afterwards as before.
-
-        On the CPU the events of torch's profiler count, on CUDA the statistics of the allocator.
-
-        Args:
-            mode: as for ``memory``.
-            **options: as for ``memory``, which predicts the same step; without ``device`` and ``dtype``.
-
-        Raises:
-            InputError: an argument is unusable, or the model has no values.
-        """
-        return _memory.measure(self._live_for("measuring memory"), self.root, step_plan(mode, options, self.root))
-
-    @exclusive
-    def suggest_checkpoint(self, budget_bytes: int | str, **options: Unpack[StepOptions]) -> CheckpointPlan:
-        """Choose modules to recompute in the backward so that a training step fits, with the fewest MACs done again.
-
-        Candidates are the repeated blocks of the model.
-
-        Args:
-            budget_bytes: that the peak may reach.
-            **options: as for ``memory``, without ``checkpoint``.
-
-        Returns:
-            The plan, for ``apply_checkpoint(model, plan.fqns)``.
-
-        Raises:
-            InputError: an argument is unusable, or recomputing all blocks does not suffice.
-        """
-        live = self._live_for("predicting memory")
-        return _memory.suggest_checkpoint(live, self.root, budget_bytes, step_plan("train", options, self.root))
-
-    @exclusive
-    def max_batch_size(self, memory_bytes: int | str, mode: str = "train", **options: Unpack[StepOptions]) -> int:
-        """Find the largest batch whose peak fits; 0 if the smallest one does not.
-
-        Args:
-            memory_bytes: what the device has: an integer, or text such as ``"24GB"``.
-            mode: as for ``memory``.
-            **options: as for ``memory``.
-
-        Raises:
-            InputError: an argument is unusable, no input has a batch dimension, or the forward needs values.
-        """
-        live = self._live_for("predicting memory")
-        return _memory.max_batch_size(live, memory_bytes, step_plan(mode, options, self.root))
 
     # -------------------------------------------------------------------------------------------- stages
 

@@ -84,13 +84,13 @@ _NAMES = {  # those of columns, those of split(by=...) and short ones; title, ki
     "backward_latency backward_latency_ms backward_self_latency_ms": (
         ("Latency of the backward", "ms", "backward_self_latency_ms")
     ),
-    "estimated_latency estimated_latency_ms": ("Estimated latency", "ms", "estimated_latency_ms"),
+    "estimated_latency estimated_latency_ms": ("Estimated latency", "ms", "self_estimated_latency_ms"),
 }
 _FILLED_BY = {
     "self_activation_bytes": "memory()",
     "self_latency_ms": "measure_latency()",
     "backward_self_latency_ms": "measure_latency(backward=True)",
-    "estimated_latency_ms": "estimate_latency(spec)",
+    "self_estimated_latency_ms": "estimate_latency(device)",
 }
 ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.split()}
 
@@ -109,8 +109,6 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
     if all(value is None for value in values.values()):
         raise InputError(f"by={by!r}: not known yet; call {_FILLED_BY[attribute]} first")
     own: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
-    if attribute == "estimated_latency_ms":  # the only one that is not kept without what is below
-        own = {row: max(0.0, own[row] - sum(own[child] for child in row.children)) for row in rows}
     total = dict(own)
     for row in reversed(rows):
         if row.parent_info is not None and row is not root:

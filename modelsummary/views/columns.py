@@ -131,6 +131,11 @@ COLUMNS: dict[str, Column] = {
     "backward_latency_share": _fact("Bwd Latency %", "percent", "backward_latency_share"),
     "backward_latency_iqr_ms": _fact("Bwd Latency IQR (ms)", "ms", "backward_latency_iqr_ms"),
     "estimated_latency_ms": _fact("Est. Latency (ms)", "ms", "estimated_latency_ms"),
+    "self_estimated_latency_ms": _fact("Own Est. Latency (ms)", "ms", "self_estimated_latency_ms"),
+    "estimated_backward_latency_ms": _fact("Est. Bwd Latency (ms)", "ms", "estimated_backward_latency_ms"),
+    "self_estimated_backward_latency_ms": _fact(
+        "Own Est. Bwd Latency (ms)", "ms", "self_estimated_backward_latency_ms"
+    ),
     "achieved_flops_per_second": _giga("GFLOP/s", "achieved_flops_per_second"),
     "achieved_bytes_per_second": _giga("GB/s", "achieved_bytes_per_second"),
 }

@@ -164,7 +164,8 @@ class Pictures:
         """FLOP/s that the rows reached over their FLOPs for each byte moved, below the roof of a device.
 
         A row counts with what belongs to no row below it, and with what is below it where that is not shown. Areas of
-        points are shares of the latency. Rows without multiply-adds have no place on logarithmic axes.
+        points are shares of the latency; measured ones are filled, predicted ones (``estimate_latency``) are not. Rows
+        without multiply-adds have no place on logarithmic axes.
 
         Args:
             spec: the device, or its name in the table of ``DeviceSpec.of``.
@@ -172,45 +173,65 @@ class Pictures:
             depth: deepest level shown; None: all.
 
         Raises:
-            InputError: nothing was measured, or the device or its peak with this dtype is unknown.
+            InputError: nothing was measured or predicted, or the device or its peak with this dtype is unknown.
             MissingExtraError: matplotlib is not installed.
         """
         check_depth(depth)
         device = spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
         dtype = dtype or self._precision()
         peak = device.peak(dtype)
-        amounts = [find_amounts(self._root, by) for by in ("latency", "flops", "bytes_read", "bytes_written")]
-        latency, flops, read, written = (_shown(self._root, each, depth) for each in amounts)
-        points = {
-            row: (flops[row] / (read[row] + written.get(row, 0)), flops[row] / latency[row] * 1e3)
-            for row in latency
-            if row in flops and row in read
-        }
-        x, y = [x for x, _ in points.values()], [y for _, y in points.values()]
-        axes = _axes(ax, (10, 6))
-        colour = _Colours(self._root, amounts[0].total)
-        whole = sum(latency.values())
-        axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved", ylabel="FLOP/s")
-        axes.scatter(
-            x,
-            y,
-            s=[12 + 1500 * latency[row] / whole for row in points],
-            c=[colour(row) for row in points],
-            edgecolors="black",
-            linewidths=0.5,
-            alpha=0.85,
-            zorder=3,
+        flops, read, written = (
+            _shown(self._root, find_amounts(self._root, by), depth) for by in ("flops", "bytes_read", "bytes_written")
         )
+        intensity = {row: flops[row] / (read[row] + written.get(row, 0)) for row in flops if row in read}
+        axes = _axes(ax, (10, 6))
+        axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved", ylabel="FLOP/s")
+        x, y = list(intensity.values()), []
+        for by in _known_latencies(self._root):
+            amounts = find_amounts(self._root, by)
+            latency = _shown(self._root, amounts, depth)
+            points = {row: (intensity[row], flops[row] / latency[row] * 1e3) for row in latency if row in intensity}
+            y += [each for _, each in points.values()]
+            _scatter(axes, points, latency, _Colours(self._root, amounts.total), is_measured=by == "latency")
+            _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
         knee = peak / device.bandwidth
         low, high = min(knee, *x) / 3, max(knee, *x) * 3
         axes.plot([low, knee, high], [low * device.bandwidth, peak, peak], color="black", zorder=2)
         axes.set_xlim(low, high)
         axes.set_ylim(top=2 * max(peak, *y))
-        _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
         precision = str(dtype).removeprefix("torch.")
         axes.set_title(f"{one_line(self._root.class_name)} on {device.name}, {precision}", parse_math=False)
         axes.grid(alpha=0.3, which="major")
         return axes
+
+
+def _known_latencies(root: LayerInfo) -> list[str]:
+    """Return the latencies that were measured and predicted; the measured one, which then fails, if none was."""
+    found = [by for by in ("latency", "estimated_latency") if getattr(root, f"{by}_ms") is not None]
+    return found or ["latency"]
+
+
+def _scatter(
+    axes: Axes,
+    points: dict[LayerInfo, tuple[float, float]],
+    latency: dict[LayerInfo, float],
+    colour: _Colours,
+    *,
+    is_measured: bool,
+) -> None:
+    whole = sum(latency.values())
+    colours: Any = [colour(row) for row in points]
+    edges: Any = "black" if is_measured else colours
+    axes.scatter(
+        [x for x, _ in points.values()],
+        [y for _, y in points.values()],
+        s=[12 + 1500 * latency[row] / whole for row in points],
+        c=colours if is_measured else "none",
+        edgecolors=edges,
+        linewidths=0.5 if is_measured else 1.5,
+        alpha=0.85,
+        zorder=3,
+    )
 
 
 def _shown(root: LayerInfo, amounts: Amounts, depth: int | None) -> dict[LayerInfo, float]:

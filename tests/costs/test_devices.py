@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from modelsummary import DeviceSpec, InputError
+from modelsummary.costs.device_table import TABLE
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,12 @@ from modelsummary import DeviceSpec, InputError
         ("Tesla T4", "T4"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("a100 80gb", "A100 80GB"),
+        ("A100", "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
+        ("A100 PCIe", "A100 80GB PCIe"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("TPU v5e", "TPU v5e"),
     ],
 )
 def test_names(name, found):
@@ -24,18 +31,34 @@ def test_names(name, found):
 
 
 @pytest.mark.parametrize(
-    "name", ["A100", "4090", "nothing", "", None, "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "RTX 4090 Laptop GPU"]
+    "name", ["4090", "nothing", "", None, "NVIDIA H100 NVL", "NVIDIA H200 NVL", "RTX 4090 Laptop GPU"]
 )
 def test_unknown_names(name):
-    with pytest.raises(InputError, match="expected one of V100, T4"):
+    with pytest.raises(InputError, match="expected one of P100, P4, V100"):
         DeviceSpec.of(name)
 
 
-def test_every_device_of_the_table_has_a_source():
-    for name in ("V100", "T4", "A10", "A100 40GB", "A100 80GB", "L4", "L40S", "RTX 4090", "H100", "H200", "MI300X"):
-        spec = DeviceSpec.of(name)
-        assert spec.source
-        assert spec.peak(torch.float16) >= spec.peak(torch.float32)
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(InputError, match="the nearest are RTX 4090"):
+        DeviceSpec("4090")
+
+
+def test_a_name_alone_says_which_device_it_took():
+    spec = DeviceSpec("A100")
+    assert (spec.name, spec.memory_bytes, spec.units) == ("A100 80GB", 80 * 10**9, 108)
+    assert spec.bandwidth == pytest.approx(2.039e12)
+    assert spec.source.startswith("A100 taken as A100 80GB: NVIDIA A100 data sheet")
+    assert spec.achievable_flops[torch.bfloat16] == 271.2e12
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_device_of_the_table_has_a_source(name):
+    spec = DeviceSpec(name)
+    assert spec.source == TABLE[name].source
+    assert all(getattr(spec, each) > 0 for each in ("memory_bytes", "interconnect", "units", "cache_bytes"))
+    for dtype, reached in spec.achievable_flops.items():
+        assert 0.4 * spec.peak(dtype) < reached < spec.peak(dtype)
+    assert max(spec.peak_flops.values()) > spec.bandwidth  # FLOP/s and B/s were not confused
 
 
 def test_bound():

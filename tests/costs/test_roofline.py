@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.statistics import ModelStatistics
 from tests.models import Call
 
 # 1000 FLOP/s, 100 B/s
@@ -17,8 +18,12 @@ def statistics():
     return Statistics(model, (2, 4))
 
 
-def test_estimate():
-    stats = statistics()
+def as_data(stats):
+    return ModelStatistics.from_json(stats.to_json())
+
+
+def test_the_bound_of_data():
+    stats = as_data(statistics())
     assert stats.estimate_latency(SPEC) == pytest.approx(2.56e3 + 1.28e3)  # both wait for memory
     assert stats["0"].estimated_latency_ms == pytest.approx(2.56e3)
     assert stats.root.estimated_latency_ms == pytest.approx(3.84e3)
@@ -27,12 +32,12 @@ def test_estimate():
 
 
 def test_dtype():
-    stats = Statistics(nn.Sequential(nn.Linear(4, 8)).double(), (2, 4))
+    stats = as_data(Statistics(nn.Sequential(nn.Linear(4, 8)).double(), (2, 4)))
     narrow = DeviceSpec("narrow", {torch.float32: 1.0, torch.float64: 0.5}, 1e9)
-    assert stats.estimate_latency(narrow) == pytest.approx(256e3, rel=1e-3)
-    assert stats.estimate_latency(narrow, torch.float32) == pytest.approx(128e3, rel=1e-3)
+    assert stats.estimate_latency(narrow, dtype=torch.float64) == pytest.approx(256e3, rel=1e-3)
+    assert stats.estimate_latency(narrow, dtype=torch.float32) == pytest.approx(128e3, rel=1e-3)
     with pytest.raises(InputError, match=r"with torch\.int8 is not known"):
-        stats.estimate_latency(narrow, torch.int8)
+        stats.estimate_latency(narrow, dtype=torch.int8)
     with pytest.raises(InputError, match="no accelerator 'abacus'"):
         stats.estimate_latency("abacus")
 

@@ -1,0 +1,259 @@
+"""``KernelTable``: what operator calls really took on one machine, and what follows for calls that were not measured.
+
+An entry is one operator call (``OperatorCall.key``): seconds with its parameters in the last level of the cache, and
+without; and the bytes that its kernel allocates and frees while it runs. A call that is not in the table is
+predicted from its neighbours: the measured time of a neighbour over its roofline says how efficient such a call is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from math import exp, log
+from pathlib import Path
+
+import torch
+
+from modelsummary.costs.operator_work import Work
+from modelsummary.errors import InputError
+
+__all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
+
+_VERSION = 1
+_NEIGHBOURS = 4
+_NEAR = 2.0  # distance in powers of two up to which a neighbour counts as interpolation
+_OTHER_OPERATOR = 1.0  # what another operator of the class adds to the distance, squared
+
+
+def cache_folder() -> Path:
+    """Return the folder of the kernel tables: ``$MODELSUMMARY_CACHE``, else one in the user's cache directory."""
+    own = os.environ.get("MODELSUMMARY_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(own) if own else Path(base) / "modelsummary"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where kernels were measured: a table holds for one device, number of threads and version of torch."""
+
+    device: str
+    threads: int
+    torch_version: str
+
+    @property
+    def path(self) -> Path:
+        """The file of its table."""
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.device}-{self.threads}-torch-{self.torch_version}")
+        return cache_folder() / "kernels" / f"{name.strip('-')}.json"
+
+
+@dataclass
+class Entry:
+    """One measured operator call.
+
+    Attributes:
+        name, op_class, dtype, sizes, flops, nbytes: of its work.
+        seconds: with parameters in the last level of the cache, as other tensors; None if not measured.
+        cold_seconds: with parameters in memory.
+        workspace: bytes that its kernel allocates beside its results.
+    """
+
+    name: str
+    op_class: str
+    dtype: str
+    sizes: list[int]
+    flops: int
+    nbytes: int
+    seconds: float | None = None
+    cold_seconds: float | None = None
+    workspace: int | None = None
+
+    @classmethod
+    def of(cls, work: Work) -> Entry:
+        """Return an entry of a kernel that was not measured yet."""
+        dtype = str(work.dtype).removeprefix("torch.")
+        return cls(work.name, work.op_class, dtype, list(work.sizes), work.flops, work.nbytes)
+
+
+@dataclass
+class KernelTable:
+    """Measured operator calls of one machine.
+
+    Attributes:
+        machine: where.
+        entries: by ``OperatorCall.key``.
+        facts: of the machine: ``"flops_per_second"`` and ``"bytes_per_second"`` that it reaches, seconds of the host
+            for a ``"view"``, a ``"module"`` call and an ``"operator"``, ``"cache_bytes"`` of the last level.
+    """
+
+    machine: Machine
+    entries: dict[str, Entry] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+    _spaces: dict[tuple[str, str], list[Entry]] = field(default_factory=dict, repr=False)
+    _groups: dict[tuple[str, str, bool], list[tuple[Entry, list[float], float]]] = field(
+        default_factory=dict, repr=False
+    )
+
+    @classmethod
+    def load(cls, machine: Machine) -> KernelTable:
+        """Return the stored table of a machine; an empty one if there is none.
+
+        A damaged file, or one of another machine or version, is ignored with a warning that names it.
+        """
+        path = machine.path
+        if not path.exists():
+            return cls(machine)
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored["version"] != _VERSION or stored["machine"] != asdict(machine):
+                raise ValueError("it is of another machine or version")
+            entries = {key: Entry(**each) for key, each in stored["entries"].items()}
+            return cls(machine, entries, {name: float(value) for name, value in stored["facts"].items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}"
+            warnings.warn(f"the kernel table {path} is ignored: {said:.120}; calibrate again", stacklevel=2)
+            return cls(machine)
+
+    def save(self) -> Path:
+        """Write the table into the user's cache directory and return the path."""
+        path = self.machine.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = {
+            key: {name: value for name, value in asdict(each).items() if value is not None}
+            for key, each in self.entries.items()
+        }
+        facts = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts, "entries": entries}
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(json.dumps(facts), encoding="utf-8")
+        unfinished.replace(path)
+        return path
+
+    def workspace(self, key: str, work: Work) -> int | None:
+        """Return the bytes that a call allocates beside its results; None if nothing like it was measured.
+
+        Of a call that was not measured it is that of the nearest one of the operator, in proportion to the bytes moved.
+        """
+        entry = self.entries.get(key)
+        if entry is not None and entry.workspace is not None:
+            return entry.workspace
+        dtype = str(work.dtype).removeprefix("torch.")
+        if (work.name, dtype) not in self._spaces:
+            alike = [each for each in self.entries.values() if (each.name, each.dtype) == (work.name, dtype)]
+            self._spaces[work.name, dtype] = [each for each in alike if each.workspace is not None]
+        own = _features(work.sizes, work.flops, work.nbytes)
+
+        def distance(each: Entry) -> float:
+            return sum((a - b) ** 2 for a, b in zip(own, _features(each.sizes, each.flops, each.nbytes), strict=False))
+
+        nearest = min(self._spaces[work.name, dtype], key=distance, default=None)
+        if nearest is None:
+            return None
+        return round((nearest.workspace or 0) * work.nbytes / max(nearest.nbytes, 1))
+
+    def seconds(self, key: str | None, work: Work, *, cold: bool) -> tuple[float, str]:
+        """Return how long a call takes, and how that is known: ``"measured"``, ``"interpolated"`` or ``"fit"``.
+
+        Args:
+            key: of the call; None for a kernel that is no single call.
+            work: what it does.
+            cold: the parameters of the model are not in the cache.
+        """
+        entry = self.entries.get(key) if key is not None else None
+        if entry is not None:
+            found = entry.cold_seconds if cold and entry.cold_seconds is not None else entry.seconds
+            found = found if found is not None else entry.cold_seconds
+            if found is not None:
+                return found, "measured"
+        return self._from_neighbours(work, cold)
+
+    def _bound(self, flops: int, nbytes: int) -> float:
+        """Return the roofline of some work with what this machine reaches, dispatch included."""
+        facts = self.facts
+        computing = flops / facts.get("flops_per_second", 1e11)
+        moving = nbytes / facts.get("bytes_per_second", 1e10)
+        return facts.get("operator", 2e-6) + computing + moving
+
+    def _from_neighbours(self, work: Work, cold: bool) -> tuple[float, str]:
+        """Return the roofline times the inefficiency of the nearest calls of this class, weighted by distance."""
+        bound = self._bound(work.flops, work.nbytes)
+        group = self._group(work.op_class, str(work.dtype).removeprefix("torch."), cold)
+        if not group:
+            return bound, "fit"
+        own = _features(work.sizes, work.flops, work.nbytes)
+        near = []
+        for entry, features, inefficiency in group:
+            distance = sum((a - b) ** 2 for a, b in zip(own, features, strict=False))
+            distance += 0.0 if entry.name == work.name else _OTHER_OPERATOR
+            near.append((distance, inefficiency, entry.name == work.name))
+        near.sort()
+        chosen = near[:_NEIGHBOURS]
+        weights = [1 / (distance + 0.05) for distance, _, _ in chosen]
+        mean = sum(weight * each[1] for weight, each in zip(weights, chosen, strict=True)) / sum(weights)
+        is_near = chosen[0][2] and chosen[0][0] < _NEAR**2
+        return bound * exp(mean), "interpolated" if is_near else "fit"
+
+    def _group(self, op_class: str, dtype: str, cold: bool) -> list[tuple[Entry, list[float], float]]:
+        """Return the measured calls of a class with their features and the logarithm of their inefficiency."""
+        key = (op_class, dtype, cold)
+        if key not in self._groups:
+            found = [each for each in self.entries.values() if (each.op_class, each.dtype) == (op_class, dtype)]
+            group = []
+            for each in found:
+                seconds = each.cold_seconds if cold and each.cold_seconds is not None else each.seconds
+                seconds = seconds if seconds is not None else each.cold_seconds
+                if seconds:
+                    features = _features(each.sizes, each.flops, each.nbytes)
+                    group.append((each, features, log(seconds / self._bound(each.flops, each.nbytes))))
+            self._groups[key] = group
+        return self._groups[key]
+
+    def add(self, key: str, entry: Entry) -> None:
+        """Put an entry in, in the place of an earlier one."""
+        self.entries[key] = entry
+        self._groups.clear()
+        self._spaces.clear()
+
+
+def _features(sizes: Iterable[int], flops: int, nbytes: int) -> list[float]:
+    """Return sizes, FLOPs and bytes as powers of two."""
+    return [log(max(value, 1)) / log(2) for value in (flops, nbytes, *sizes)]
+
+
+def device_here(device: torch.device | str | None) -> torch.device:
+    """Return a device of this machine whose kernels can be measured: the CPU, or CUDA.
+
+    Raises:
+        InputError: it is no such device, or not there.
+    """
+    try:
+        place = torch.device(device or "cpu")
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"device={device!r}: kernels are measured on the CPU and on CUDA, if it is there")
+    return place
+
+
+def machine_of(device: torch.device) -> Machine:
+    """Return what a table of this device holds for."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {_cpu_name()}"
+    return Machine(name, torch.get_num_threads() if device.type == "cpu" else 0, torch.__version__)
+
+
+@lru_cache(maxsize=1)
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor() or platform.machine())
+
+
+def table_of(device: torch.device) -> KernelTable:
+    """Return the table of this machine, empty if it was never calibrated."""
+    return KernelTable.load(machine_of(device))

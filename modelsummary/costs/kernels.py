@@ -1,0 +1,278 @@
+"""``Kernel``: the kernels that a device runs for the operators of a step, in eager mode and compiled.
+
+Eager: each operator runs its own kernels; views and allocations run none. Attention is one fused kernel where the
+dispatcher of torch chose one, and the recurrent layers of oneDNN and cuDNN are one. The foreach kernels of the
+optimizers of torch update many tensors at once: on accelerators equal operators of a step are one kernel.
+
+Compiled: an operator that works element by element, a cast, a copy or a normalisation joins the kernel that made its
+input, if that is of this kind and goes over as many elements: what lies between them is never written. Products,
+convolutions and attention stay kernels of their own, as in torch.compile's default mode.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from modelsummary.costs.operator_calls import OperatorCall, OperatorRun
+from modelsummary.costs.operator_work import POINTWISE, Work, is_free, work_of
+from modelsummary.errors import InputError
+
+__all__ = ["MODES", "Kernel", "StepOperator", "check_mode", "kernels_of", "whole_call"]
+
+MODES = ("eager", "compiled")
+_FUSES = POINTWISE | {"norm", "softmax", "reduction"}
+_TENSORS_PER_KERNEL = 48  # of a foreach kernel: what fits into the arguments of one launch
+
+
+def check_mode(mode: str) -> None:
+    """Raise ``InputError`` for an unknown mode."""
+    if mode not in MODES:
+        raise InputError(f"mode={mode!r} is unknown; expected 'eager' or 'compiled'")
+
+
+class StepOperator(NamedTuple):
+    """One operator of a step.
+
+    Attributes:
+        run: what ran.
+        phase: ``"forward"``, ``"backward"`` or ``"step"``.
+        row: FQN and number of the call of the module that it belongs to; None outside of the model.
+    """
+
+    run: OperatorRun
+    phase: str
+    row: tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel that a device runs.
+
+    Attributes:
+        name: of the operator, or of those that were joined.
+        op_class: one of ``modelsummary.costs.operator_work.CLASSES``.
+        dtype: in which it computes.
+        sizes: what the class says (see ``operator_work``).
+        flops: twice its multiply-adds.
+        moved_bytes: that it reads and writes.
+        phase: ``"forward"``, ``"backward"`` or ``"step"``.
+        row: FQN and number of the call of the module that it belongs to; None outside of the model.
+        n_operators: operators of eager mode that this kernel does the work of; 0 for the second kernel of one.
+        call: the operator call, where the kernel is the first one of a single call.
+        seconds: predicted or measured; None without a device.
+        source: where ``seconds`` is from: ``"measured"``, ``"interpolated"`` or ``"fit"``.
+    """
+
+    name: str
+    op_class: str
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    flops: int
+    moved_bytes: int
+    phase: str
+    row: tuple[str, int] | None
+    n_operators: int = 1
+    call: OperatorCall | None = None
+    seconds: float | None = None
+    source: str = ""
+
+    @property
+    def fqn(self) -> str | None:
+        """Name of the module that it belongs to; ``""`` is the model, None outside of it."""
+        return None if self.row is None else self.row[0]
+
+    @property
+    def work(self) -> Work:
+        """What the time model takes."""
+        return Work(self.name, self.op_class, self.dtype, self.sizes, self.flops, self.moved_bytes)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        fqn, index = self.row or (None, None)
+        return {
+            "fqn": fqn,
+            "call_index": index,
+            "phase": self.phase,
+            "name": self.name,
+            "op_class": self.op_class,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "sizes": list(self.sizes),
+            "flops": self.flops,
+            "moved_bytes": self.moved_bytes,
+            "n_operators": self.n_operators,
+            "microseconds": None if self.seconds is None else 1e6 * self.seconds,
+            "source": self.source,
+        }
+
+
+def whole_call(call: OperatorCall) -> Work:
+    """Return the work of an operator call as one kernel, which it is on a CPU; the largest part says of which class."""
+    parts = work_of(call)
+    if len(parts) < 2:
+        return parts[0] if parts else Work(call.name, "other", torch.float32, (0,), 0, 0)
+    largest = max(parts, key=lambda each: (each.flops, each.nbytes))
+    cost = call.cost
+    moved = cost.bytes_read + cost.bytes_written
+    return largest._replace(name=call.name, flops=sum(each.flops for each in parts), nbytes=moved)
+
+
+def kernels_of(
+    operators: Sequence[StepOperator], mode: str = "eager", *, foreach: bool = False, whole_calls: bool = False
+) -> list[Kernel]:
+    """Return the kernels of a step in the order in which they run.
+
+    Args:
+        operators: of the step.
+        mode: ``"eager"`` or ``"compiled"``.
+        foreach: equal operators of the optimizer's step on many tensors are few kernels, as on accelerators.
+        whole_calls: each operator call is one kernel, as on a CPU.
+
+    Raises:
+        InputError: the mode is unknown.
+    """
+    check_mode(mode)
+    works: dict[int, tuple[Work, ...]] = {}
+    main = [each for each in operators if not (foreach and each.phase == "step")]
+    for each in operators:
+        if id(each.run.call) not in works:
+            call = each.run.call
+            works[id(call)] = work_of(call) if not whole_calls or is_free(call) else (whole_call(call),)
+    made = _fused(main, works) if mode == "compiled" else _eager(main, works)
+    if foreach:
+        made += _foreach([each for each in operators if each.phase == "step"], works, mode)
+    return made
+
+
+def _kernel(work: Work, operator: StepOperator, **more: Any) -> Kernel:
+    return Kernel(*work, operator.phase, operator.row, **more)
+
+
+def _eager(operators: Iterable[StepOperator], works: dict[int, tuple[Work, ...]]) -> list[Kernel]:
+    kernels = []
+    for operator in operators:
+        for number, work in enumerate(works[id(operator.run.call)]):
+            first = {"call": operator.run.call} if not number else {"n_operators": 0}
+            kernels.append(_kernel(work, operator, **first))
+    return kernels
+
+
+def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], mode: str) -> list[Kernel]:
+    """Return one kernel for all tensors that the optimizer treats alike; one for everything when compiled."""
+    groups: dict[str, list[tuple[Work, StepOperator]]] = {}
+    for operator in operators:
+        for work in works[id(operator.run.call)]:
+            if sum(work.sizes) > 1:  # steps are counted on the host
+                groups.setdefault("step" if mode == "compiled" else work.name, []).append((work, operator))
+    kernels = []
+    for name, members in groups.items():
+        moved = sum(work.nbytes for work, _ in members)
+        if mode == "compiled":  # reads gradient, parameter and states once, writes all but the gradient
+            reads = {
+                key: spec.nbytes
+                for _, each in members
+                for key, spec in zip(each.run.reads, each.run.call.tensors, strict=False)
+            }
+            moved = min(moved, 2 * sum(reads.values()))
+        elements = sum(max(work.sizes) for work, _ in members)
+        launches = 1 + len(members) // _TENSORS_PER_KERNEL
+        work = Work(f"foreach {name}", "elementwise", members[0][0].dtype, (elements,), 0, moved)
+        kernels.append(replace(_kernel(work, members[0][1]), n_operators=launches))
+    return kernels
+
+
+# ------------------------------------------------------------------------------------------------- compiled
+
+
+class _Group:
+    """Operators that will be one kernel: what it reads and writes, by storage."""
+
+    def __init__(self, operator: StepOperator, elements: int) -> None:
+        self.operator, self.elements = operator, elements
+        self.names: list[str] = []
+        self.classes: Counter[str] = Counter()
+        self.reads: dict[int, int] = {}
+        self.makes: dict[int, int] = {}
+        self.dtype = torch.float32
+
+    def add(self, operator: StepOperator, work: Work) -> None:
+        """Join an operator."""
+        call = operator.run.call
+        if not self.names:
+            self.dtype = work.dtype
+        self.names.append(call.name.removeprefix("aten."))
+        self.classes[work.op_class] += 1
+        for key, spec in zip(operator.run.reads, call.tensors, strict=False):
+            if key not in self.makes:
+                self.reads[key] = max(self.reads.get(key, 0), spec.nbytes)
+        for key, spec in zip(operator.run.makes, call.outputs, strict=False):
+            self.makes[key] = max(self.makes.get(key, 0), spec.nbytes)
+
+    def kernel(self, needed: Callable[[int], bool]) -> Kernel:
+        """Return the kernel; what nobody else needs is not written."""
+        moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
+        order = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
+        op_class = next((each for each in order if self.classes[each]), "elementwise")
+        names = list(dict.fromkeys(self.names))
+        return Kernel(
+            " + ".join(names[:4]) + (" + ..." if len(names) > 4 else ""),
+            "elementwise" if op_class in ("batch_norm", "copy") else op_class,
+            self.dtype,
+            (self.elements,),
+            0,
+            moved,
+            self.operator.phase,
+            self.operator.row,
+            len(self.names),
+        )
+
+
+def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]) -> list[Kernel]:
+    readers: Counter[int] = Counter()
+    for operator in operators:
+        if not is_free(operator.run.call):
+            readers.update(set(operator.run.reads))
+    made: list[_Group | Kernel] = []
+    maker: dict[int, int] = {}  # storage -> number of the kernel that wrote it last
+    inside: Counter[tuple[int, int]] = Counter()  # (kernel, storage): reads within the kernel
+    for operator in operators:
+        run = operator.run
+        own = works[id(run.call)]
+        if not own:
+            continue
+        first = own[0]
+        elements = max((spec.numel for spec in (*run.call.tensors, *run.call.outputs)), default=0)
+        last = max((maker[key] for key in run.reads if key in maker), default=-1)
+        group = made[last] if last >= 0 else None
+        joins = (
+            isinstance(group, _Group)
+            and len(own) == 1
+            and first.op_class in _FUSES
+            and group.elements == elements
+            and group.operator.phase == operator.phase
+        )
+        if not joins:
+            if len(own) == 1 and first.op_class in _FUSES:
+                last = len(made)
+                made.append(_Group(operator, elements))
+            else:
+                for number, work in enumerate(own):
+                    more = {"call": run.call} if not number else {"n_operators": 0}
+                    last = len(made)
+                    made.append(_kernel(work, operator, **more))
+        joined = made[last]
+        if isinstance(joined, _Group):
+            inside.update((last, key) for key in set(run.reads) if key in joined.makes)
+            joined.add(operator, first)
+        maker.update(dict.fromkeys(run.makes, last))
+
+    def finished(number: int, each: _Group | Kernel) -> Kernel:
+        if isinstance(each, Kernel):
+            return each
+        return each.kernel(lambda key: readers[key] > inside[number, key] or not readers[key])
+
+    return [finished(number, each) for number, each in enumerate(made)]

@@ -1,0 +1,183 @@
+"""Fill the kernel table of this machine: the operator calls of a model, or a grid of common ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelsummary.costs.kernel_table import Entry, KernelTable, table_of
+from modelsummary.costs.kernels import whole_call
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.costs.operator_work import is_free
+from modelsummary.latency.grid import standard_grid
+from modelsummary.latency.kernel_measure import Caches, is_measurable, seconds_of, workspaces_of
+
+__all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
+
+_DEFAULT_CACHE_BYTES = 2**25
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibrating did.
+
+    Attributes:
+        measured: operator calls that were measured now.
+        known: that were in the table already.
+        failed: that could not be run alone, and are predicted from others.
+        seconds: that it took.
+        path: of the table.
+        cpu_share: part of the time of single-threaded work in which this process had a core; below 0.9 other
+            processes were running, and the times are too long.
+    """
+
+    measured: int
+    known: int
+    failed: int
+    seconds: float
+    path: Path
+    cpu_share: float
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.measured} operator calls measured in {self.seconds:.1f} s, {self.known} known, {self.failed} failed"
+        )
+        busy = f"; other processes took {1 - self.cpu_share:.0%} of a core" if self.cpu_share < 0.9 else ""
+        return f"{text}{busy}: {self.path}"
+
+
+def calibrate_grid(device: torch.device, *, again: bool = False) -> Calibration:
+    """Measure the standard grid; see ``calibrate_calls``."""
+    return calibrate_calls(standard_grid(), device, cold=None, again=again)
+
+
+def calibrate_calls(
+    calls: Iterable[OperatorCall], device: torch.device, *, cold: bool | None, again: bool = False
+) -> Calibration:
+    """Measure operator calls that are not in the table yet, and store it.
+
+    Args:
+        calls: to measure; views and what needs objects that are not there are left out.
+        cold: parameters come from memory; None: measure both.
+        again: measure calls that are known, too.
+    """
+    begin = time.perf_counter()
+    table = table_of(device)
+    share = _cpu_share()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are random
+        if not table.facts or again:
+            table.facts = _facts(device)
+        counts = _measure_missing(table, calls, device, cold=cold, again=again)
+    path = table.save()
+    took = time.perf_counter() - begin
+    return Calibration(*counts, took, path, share)
+
+
+def _measure_missing(
+    table: KernelTable, calls: Iterable[OperatorCall], device: torch.device, *, cold: bool | None, again: bool
+) -> tuple[int, int, int]:
+    """Measure what the table lacks; return how many calls were measured, known, and failed."""
+    caches = Caches(device, int(table.facts["cache_bytes"]))
+    wanted = {call.key: call for call in calls if not is_free(call)}
+    missing = [call for call in wanted.values() if again or _lacks(table, call, cold)]
+    usable = [call for call in missing if is_measurable(call)]
+    spaces = workspaces_of(usable, device)
+    failed = len(missing) - len(usable)
+    for call, space in _with_progress(list(zip(usable, spaces, strict=True))):
+        entry = table.entries.get(call.key) or Entry.of(whole_call(call))
+        entry.workspace = space
+        has_params = any(spec.is_param for spec in call.tensors)
+        try:
+            if space is None:
+                raise RuntimeError("it fails alone")
+            if cold is not True or not has_params:
+                entry.seconds = seconds_of(call, device, caches, cold=False)
+            if cold is not False and has_params:
+                entry.cold_seconds = seconds_of(call, device, caches, cold=True)
+        except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+            failed += 1
+            continue
+        table.add(call.key, entry)
+    return len(missing) - failed, len(wanted) - len(missing), failed
+
+
+def _lacks(table: KernelTable, call: OperatorCall, cold: bool | None) -> bool:
+    entry = table.entries.get(call.key)
+    if entry is None:
+        return True
+    has_params = any(spec.is_param for spec in call.tensors)
+    wants_cold, wants_warm = cold is not False and has_params, cold is not True or not has_params
+    return (wants_cold and entry.cold_seconds is None) or (wants_warm and entry.seconds is None)
+
+
+def _cpu_share() -> float:
+    """Return which part of a moment of work this process had a core for: the best of some moments."""
+    shares = []
+    for _ in range(12):
+        wall, cpu = time.perf_counter(), time.thread_time()
+        while time.perf_counter() - wall < 0.01:
+            pass
+        shares.append((time.thread_time() - cpu) / (time.perf_counter() - wall))
+    return min(max(shares), 1.0)
+
+
+def _facts(device: torch.device) -> dict[str, float]:
+    """Measure what the machine reaches, and what the host needs for a call."""
+    square = torch.rand(1024, 1024, device=device)
+    source = torch.rand(2**24, device=device)
+    target = torch.empty_like(source)
+    one = torch.rand(1, device=device)
+    repetitions = 200
+
+    def least(run: Any, count: int) -> float:
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    def many(run: Any) -> float:
+        return least(lambda: [run() for _ in range(repetitions)], 5) / repetitions
+
+    empty = nn.Identity()
+    with torch.no_grad():
+        return {
+            "flops_per_second": 2 * 1024**3 / least(lambda: square @ square, 7),
+            "bytes_per_second": 2 * source.nbytes / least(lambda: target.copy_(source), 5),
+            "operator": many(lambda: torch.relu(one)),
+            "view": many(lambda: one.view(1)),
+            "module": many(lambda: empty(one)),
+            "cache_bytes": float(_cache_bytes(device)),
+        }
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """Return the size of the last level of the cache, as far as the system tells."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}.get(text[-1], 1) if text[-1:].isalpha() else int(text))
+    return max(sizes, default=_DEFAULT_CACHE_BYTES)
+
+
+def _with_progress(items: Sequence[Any]) -> Iterable[Any]:
+    """Return the items, with a bar on a terminal or in a notebook once it takes longer than two seconds."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return items
+    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    bar: Iterable[Any] = tqdm(items, desc="kernels", unit="call", delay=2.0, leave=False, disable=not is_seen)
+    return bar

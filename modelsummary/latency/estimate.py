@@ -1,0 +1,71 @@
+"""``LatencyEstimate``: predicted milliseconds that say where they are from, and how far they may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["LatencyEstimate"]
+
+
+class LatencyEstimate(float):
+    """Predicted milliseconds of a forward, or of a step; a number that knows its parts.
+
+    Attributes:
+        device, mode: of what; the mode is ``"eager"`` or ``"compiled"``.
+        forward_ms, backward_ms, step_ms: of the forward, the backward and the optimizer's step; 0 for what was not
+            asked for.
+        source: where it is from: whose fit, or the table of this machine.
+        typical_error: mean error of such predictions against measurements they had not seen, as a fraction.
+        shares: how much of the time was ``"measured"``, ``"interpolated"`` between measured calls, or from a
+            ``"fit"``.
+        limited_by: ``"device"``, or ``"host"`` where dispatching takes longer than computing.
+
+    >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
+    >>> print(estimate)
+    42.1 ms (fit: A100, typical error 9 %)
+    """
+
+    def __new__(
+        cls,
+        phases: Mapping[str, float],
+        device: str,
+        mode: str,
+        source: str,
+        typical_error: float,
+        shares: Mapping[str, float] | None = None,
+        limited_by: str = "device",
+    ) -> LatencyEstimate:
+        """Return the sum of the phases, in milliseconds."""
+        made = super().__new__(cls, sum(phases.values()))
+        made.forward_ms = phases.get("forward", 0.0)
+        made.backward_ms = phases.get("backward", 0.0)
+        made.step_ms = phases.get("step", 0.0)
+        made.device, made.mode, made.source, made.typical_error = device, mode, source, typical_error
+        made.shares, made.limited_by = dict(shares or {"fit": 1.0}), limited_by
+        return made
+
+    forward_ms: float
+    backward_ms: float
+    step_ms: float
+    device: str
+    mode: str
+    source: str
+    typical_error: float
+    shares: dict[str, float]
+    limited_by: str
+
+    def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
+        phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.step_ms}
+        return phases, self.device, self.mode, self.source, self.typical_error, self.shares, self.limited_by
+
+    def __str__(self) -> str:
+        parts = [self.source]
+        known = [(name, share) for name, share in self.shares.items() if share > 0]
+        if len(known) > 1:
+            parts.append(", ".join(f"{share:.0%} {name}" for name, share in known))
+        if self.limited_by == "host":
+            parts.append("bound by the host")
+        parts.append(f"typical error {100 * self.typical_error:.0f} %")
+        return f"{float(self):,.4g} ms ({', '.join(parts)})"
+
+    __repr__ = __str__

@@ -1,0 +1,94 @@
+"""``Kernels``: the kernels of a step as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from modelsummary.costs.kernels import Kernel
+from modelsummary.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Kernels"]
+
+
+class Kernels(tuple[Kernel, ...]):
+    """Kernels in the order in which they run; prints as a table, kernels of equal work in one line.
+
+    >>> from modelsummary import Statistics
+    >>> from torch import nn
+    >>> kernels = Statistics(nn.Linear(64, 32), (8, 64)).kernels("A100")
+    >>> [(each.op_class, each.sizes, each.flops) for each in kernels]
+    [('gemm', (1, 8, 32, 64), 32768)]
+    """
+
+    def __new__(cls, kernels: Iterable[Kernel] = ()) -> Kernels:
+        """Return the kernels as a tuple."""
+        return super().__new__(cls, tuple(kernels))
+
+    @property
+    def seconds(self) -> float:
+        """Sum of the predicted times, as if nothing waited for the host."""
+        return sum(kernel.seconds or 0.0 for kernel in self)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict per kernel: plain data, sizes as a list."""
+        return [kernel.to_record() for kernel in self]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the records as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas") from error
+        frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
+        return frame
+
+    def __str__(self) -> str:
+        alike: dict[tuple[Any, ...], list[Kernel]] = {}
+        for kernel in self:
+            alike.setdefault((kernel.phase, *kernel.work), []).append(kernel)
+        rows = []
+        for each in alike.values():
+            first, seconds = each[0], sum(kernel.seconds or 0.0 for kernel in each)
+            sizes = " x ".join(map(str, first.sizes))
+            dtype = str(first.dtype).removeprefix("torch.")
+            facts = [
+                first.phase,
+                first.name,
+                first.op_class,
+                dtype,
+                sizes,
+                f"{first.flops:,}",
+                f"{first.moved_bytes:,}",
+            ]
+            share = f"{seconds / (self.seconds or 1):.1%}"
+            rows.append((seconds, [*facts, str(len(each)), f"{1e3 * seconds:,.3f}", share, first.source]))
+        rows.sort(key=lambda row: -row[0])
+        headers = [
+            "Phase",
+            "Kernel",
+            "Class",
+            "Dtype",
+            "Sizes",
+            "FLOPs",
+            "Bytes",
+            "Runs",
+            "All (ms)",
+            "Share",
+            "Source",
+        ]
+        align = [*["left"] * 5, *["right"] * 5, "left"]
+        return tabulate(
+            [row for _, row in rows], headers, tablefmt="plain", colalign=align if rows else None, disable_numparse=True
+        )
+
+    __repr__ = __str__

@@ -1,0 +1,61 @@
+"""How a user says which step is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from modelsummary.costs.devices import Precision
+from modelsummary.errors import InputError, close_to
+from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.plan import OptimizerLike, StepOptions, StepPlan, step_plan
+
+__all__ = ["TimeOptions", "time_plan"]
+
+
+class TimeOptions(TypedDict, total=False):
+    """The options of a predicted step, by keyword; each may be left out.
+
+    Attributes:
+        dtype: of parameters, buffers and inputs; ``"tf32"``: float32 with TF32 products. None: as they are.
+        autocast: dtype of ``torch.autocast`` around the forward and the loss; None: none.
+        loss: of the model's result, a scalar; None: its ``loss`` if it has one, else the sum of its tensors.
+        checkpoint: modules under activation checkpointing, as for ``memory``.
+    """
+
+    dtype: Precision | None
+    autocast: torch.dtype | None
+    loss: Callable[[Any], Tensor] | None
+    checkpoint: Sequence[str] | str | None
+
+
+def time_plan(backward: bool, optimizer: OptimizerLike | None, options: TimeOptions, root: LayerInfo) -> StepPlan:
+    """Return the plan of a step as a user described it.
+
+    Raises:
+        InputError: an option is unknown or unusable, or an optimizer is given without a backward.
+    """
+    unknown = [name for name in options if name not in TimeOptions.__annotations__]
+    if unknown:
+        known = TimeOptions.__annotations__
+        raise InputError(
+            f"{unknown[0]!r} is no option of a step{close_to(unknown[0], known)}; known: {', '.join(known)}"
+        )
+    if not isinstance(backward, bool):
+        raise InputError(f"backward={backward!r}; expected True or False")
+    if optimizer is not None and not backward:
+        raise InputError("an optimizer steps after a backward; pass backward=True")
+    given: StepOptions = {
+        "optimizer": optimizer,
+        "autocast": options.get("autocast"),
+        "loss": options.get("loss"),
+        "checkpoint": options.get("checkpoint"),
+        "device": "cpu",
+    }
+    dtype = options.get("dtype")
+    if dtype is not None and dtype != "tf32":
+        given["dtype"] = dtype  # type: ignore[typeddict-item]
+    return step_plan("train" if backward else "inference", given, root)

@@ -1,0 +1,194 @@
+"""Predict the time of a step from its kernels, and write it into the rows of the tree."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
+from modelsummary.costs.kernel_time import DeviceModel, device_model
+from modelsummary.costs.kernels import Kernel, StepOperator, check_mode, kernels_of
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.costs.stored import nbytes_of
+from modelsummary.errors import InputError
+from modelsummary.latency.estimate import LatencyEstimate
+from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.predict import check_initialized, step_operators
+
+__all__ = ["Target", "distinct_calls", "estimate", "predict_kernels", "target_of"]
+
+_PHASES = ("forward", "backward", "step")
+_TABLE_ERROR = {"measured": 0.1, "interpolated": 0.16, "fit": 0.35}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a step is predicted for.
+
+    Attributes:
+        name: of the device.
+        model: of a device that is named; None for this machine.
+        table: of this machine; None for a device that is named.
+    """
+
+    name: str
+    model: DeviceModel | None = None
+    table: KernelTable | None = None
+
+
+def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = False) -> Target:
+    """Return what ``device`` means: a spec, the name of an accelerator, or a device of this machine.
+
+    Raises:
+        InputError: there is no such device, or this machine was never calibrated.
+    """
+    is_here = device is None or isinstance(device, torch.device) or device in ("cpu", "cuda")
+    if not is_here:
+        spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
+        return Target(spec.name, model=device_model(spec, tf32=tf32))
+    place = device_here(device)  # type: ignore[arg-type]
+    table = table_of(place)
+    if not table.entries:
+        raise InputError(
+            f"no kernels of this machine's {place} were measured; call calibrate(), or name a device such as 'A100'"
+        )
+    return Target(f"this machine's {place}", table=table)
+
+
+def predict_kernels(live: LiveModel, target: Target, mode: str, plan: StepPlan) -> list[Kernel]:
+    """Return the kernels of a step with their predicted seconds."""
+    return _timed_kernels(live, _operators(live, mode, plan), target, mode)
+
+
+def _operators(live: LiveModel, mode: str, plan: StepPlan) -> list[StepOperator]:
+    check_mode(mode)
+    check_initialized(live)
+    return step_operators(live.model, live.call, plan)[0]
+
+
+def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
+    """Return the distinct operator calls of a step."""
+    return list({id(each.run.call): each.run.call for each in _operators(live, "eager", plan)}.values())
+
+
+def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
+    is_cpu = target.table is not None and "cpu" in target.name
+    kernels = kernels_of(operators, mode, foreach=not is_cpu, whole_calls=is_cpu)
+    if target.model is not None:
+        return _on_device(kernels, target.model)
+    assert target.table is not None
+    cold = weights_are_cold(live, target.table)
+    known: dict[int, tuple[float, str]] = {}
+    timed = []
+    for kernel in kernels:
+        found = known.get(id(kernel.call)) if kernel.call is not None else None
+        if found is None:
+            key = kernel.call.key if kernel.call is not None else None
+            found = target.table.seconds(key, kernel.work, cold=cold)
+            if kernel.call is not None:
+                known[id(kernel.call)] = found
+        timed.append(replace(kernel, seconds=found[0], source=found[1]))
+    return timed
+
+
+def _on_device(kernels: Sequence[Kernel], model: DeviceModel) -> list[Kernel]:
+    seconds: dict[tuple[object, ...], float] = {}
+    timed = []
+    for kernel in kernels:
+        work = kernel.work
+        if work not in seconds:
+            seconds[work] = model.seconds(work)
+        timed.append(replace(kernel, seconds=seconds[work], source="fit"))
+    return timed
+
+
+def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
+    """Return True if the parameters do not fit into half of the last level of the cache, beside activations."""
+    held = sum(nbytes_of(each) for each in tensors_of_modules(modules_of(live.model)))
+    return held > table.facts.get("cache_bytes", 0) / 2
+
+
+def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
+    """Predict a step and write the times of each call into the rows below ``root``."""
+    operators = _operators(live, mode, plan)
+    kernels = _timed_kernels(live, operators, target, mode)
+    own, by_phase, limited_by = _own_seconds(kernels, operators, root, target, mode)
+    _fill(root, own)
+    seconds = sum(kernel.seconds or 0.0 for kernel in kernels) or 1.0
+    by_source: Counter[str] = Counter()
+    for kernel in kernels:
+        by_source[kernel.source] += kernel.seconds or 0.0  # type: ignore[assignment]
+    shares = {
+        source: by_source[source] / seconds for source in ("measured", "interpolated", "fit") if by_source[source]
+    }
+    if target.model is not None:
+        source, error = f"fit: {target.model.fit}", target.model.typical_error
+    else:
+        source = f"kernel table of {target.name}"
+        error = sum(share * _TABLE_ERROR[name] for name, share in shares.items())
+    phases = {phase: 1e3 * by_phase[phase] for phase in _PHASES}
+    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by)
+
+
+Own = dict[tuple[str, tuple[str, int]], float]  # phase and row -> seconds
+
+
+def _own_seconds(
+    kernels: Sequence[Kernel], operators: Sequence[StepOperator], root: LayerInfo, target: Target, mode: str
+) -> tuple[Own, dict[str, float], str]:
+    """Return the own seconds of each row, those of each phase, and what limits the whole."""
+    device: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
+    host: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
+    outside = ("", 0)
+    for kernel in kernels:
+        key = kernel.phase, kernel.row or outside
+        device[key] += kernel.seconds or 0.0
+        if target.model is not None and mode == "eager":
+            host[key] += kernel.n_operators * target.model.host
+    if target.table is not None:
+        _add_host_work(device, operators, root, target.table)
+    by_phase, own, host_bound = {}, {}, 0
+    for phase in _PHASES:
+        on_device = sum(value for key, value in device.items() if key[0] == phase)
+        on_host = sum(value for key, value in host.items() if key[0] == phase)
+        chosen = host if on_host > on_device else device
+        host_bound += on_host > on_device
+        by_phase[phase] = max(on_device, on_host)
+        own.update({key: value for key, value in chosen.items() if key[0] == phase})
+    return own, by_phase, "host" if host_bound and sum(host.values()) > sum(device.values()) else "device"
+
+
+def _add_host_work(
+    seconds: defaultdict[tuple[str, tuple[str, int]], float],
+    operators: Sequence[StepOperator],
+    root: LayerInfo,
+    table: KernelTable,
+) -> None:
+    """Add what Python and torch need for views and for calls of modules, which the kernels wait for."""
+    for operator in operators:
+        if operator.run.call.rule.is_view and operator.phase != "step":
+            seconds[operator.phase, operator.row or ("", 0)] += table.facts.get("view", 1e-6)
+    for row in root.walk():
+        if row.executed:
+            seconds["forward", (row.fqn, row.call_index)] += table.facts.get("module", 1e-6)
+
+
+def _fill(root: LayerInfo, own: Own) -> None:
+    rows = list(root.walk())
+    for row in rows:
+        key = (row.fqn, row.call_index)
+        forward = own.get(("forward", key), 0.0) if row.executed else 0.0
+        backward = own.get(("backward", key), 0.0) if row.executed else 0.0
+        row.estimated_latency_ms = row.self_estimated_latency_ms = 1e3 * forward
+        row.estimated_backward_latency_ms = row.self_estimated_backward_latency_ms = 1e3 * backward
+    for row in reversed(rows):
+        if row.parent_info is not None:
+            row.parent_info.estimated_latency_ms += row.estimated_latency_ms  # type: ignore[operator]
+            row.parent_info.estimated_backward_latency_ms += row.estimated_backward_latency_ms  # type: ignore[operator]

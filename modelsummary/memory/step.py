@@ -1,0 +1,317 @@
+"""One step of a model, run on shapes (or for real) while its memory and its operators are noted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.capture.backward import BackwardTimer
+from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
+from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
+from modelsummary.capture.timer import Step, TimedCall, Timer
+from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.costs.kernels import StepOperator
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.errors import InputError
+from modelsummary.memory.allocations import Allocation, Allocations
+from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.memory.plan import StepPlan
+
+__all__ = ["RowMemory", "StepRun", "casting", "loss_of"]
+
+
+@dataclass
+class RowMemory:
+    """Of one call of a module: bytes it first saved for the backward, and the most that lived while it ran."""
+
+    activation_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class _OperatorClock:
+    """Counts operators: the marks of a timer then say which operators ran within a call."""
+
+    waits = False
+
+    def __init__(self, allocations: Allocations) -> None:
+        self._allocations = allocations
+
+    def now(self) -> int:
+        return len(self._allocations.operators)
+
+    @staticmethod
+    def milliseconds(marks: Sequence[int]) -> list[float]:
+        raise NotImplementedError  # operators take no time here
+
+    @staticmethod
+    def release(marks: Sequence[int]) -> None:
+        """Numbers need no care."""
+
+
+class StepRun:
+    """One simulated step, and what it left."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        plan: StepPlan,
+        device: torch.device,
+        block_bytes: int,
+        *,
+        notes_operators: bool = False,
+        workspaces: Callable[[OperatorCall], int] | None = None,
+    ) -> None:
+        self.model, self.plan = model, plan
+        self._args, self._kwargs, self._device = args, kwargs, device
+        self.allocations = Allocations(block_bytes, lambda: self._timer.position())  # noqa: PLW0108 - the timer is made next
+        self._timer = Timer(model, _OperatorClock(self.allocations))
+        self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._counts_attributes = not notes_operators  # finding them takes long, and only bytes depend on them
+        self._notes_operators = notes_operators or workspaces is not None
+        self._workspaces = workspaces
+        self._step: Step | None = None
+        self._backward: BackwardTimer | None = None
+        self._phases: list[tuple[str, int]] = []  # name, number of its first operator
+        self._after_forward = 0
+
+    def step(self) -> None:
+        """Prepare what is there before a step, and run it."""
+        follow = self.allocations
+        follow.hold(self.model.parameters(), "params")
+        follow.hold(self.model.buffers(), "buffers")
+        if self._counts_attributes:
+            follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
+        follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
+        with follow:
+            self._prepare()
+            if self._notes_operators:
+                follow.note_operators()
+            self._begin("forward")
+            hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
+            with hooks if self.plan.train else nullcontext(), casting(self.plan.autocast, self._device):
+                output = self._forward()
+                loss = loss_of(output, self.plan.loss) if self.plan.train else None
+            if loss is not None:
+                self._train(loss, output)
+        self._mark_gradients()
+
+    def _begin(self, phase: str) -> None:
+        self._phases.append((phase, len(self.allocations.operators)))
+
+    def _prepare(self) -> None:
+        """The state that an optimizer makes in its first step, and gradients that are there already."""
+        if self.plan.make_optimizer is not None and self._trained:
+            self._optimizer = self.plan.make_optimizer(self._trained)
+            self._first_step(self._optimizer)
+            states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
+            for state in states:
+                found = self.allocations.of(state)
+                if found is not None and not found.kind:
+                    found.kind = "optimizer_state"
+        for parameter in self._trained:
+            parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
+        self._mark_gradients()
+
+    def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the optimizer's state; on shapes, parameters of equal shape and dtype share what is known of one."""
+        alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
+        for number, group in enumerate(optimizer.param_groups):
+            for each in group["params"]:
+                alike[(number, spec_of(each)) if type(each) is ShapeTensor else id(each)].append(each)
+        for first, *_ in alike.values():
+            first.grad = torch.zeros_like(first)  # a real step goes on with these parameters
+        optimizer.step()
+        for first, *others in alike.values():
+            for each in others if first in optimizer.state else ():
+                optimizer.state[each] = map_tensors(torch.clone, optimizer.state[first])
+
+    def _mark_gradients(self) -> None:
+        for parameter in self._trained:
+            found = self.allocations.of(parameter.grad) if parameter.grad is not None else None
+            if found is not None and not found.kind:
+                found.kind = "grads"
+
+    def _forward(self) -> Any:
+        with self._timer.running(), self._generator_states():
+            output = self.model(*self._args, **self._kwargs)
+        self._step = self._timer.steps.pop()
+        return output
+
+    def _generator_states(self) -> AbstractContextManager[Any]:
+        """Context in which states of the CPU's generator are followed: each region of a checkpoint keeps one."""
+        if self._device.type != "cpu":
+            return nullcontext()
+        original = torch.get_rng_state
+
+        def get_rng_state() -> Tensor:
+            state = original()
+            self.allocations.keep(state)
+            return state
+
+        return patch.object(torch, "get_rng_state", get_rng_state)
+
+    def _train(self, loss: Tensor, output: Any) -> None:
+        assert self._step is not None
+        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        self.allocations.forward_ended((*tensors_of(output), loss))
+        self._after_forward = self.allocations.held()
+        self._begin("backward")
+        loss.backward()
+        self._backward.detach()
+        self._mark_gradients()
+        if self._optimizer is not None:
+            self._begin("step")
+            self._optimizer.step()
+
+    # ------------------------------------------------------------------------------------- what it means
+
+    def estimate(self, device: str, execution: str, notes: list[str]) -> MemoryEstimate:
+        """The figures."""
+        first = self._phases[0][1]
+        every = self.allocations.every
+        timeline = self._timeline()[first:]
+        kept = [each for each in every if each.saved_at is not None or each.kind == "activations"]
+
+        def total(kind: str) -> int:
+            return sum(each.nbytes for each in every if each.kind == kind)
+
+        return MemoryEstimate(
+            mode="train" if self.plan.train else "inference",
+            device=device,
+            optimizer=type(self._optimizer).__name__ if self._optimizer is not None else None,
+            params=total("params"),
+            buffers=total("buffers"),
+            grads=sum(each.nbytes for each in every if each.kind == "grads" and each.died is None),
+            optimizer_state=total("optimizer_state"),
+            inputs=total("inputs"),
+            activations=sum(each.nbytes for each in kept if each.kind in ("", "activations")),
+            held_after_forward=self._after_forward or self.allocations.held(),
+            peak=max(point.total for point in timeline),
+            timeline=timeline,
+            execution=execution,
+            notes=notes,
+        )
+
+    def _timeline(self) -> list[TimelinePoint]:
+        number = len(self.allocations.operators)
+        changes: list[list[int]] = [[0] * (number + 1) for _ in CATEGORIES]
+        for each in self.allocations.every:
+            series = changes[CATEGORIES.index(_category(each))]
+            series[min(each.born, number)] += each.nbytes
+            if each.died is not None:
+                series[each.died] -= each.nbytes
+        fqns, phases = self._fqns(), self._phase_of_each()
+        held = [0] * len(CATEGORIES)
+        points = []
+        spaces = self._workspace_of_each()
+        for place, (name, _) in enumerate(self.allocations.operators):
+            held = [so_far + series[place] for so_far, series in zip(held, changes, strict=True)]
+            points.append(TimelinePoint(name, fqns[place], phases[place], (*held[:-1], spaces[place])))
+        return points
+
+    def _workspace_of_each(self) -> list[int]:
+        """Return the bytes that each operator needs for itself while it runs; 0 where that is not known."""
+        log, known = self.allocations.log, self._workspaces
+        if log is None or known is None:
+            return [0] * len(self.allocations.operators)
+        found: dict[int, int] = {}
+        for run in log.runs:
+            if id(run.call) not in found:
+                found[id(run.call)] = known(run.call)
+        return [found[id(run.call)] for run in log.runs]
+
+    def _phase_of_each(self) -> list[str]:
+        phases = [""] * len(self.allocations.operators)
+        for name, begin in self._phases:
+            phases[begin:] = [name] * (len(phases) - begin)
+        return phases
+
+    def _fqns(self) -> list[str | None]:
+        names = {id(module): fqn for fqn, module in named_modules(self.model)}
+        return [None if call is None else names[id(call.module)] for call in self._calls()]
+
+    def _calls(self) -> list[TimedCall | None]:
+        """The call of a module that each operator belongs to."""
+        assert self._step is not None
+        innermost = self._step.innermost()
+        calls = [innermost[position] for _, position in self.allocations.operators]
+        for call, begin, end in self._backward.intervals() if self._backward is not None else ():
+            calls[begin:end] = [call] * (end - begin)
+        return calls
+
+    def operators(self) -> list[StepOperator]:
+        """The operators of the step in the order in which they ran; they must have been noted."""
+        assert self.allocations.log is not None
+        rows = self._rows()
+        first = self._phases[0][1]
+        found = zip(self.allocations.log.runs, self._phase_of_each(), self._calls(), strict=True)
+        return [
+            StepOperator(run, phase, None if call is None else rows[id(call)])
+            for run, phase, call in list(found)[first:]
+        ]
+
+    def _rows(self) -> dict[int, tuple[str, int]]:
+        """FQN and number of each call of a module, by its id."""
+        assert self._step is not None
+        names = {id(module): fqn for fqn, module in named_modules(self.model)}
+        counts: defaultdict[str, int] = defaultdict(int)
+        rows = {}
+        for call in self._step.root().walk():
+            fqn = names[id(call.module)]
+            rows[id(call)] = fqn, counts[fqn]
+            counts[fqn] += 1
+        return rows
+
+    def by_call(self) -> dict[tuple[str, int], RowMemory]:
+        """What each call of a module saved first, and the most that lived during it."""
+        assert self._step is not None
+        innermost = self._step.innermost()
+        saved: defaultdict[int, int] = defaultdict(int)
+        for each in self.allocations.every:
+            call = innermost[each.saved_at] if each.saved_at is not None else None
+            if call is not None and each.kind in ("", "activations"):
+                saved[id(call)] += each.nbytes
+        spaces = self._workspace_of_each()
+        held = [sum(each) for each in zip(self.allocations.bytes_over_time(), spaces, strict=True)]
+        rows = self._rows()
+        return {
+            rows[id(call)]: RowMemory(saved[id(call)], max(held[call.begin : call.end], default=0))
+            for call in self._step.root().walk()
+        }
+
+
+def _category(allocation: Allocation) -> str:
+    if allocation.kind:
+        return allocation.kind
+    return "activations" if allocation.saved_at is not None else "temporary"
+
+
+def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """``torch.autocast``, where a dtype is given."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+    """What the backward of a step begins with. Raises ``InputError`` if that is nothing, or no scalar."""
+    if loss is not None:
+        value = loss(output)
+    elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
+        value = output["loss"]
+    else:
+        tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+        if not tensors:
+            raise InputError("nothing in the model's result requires a gradient; use mode='inference', or unfreeze it")
+        return torch.stack([tensor.sum() for tensor in tensors]).sum() if len(tensors) > 1 else tensors[0].sum()
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise InputError(f"loss gave {value!r:.80}; expected a scalar tensor that requires a gradient")
+    return value

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary.costs.kernel_table import Entry, KernelTable, Machine
+from modelsummary.costs.operator_work import Work
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODELSUMMARY_CACHE", str(tmp_path))
+    return Machine("a cpu", 2, "2.14")
+
+
+def product(m, n, k, name="aten.mm"):
+    return Work(name, "gemm", torch.float32, (1, m, n, k), 2 * m * n * k, 4 * (m * n + m * k + n * k))
+
+
+def filled(machine):
+    table = KernelTable(machine, facts={"flops_per_second": 1e9, "bytes_per_second": 1e9, "operator": 0.0})
+    for m in (64, 256):
+        entry = Entry.of(product(m, 64, 64))
+        bound = entry.flops / 1e9 + entry.nbytes / 1e9
+        entry.seconds, entry.cold_seconds, entry.workspace = 2 * bound, 3 * bound, entry.nbytes
+        table.add(f"mm {m}", entry)
+    return table
+
+
+def test_a_stored_table_is_read_again(machine):
+    table = filled(machine)
+    path = table.save()
+    assert path == machine.path
+    again = KernelTable.load(machine)
+    assert (again.entries, again.facts) == (table.entries, table.facts)
+
+
+def test_exact_interpolated_and_fitted(machine):
+    table = filled(machine)
+    work = product(64, 64, 64)
+    bound = work.flops / 1e9 + work.nbytes / 1e9
+    assert table.seconds("mm 64", work, cold=False) == (pytest.approx(2 * bound), "measured")
+    assert table.seconds("mm 64", work, cold=True) == (pytest.approx(3 * bound), "measured")
+    between = product(128, 64, 64)  # as inefficient as its neighbours: twice the roofline
+    seconds, source = table.seconds("mm 128", between, cold=False)
+    assert source == "interpolated"
+    assert seconds == pytest.approx(2 * (between.flops + between.nbytes) / 1e9)
+    assert table.seconds(None, product(128, 64, 64, "aten.bmm"), cold=False)[1] == "fit"
+    unlike = Work("aten.relu", "elementwise", torch.float32, (8,), 0, 64)
+    assert table.seconds(None, unlike, cold=False) == (pytest.approx(64e-9), "fit")
+
+
+def test_workspace_grows_with_the_bytes(machine):
+    table = filled(machine)
+    assert table.workspace("mm 64", product(64, 64, 64)) == product(64, 64, 64).nbytes
+    assert table.workspace("mm 512", product(512, 64, 64)) == pytest.approx(product(512, 64, 64).nbytes)
+    assert table.workspace("other", product(8, 8, 8, "aten.bmm")) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 99, "machine": {}, "entries": {}}'])
+def test_a_damaged_file_is_ignored_with_a_warning(machine, text):
+    machine.path.parent.mkdir(parents=True)
+    machine.path.write_text(text)
+    with pytest.warns(UserWarning, match=machine.path.name):
+        assert KernelTable.load(machine).entries == {}
+
+
+def test_the_table_of_another_machine_is_ignored(machine):
+    filled(machine).save()
+    other = Machine("a cpu", 4, "2.14")
+    machine.path.rename(other.path)
+    with pytest.warns(UserWarning, match="another machine"):
+        assert KernelTable.load(other).entries == {}

@@ -1,0 +1,157 @@
+"""Predicted kernels and times; the models are small, and nothing depends on how fast this machine is."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.errors import NotLiveError
+from modelsummary.latency.grid import standard_grid
+from tests.untouched import untouched
+
+
+def block():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=False)
+    )
+
+
+def statistics():
+    return Statistics(block().eval(), (2, 3, 16, 16))
+
+
+def test_eager_kernels_are_those_of_the_operators():
+    kernels = statistics().kernels("A100")
+    assert [(each.fqn, each.op_class) for each in kernels] == [
+        ("0", "conv"),
+        ("1", "batch_norm"),
+        ("2", "elementwise"),
+        ("3", "conv"),
+    ]
+    assert all(each.seconds > 0 and each.source == "fit" for each in kernels)
+
+
+def test_compiled_kernels_join_elementwise_work():
+    eager, compiled = statistics().kernels("A100"), statistics().kernels("A100", "compiled")
+    assert [each.op_class for each in compiled] == ["conv", "elementwise", "conv"]
+    # reads the 2 x 8 x 16 x 16 results of the convolution and 4 x 8 figures of the norm, writes what the next one takes
+    assert compiled[1].moved_bytes == 4 * (2 * 4096 + 4 * 8)
+    assert compiled[1].n_operators == 2
+    assert compiled.seconds < eager.seconds
+
+
+def test_attention_is_one_kernel():
+    model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    kernels = Statistics(model, (2, 16, 64)).kernels("A100")
+    (attention,) = [each for each in kernels if each.op_class == "attention"]
+    assert attention.sizes == (8, 16, 16, 16)
+    assert not [each for each in kernels if each.op_class == "softmax"]
+
+
+def test_rows_add_up():
+    stats = Statistics(block().train(), (2, 3, 16, 16))
+    estimate = stats.estimate_latency("A100", backward=True, optimizer="adamw")
+    assert estimate == pytest.approx(estimate.forward_ms + estimate.backward_ms + estimate.step_ms)
+    assert min(estimate.forward_ms, estimate.backward_ms, estimate.step_ms) > 0
+    assert stats.root.estimated_latency_ms == pytest.approx(estimate.forward_ms)
+    assert stats.root.estimated_backward_latency_ms == pytest.approx(estimate.backward_ms)
+    assert sum(row.self_estimated_latency_ms for row in stats.root.walk()) == pytest.approx(estimate.forward_ms)
+    assert stats.root.latency_ms is None
+
+
+def test_an_estimate_says_where_it_is_from():
+    estimate = statistics().estimate_latency("A100", dtype=torch.float16)
+    assert str(estimate).startswith(f"{float(estimate):,.4g} ms (fit: A100")
+    assert "typical error" in repr(estimate)
+    assert 0 < estimate.typical_error < 1
+    assert pickle.loads(pickle.dumps(estimate)).__dict__ == estimate.__dict__
+
+
+def test_small_kernels_are_bound_by_the_host():
+    estimate = statistics().estimate_latency("H100")
+    assert estimate.limited_by == "host"
+    assert estimate == pytest.approx(4 * 8e-3, rel=0.5)  # four operators of about 8 us
+    assert statistics().estimate_latency("H100", "compiled").limited_by == "device"
+
+
+def test_the_model_is_untouched():
+    model = block().train()
+    with untouched(model):
+        stats = Statistics(model, (2, 3, 16, 16))
+        stats.kernels("A100", backward=True, optimizer="sgd")
+        with pytest.raises(InputError, match="is unknown"):
+            stats.kernels("A100", mode="fast")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("A100", "fast"), "expected 'eager' or 'compiled'"),
+        (("4090",), "the nearest are RTX 4090"),
+        (("A100", "eager", 1), "expected True or False"),
+        (("A100", "eager", False, "adamw"), "pass backward=True"),
+        (("cpu",), "call calibrate"),
+        (("cuda",), "if it is there"),
+    ],
+)
+def test_bad_input(arguments, said):
+    if arguments == ("cuda",) and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(InputError, match=said):
+        statistics().estimate_latency(*arguments)
+
+
+def test_unknown_options_and_dtypes():
+    with pytest.raises(InputError, match="'autocst' is no option of a step"):
+        statistics().estimate_latency("A100", autocst=torch.float16)
+    with pytest.raises(InputError, match=r"peak of T4 with torch\.float8_e4m3fn is not known"):
+        statistics().estimate_latency("T4", dtype=torch.float8_e4m3fn)
+
+
+def test_statistics_without_a_live_model_have_the_bound():
+    stats = statistics()
+    data = pickle.loads(pickle.dumps(stats))
+    spec = DeviceSpec("made up", {torch.float32: 1e3}, 1e2)
+    assert data.estimate_latency(spec, dtype=torch.float32) > 0
+    with pytest.raises(InputError, match="pass the device alone"):
+        data.estimate_latency(spec, backward=True)
+    with pytest.raises(NotLiveError):
+        data.kernels("A100")
+
+
+def test_splits_and_plans_without_a_run():
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    stats = Statistics(model, (64, 256))
+    stats.estimate_latency("A100", backward=True)
+    assert len(stats.split(2, by="latency").facts) == 2
+    assert len(stats.plan(2, 10**12, by="latency")) > 0
+    assert stats.suggest_checkpoint(10**9, by="latency").recomputed_macs == 0
+    assert stats.roofline("A100")[0].predicted_ms == stats.root.estimated_latency_ms
+
+
+def test_kernels_print_and_export():
+    pandas = pytest.importorskip("pandas")
+    kernels = statistics().kernels("A100")
+    assert "aten.convolution" in str(kernels)
+    frame = kernels.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["op_class"]) == ["conv", "batch_norm", "elementwise", "conv"]
+    assert frame["microseconds"].sum() == pytest.approx(1e6 * kernels.seconds)
+
+
+def test_the_standard_grid_runs_here():
+    calls = standard_grid()
+    assert len(calls) > 250
+    assert {"conv", "depthwise", "gemm", "attention", "norm"} <= {each.name for each in ()} | {
+        work.op_class for call in calls for work in _works(call)
+    }
+
+
+def _works(call):
+    from modelsummary.costs.operator_work import work_of
+
+    return work_of(call)
