@@ -460,6 +460,7 @@ def test_a_formula_is_a_function():
         lambda a: torch.sparse.mm(a.to_sparse(), a.to_sparse()),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_matrix_like_operators_without_a_formula_are_never_a_silent_zero(function):
     stats = Statistics(Call(function), torch.eye(4))
     assert stats.uncounted_ops
