@@ -93,11 +93,11 @@ def test_json_round_trip(stats, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON"),
-        ("[]", "no document of modelsummary"),
-        ('{"format": "other"}', "no document of modelsummary"),
+        ("{", "is not valid JSON"),
+        ("[]", "not a document of modelsummary"),
+        ('{"format": "other"}', "not a document of modelsummary"),
         ('{"format": "modelsummary", "version": 7}', "has version 7; this release reads version 1"),
-        ('{"format": "modelsummary", "version": 1}', "has execution=None and batch_dim=None"),
+        ('{"format": "modelsummary", "version": 1}', "has execution=None and batch_dim=None; expected 'shape'"),
         ('{"format": "modelsummary", "version": true}', "has version True"),
         ('{"format": "modelsummary", "version": 1, "execution": "none"}', "has no rows"),
         (
@@ -120,7 +120,7 @@ def test_documents_that_cannot_be_read(text, message):
             ModelStatistics.from_json(json.dumps(document))
     with pytest.raises(InputError, match="source=None"):
         ModelStatistics.from_json(None)
-    with pytest.raises(InputError, match="is no JSON"):
+    with pytest.raises(InputError, match="is not valid JSON"):
         ModelStatistics.from_json("[" * 100_000)
     with pytest.raises(FileNotFoundError):
         ModelStatistics.from_json("nowhere.json")
@@ -131,7 +131,7 @@ def test_byte_order_mark(tmp_path):
     (tmp_path / "model.json").write_text(stats.to_json(), encoding="utf-8-sig")
     assert str(ModelStatistics.from_json(tmp_path / "model.json")) == str(stats)
     (tmp_path / "model.json").write_text(stats.to_json(), encoding="utf-16")
-    with pytest.raises(InputError, match="is no text in UTF-8"):
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         ModelStatistics.from_json(tmp_path / "model.json")
 
 
