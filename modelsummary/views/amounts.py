@@ -114,7 +114,7 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
         InputError: the name is unknown, the amount was not measured, or it is zero for the whole model.
     """
     if not isinstance(by, str) or by not in ADDITIVE:
-        raise InputError(f"by={by!r}; expected an amount that adds up over modules: {', '.join(ADDITIVE)}")
+        raise InputError(f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}")
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())
     values = {row: getattr(row, attribute) for row in rows}

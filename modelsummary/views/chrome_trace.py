@@ -41,7 +41,7 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
         InputError: there is nothing to trace, ``memory`` belongs to another model, or the file cannot be written.
     """
     if memory is not None and not isinstance(memory, MemoryEstimate):
-        raise InputError(f"memory={memory!r:.80}; expected a MemoryEstimate, as memory() returns it")
+        raise InputError(f"memory must be a MemoryEstimate, as memory() returns it, got {memory!r:.80}")
     known = {None, *(row.fqn for row in root.walk())}
     strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in known]
     if strange:

@@ -155,7 +155,7 @@ def check_columns(names: Sequence[str]) -> Sequence[str]:
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, Sequence):
-        raise InputError(f"columns={names!r}; expected a list of names, some of: {', '.join(COLUMNS)}")
+        raise InputError(f"columns must be a list of names, got {names!r}; pass some of: {', '.join(COLUMNS)}")
     for name in names:
         if not isinstance(name, str) or name not in COLUMNS:
             raise InputError(

@@ -99,7 +99,7 @@ class ModelDiff:
     >>> diff = before.diff(after)
     >>> diff.totals["params"]
     (40, 80, 40)
-    >>> [(row.after.fqn, row.differs) for row in diff.rows if row.status == "changed"]
+    >>> [(row.after.fqn, row.differs) for row in diff.rows if row.status == "changed" and not row.follows]
     [('', ('output_size',)), ('0', ('parameters', 'macs', 'output_size'))]
 
     Attributes:

@@ -87,7 +87,7 @@ def read_document(source: str | PathLike[str]) -> dict[str, Any]:
         InputError: the text is not a document of modelsummary, or has another version.
     """
     if not isinstance(source, (str, PathLike)) or not str(source):
-        raise InputError(f"source={source!r:.80}; expected JSON text, or the path of a JSON file")
+        raise InputError(f"source must be JSON text or the path of a JSON file, got {source!r:.80}")
     is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
     try:
         text = str(source) if is_text else Path(source).read_text(encoding="utf-8-sig")

@@ -26,5 +26,5 @@ def row_label(row: LayerInfo) -> str:
 def check_depth(depth: int | None, least: int = 0, name: str = "depth") -> int | None:
     """Return ``depth``; raise ``InputError`` unless it is an integer >= ``least`` or None."""
     if depth is not None and (type(depth) is not int or depth < least):
-        raise InputError(f"{name}={depth!r}; expected an integer >= {least}, or None for all levels")
+        raise InputError(f"{name} must be an integer >= {least}, or None for all levels, got {depth!r}")
     return depth

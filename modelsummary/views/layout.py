@@ -137,7 +137,7 @@ def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
 
 
 def heads_of(root: LayerInfo, total: dict[LayerInfo, float]) -> list[LayerInfo]:
-    """Return the rows with a colour of their own: the model's children; one with >= 90 % is replaced by its children."""
+    """Return the rows with a colour of their own: the model's children, or for one with >= 90 % its children."""
     heads: list[LayerInfo] = []
     row = root
     while row.children:

@@ -49,7 +49,7 @@ class Pictures:
             InputError: ``kind`` is unknown, or an argument is unusable.
         """
         if kind not in ("bars", "treemap", "icicle", "roofline"):
-            raise InputError(f"kind={kind!r}; expected 'bars', 'treemap', 'icicle' or 'roofline'")
+            raise InputError(f"kind must be 'bars', 'treemap', 'icicle' or 'roofline', got {kind!r}")
         axes: Axes = getattr(self, kind)(*args, **options)
         return axes
 
@@ -71,7 +71,7 @@ class Pictures:
         """
         check_depth(depth)
         if type(top) is not int or top < 1:
-            raise InputError(f"top={top!r}; expected an integer >= 1")
+            raise InputError(f"top must be an integer >= 1, got {top!r}")
         amounts = self._shown_or_column(by, depth)
         unit, values = amounts.unit, amounts.own
         largest = sorted(values, key=lambda row: -values[row])[:top]
@@ -235,7 +235,7 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     if ax is None:
         return pyplot.subplots(figsize=size, layout="constrained")[1]
     if not isinstance(ax, Axes):
-        raise InputError(f"ax={ax!r:.80}; expected matplotlib Axes, as pyplot.subplots() returns them")
+        raise InputError(f"ax must be matplotlib Axes, as pyplot.subplots() returns them, got {ax!r:.80}")
     return ax
 
 

@@ -107,7 +107,7 @@ def profile_report(
         InputError: ``top_modules`` or ``module_depth`` is unusable.
     """
     if type(top_modules) is not int or top_modules < 1:
-        raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
+        raise InputError(f"top_modules must be an integer >= 1, got {top_modules!r}")
     check_depth(module_depth, name="module_depth")
     lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
     lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
