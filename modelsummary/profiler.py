@@ -29,7 +29,7 @@ from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Profiler", "TIDSProfiler", "profile"]
 
-_MAX_KINDS = 32  # most kinds of steps; each has a tree
+_MAX_KINDS = 32  # largest number of kinds of steps; each has a tree
 
 
 @dataclass
@@ -67,6 +67,14 @@ class Profiler:
     no attributes, and no arguments are kept. Before the first step of each input size the model's tree is captured as
     by ``Statistics``: on shapes, or by real execution if the forward depends on values.
 
+    Args:
+        model: the model; it may be compiled or wrapped for data parallelism.
+        backward: also time backwards. Default: False.
+        max_steps: number of latest steps of each input size that count. Default: 200.
+
+    Raises:
+        InputError: an argument is unusable.
+
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
     >>> prof = Profiler(model)
@@ -77,14 +85,6 @@ class Profiler:
     >>> stats.root.latency_ms > 0, stats.total_mult_adds
     (True, 24)
     >>> prof.end_profile()
-
-    Args:
-        model: the model; it may be compiled or wrapped for data parallelism.
-        backward: also time backwards. Default: False.
-        max_steps: number of latest steps of each input size that count. Default: 200.
-
-    Raises:
-        InputError: an argument is unusable.
     """
 
     def __init__(self, model: nn.Module, *, backward: bool = False, max_steps: int = 200) -> None:
@@ -279,17 +279,17 @@ TIDSProfiler = Profiler
 def profile(model: nn.Module, *, backward: bool = False, max_steps: int = 200) -> Profiler:
     """Return a ``Profiler``, for use as a context manager that times the block.
 
+    Args:
+        model, backward, max_steps: see ``Profiler``.
+
+    Raises:
+        InputError: an argument is unusable.
+
     >>> import torch
     >>> model = nn.Linear(2, 3)
     >>> with profile(model) as prof:
     ...     _ = model(torch.ones(4, 2))
     >>> prof.generate_profile().root.latency_ms > 0
     True
-
-    Args:
-        model, backward, max_steps: see ``Profiler``.
-
-    Raises:
-        InputError: an argument is unusable.
     """
     return Profiler(model, backward=backward, max_steps=max_steps)

@@ -129,7 +129,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help=_help_of_memory())
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
-        add(f"--max-{what}", type=_amount, metavar=unit, help=f"exit with status 1 if the model needs more {what}")
+        add(f"--max-{what}", type=_amount, metavar=unit, help=f"budget of {what}: exit with status 1 if it is exceeded")
     add("--device", help="device of the model (default: the CPU)")
     add("--dtype", type=_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add("--debug", action="store_true", help="show tracebacks")

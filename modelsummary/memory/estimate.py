@@ -41,12 +41,6 @@ class MemoryEstimate:
 
     The step is in its steady state: the optimizer already has its state.
 
-    >>> from torch import nn
-    >>> from modelsummary import Statistics
-    >>> memory = Statistics(nn.Linear(4, 8), (16, 4)).memory(optimizer="adamw")
-    >>> memory.params, memory.grads, memory.inputs
-    (160, 160, 256)
-
     Attributes:
         mode: ``"train"`` or ``"inference"``.
         device: device whose kernels were chosen.
@@ -62,6 +56,12 @@ class MemoryEstimate:
         recomputed_macs: multiply-adds that activation checkpointing does again in the backward.
         execution: ``"shape"``: the step ran without data; ``"real"``: it ran on data, for the reason in ``notes``.
         notes: assumptions of the estimate.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> memory = Statistics(nn.Linear(4, 8), (16, 4)).memory(optimizer="adamw")
+    >>> memory.params, memory.grads, memory.inputs
+    (160, 160, 256)
     """
 
     mode: str

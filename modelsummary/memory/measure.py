@@ -42,7 +42,7 @@ def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasureme
     """Measure a step and predict the same step.
 
     Raises:
-        InputError: ``plan`` chooses a device or a dtype, or as for ``measure_step`` and ``predict``.
+        InputError: ``plan`` chooses a device or a dtype; see also ``measure_step`` and ``predict``.
     """
     check_initialized(live)
     if plan.device is not None or plan.dtype is not None:

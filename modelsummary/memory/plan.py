@@ -43,6 +43,12 @@ class StepOptions(TypedDict, total=False):
         autocast: floating point dtype of ``torch.autocast`` around forward and loss. Default: None, no autocast.
         accumulates: gradients of earlier micro-batches already exist. Default: False.
         block_bytes: the allocator rounds sizes up to a multiple of this. Default: None, 512 on CUDA, else 1.
+
+    >>> from modelsummary import Statistics
+    >>> options: StepOptions = {"optimizer": "adamw", "dtype": torch.bfloat16}
+    >>> memory = Statistics(nn.Linear(4, 8), (16, 4)).memory(**options)
+    >>> memory.optimizer, memory.params
+    ('AdamW', 80)
     """
 
     optimizer: OptimizerLike | None

@@ -130,7 +130,7 @@ def clear_cached_forward_pass() -> None:
 
 
 class SummaryStatistics(Statistics):
-    """``ModelStatistics`` that print as torchinfo's table and have torchinfo's attributes; the result of ``summary``.
+    """``ModelStatistics`` printed as torchinfo's table, with torchinfo's attributes; the result of ``summary``.
 
     Attributes:
         summary_list: rows of the table, including hidden rows and the model, see ``SummaryRow``.

@@ -104,14 +104,14 @@ ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.spl
 def find_amounts(root: LayerInfo, by: str) -> Amounts:
     """Return the amount called ``by`` of all rows of the tree.
 
+    Raises:
+        InputError: the name is unknown, the amount was not measured, or it is zero for the whole model.
+
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).root
     >>> find_amounts(root, "params").total[root]
     9
-
-    Raises:
-        InputError: the name is unknown, the amount was not measured, or it is zero for the whole model.
     """
     if not isinstance(by, str) or by not in ADDITIVE:
         raise InputError(f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}")

@@ -26,7 +26,7 @@ class TableOptions:
         branching: draw the tree; False prints fully qualified names.
         var_names: print the attribute name of each module after its class.
         ascii_only: draw the tree without box-drawing characters.
-        hide_recursive: leave out rows that repeat, with everything below them, modules of earlier rows.
+        hide_recursive: leave out rows whose modules, including all below them, are in earlier rows.
         all_shapes: print every tensor of an input or output, not only the first.
         units: prefix for the columns of counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...),
             written into their headers. None: full numbers. The totals below the table choose their own prefix.
@@ -172,7 +172,7 @@ class _Cells:
 
 
 def _is_repetition(row: LayerInfo) -> bool:
-    """Return True if the row and all rows below it repeat modules of earlier rows."""
+    """Return True if the modules of the row and of all rows below it are in earlier rows."""
     return all(each.is_recursive for each in row.walk())
 
 

@@ -45,7 +45,9 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
     known = {None, *(row.fqn for row in root.walk())}
     strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in known]
     if strange:
-        raise InputError(f"memory belongs to another model: this one has no module {strange[0]!r}; call memory() of it")
+        raise InputError(
+            f"memory belongs to another model: this one has no module {strange[0]!r}; pass memory=stats.memory()"
+        )
     if memory is None and root.latency_ms is None:
         raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
     text = json.dumps({"traceEvents": trace_events(root, memory), "displayTimeUnit": "ms"})

@@ -47,7 +47,7 @@ def _fact(header: str, kind: Kind, attribute: str) -> Column:
 
 
 def _first_seen(attribute: str) -> Callable[[LayerInfo], int]:
-    """Return a function that sums an own amount over a row and its descendants."""
+    """Return a function that sums an own figure over a row and its descendants."""
     return lambda info: sum(getattr(row, attribute) for row in info.walk())
 
 

@@ -65,6 +65,12 @@ class DiffRow:
         status: ``"same"``, ``"changed"``, ``"renamed"`` (only the name differs), ``"added"`` or ``"removed"``.
         before, after: the module in each model; None if the model does not have it.
         differs: names of the attributes that differ; latency is not compared.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> row = Statistics(nn.Linear(4, 8)).diff(Statistics(nn.Linear(4, 16))).rows[0]
+    >>> row.status, row.change("params")
+    ('changed', (40, 80, 40))
     """
 
     status: str
@@ -92,6 +98,12 @@ class DiffRow:
 class ModelDiff:
     """The differences between two models, printed as a table; true if there are any.
 
+    Attributes:
+        rows: all modules, in the order of the second model; removed modules stand where they were.
+        models: class names of the two models.
+        totals: ``"params"``, ``"macs"``, ``"params_bytes"``, ``"latency_ms"`` -> the figures of the two models and
+            their difference; None if unknown.
+
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> before = Statistics(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (1, 4))
@@ -101,12 +113,6 @@ class ModelDiff:
     (40, 80, 40)
     >>> [(row.after.fqn, row.differs) for row in diff.rows if row.status == "changed" and not row.follows]
     [('', ('output_size',)), ('0', ('parameters', 'macs', 'output_size'))]
-
-    Attributes:
-        rows: all modules, in the order of the second model; removed modules stand where they were.
-        models: class names of the two models.
-        totals: ``"params"``, ``"macs"``, ``"params_bytes"``, ``"latency_ms"`` -> the figures of the two models and
-            their difference; None if unknown.
     """
 
     rows: list[DiffRow]
@@ -138,8 +144,8 @@ class ModelDiff:
         """Return the modules that differ as a table with totals.
 
         Args:
-            all: also show modules that are the same, whose name differs only because their parent was renamed, and
-                that differ only in their input and output shapes.
+            all: also show modules that are the same, modules whose name differs only because their parent was renamed,
+                and modules that differ only in input and output shapes. Default: False.
         """
         shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
         measures = [name for name in _MEASURES if self._is_shown(name)]

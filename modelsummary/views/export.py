@@ -31,14 +31,14 @@ def to_records(root: LayerInfo, options: TableOptions) -> list[dict[str, Any]]:
 
     Without ``options.columns`` the dicts have the measured columns of ``FACTS``.
 
+    Raises:
+        InputError: a column is unknown.
+
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).root
     >>> to_records(root, TableOptions(columns=["fqn", "macs"]))
     [{'fqn': '', 'macs': 6}, {'fqn': '0', 'macs': 6}, {'fqn': '1', 'macs': 0}]
-
-    Raises:
-        InputError: a column is unknown.
     """
     names = options.columns
     rows = rows_shown(root, options)

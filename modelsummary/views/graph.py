@@ -17,7 +17,7 @@ from modelsummary.views.labels import one_line
 
 __all__ = ["Edge", "Graph", "Group", "Node", "dataflow_graph"]
 
-_READABLE = 60  # most nodes of a graph whose depth is chosen automatically
+_READABLE = 60  # largest number of nodes of a graph whose depth is chosen automatically
 _SHAPES_SHOWN = 3
 _STAGE_COLOURS = ("#cfe2f3", "#fde2c4", "#d4ecd2", "#f6cfcf", "#e0d5ee", "#e8dad4", "#f7d9ec", "#eeeec2")
 _FUNCTION_COLOUR = "#eeeeee"
@@ -83,6 +83,10 @@ class Graph:
 
     ``str`` returns Mermaid, which Jupyter, GitHub and GitLab draw; ``to_dot`` returns DOT for Graphviz.
 
+    Attributes:
+        model: the model as a group of nodes and groups.
+        edges: the tensors between nodes.
+
     >>> from torch import nn
     >>> from modelsummary import Statistics
     >>> graph = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).graph()
@@ -90,10 +94,6 @@ class Graph:
     ['input', '0', '1', 'output']
     >>> [edge.label for edge in graph.edges]
     ['[1, 2]', '[1, 3]', '[1, 3]']
-
-    Attributes:
-        model: the model as a group of nodes and groups.
-        edges: the tensors between nodes.
     """
 
     model: Group

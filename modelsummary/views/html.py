@@ -146,7 +146,7 @@ class _Page:
             yield f"<details{attributes}><summary>{self._grid(item)}</summary>"
             pending.append("</details>")
             if lazy:
-                pending.append(f'<div class="ms-more">{len(children)} rows, shown where scripts run</div>')
+                pending.append(f'<div class="ms-more">{len(children)} rows; enable scripts to show them</div>')
             else:
                 pending.extend(reversed(children))
 
