@@ -1,4 +1,4 @@
-"""Where stages that version 0.1.0 pickled look for their parts."""
+"""Names under which stages pickled by version 0.1.0 find their parts."""
 
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown
 from modelsummary.record.events import TorchFunction, Value, _named

@@ -1,6 +1,6 @@
-"""ONNX models: graphs of products in tiles, linear layers cut into tiles, and two models compared on onnxruntime.
+"""ONNX models: graphs of tiled products, linear layers cut into tiles, and comparison of two models on onnxruntime.
 
-``modelsummary.load`` reads the files.
+``modelsummary.load`` reads ONNX files.
 """
 
 from modelsummary.tiling.onnx_graphs import linear_graph, tiled_matmul_graph

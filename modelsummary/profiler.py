@@ -1,4 +1,4 @@
-"""``Profiler``: time a model inside a script, while it does its work."""
+"""``Profiler``: timing of a model inside a script, while it works."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from modelsummary.statistics.model_statistics import ModelStatistics
 
 __all__ = ["Profiler", "TIDSProfiler", "profile"]
 
-_MAX_KINDS = 32  # of steps; each has a tree
+_MAX_KINDS = 32  # largest number of kinds of steps; each has a tree
 
 
 @dataclass
 class _Alike:
-    """Steps that were called alike: inputs of the same sizes, the same modes.
+    """Steps with inputs of the same sizes and modules in the same modes.
 
     Attributes:
-        recording: tree of the first, captured before it began; or what that raised.
+        recording: recording captured before the first of these steps, or the exception that the capture raised.
+        steps: the latest steps, each with the timer of its backward.
+        count: number of all steps, dropped ones included.
     """
 
     recording: Recording | Exception
@@ -58,58 +60,60 @@ def _drop(step: Step, backward: BackwardTimer | None) -> None:
 
 
 class Profiler:
-    """Times every call of a model between ``start_profile`` and ``stop_profile``; several steps give medians.
+    """Timer of every call of a model between ``start_profile`` and ``stop_profile``; several steps give medians.
 
-    ::
-
-        prof = Profiler(model)
-        prof.start_profile()
-        for x, y in batches:
-            loss_fn(model(x), y).backward()
-        print(prof.generate_profile())
-        prof.end_profile()
-
-    As a context manager it starts and stops. Calls run as they would without it: marks are made around
-    ``nn.Module.__call__``, and with ``backward=True`` on the autograd nodes of each step. The model gets no hooks and
-    no attributes, and no arguments are kept. Before the first step of each size the model's tree is captured, as
-    ``Statistics`` does: on shapes, or really where values decide.
+    As a context manager, it starts and stops the timer. Calls run as usual: time is taken around
+    ``nn.Module.__call__`` and, with ``backward=True``, at the autograd nodes of each step. The model gets no hooks and
+    no attributes, and no arguments are kept. Before the first step of each input size the model's tree is captured as
+    by ``Statistics``: on shapes, or by real execution if the forward depends on values.
 
     Args:
         model: the model; it may be compiled or wrapped for data parallelism.
-        backward: time backwards, too.
-        max_steps: of each input size the latest so many steps count.
+        backward: also time backwards. Default: False.
+        max_steps: number of latest steps of each input size that count. Default: 200.
 
     Raises:
         InputError: an argument is unusable.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> prof = Profiler(model)
+    >>> prof.start_profile()
+    >>> for _ in range(3):
+    ...     _ = model(torch.ones(4, 2))
+    >>> stats = prof.generate_profile()
+    >>> stats.root.latency_ms > 0, stats.total_mult_adds
+    (True, 24)
+    >>> prof.end_profile()
     """
 
     def __init__(self, model: nn.Module, *, backward: bool = False, max_steps: int = 200) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
         if not isinstance(backward, bool):
-            raise InputError(f"backward={backward!r}; expected True or False")
+            raise InputError(f"backward must be True or False, got {backward!r}")
         if type(max_steps) is not int or max_steps < 1:
-            raise InputError(f"max_steps={max_steps!r}; expected an integer >= 1")
+            raise InputError(f"max_steps must be an integer >= 1, got {max_steps!r}")
         self._model, self._backward, self._max_steps = model, backward, max_steps
         self._timer: Timer | None = None
         self._session = _Session(model, backward, max_steps)
         self._finalizer = weakref.finalize(self, int)
 
     def start_profile(self, ignore_list: Iterable[str | type | nn.Module] | None = None) -> None:
-        """Forget what was recorded, and time from now on.
+        """Drop the recorded steps and start timing.
 
         Args:
-            ignore_list: modules that are not timed, by class, by FQN, or themselves; their time is their caller's.
+            ignore_list: modules that are not timed, as classes, FQNs or modules; their time counts for their caller.
 
         Raises:
-            InputError: ``ignore_list`` names no module of the model, or the model is on meta.
+            InputError: an entry of ``ignore_list`` is not in the model, or the model is on meta.
         """
         if ignore_list is not None and not isinstance(ignore_list, (list, tuple, set, frozenset)):
-            raise InputError(f"ignore_list={ignore_list!r:.80}; expected a list of classes, names or modules")
+            raise InputError(f"ignore_list must be a list of classes, names or modules, got {ignore_list!r:.80}")
         ignored = self._ignored(list(ignore_list or ()))
         device = device_of(tensors_of_modules(modules_of(self._model)))
         if device.type == "meta":
-            raise InputError("the model is on meta, where nothing runs that could be timed; use estimate_latency(spec)")
+            raise InputError("the model is on meta, where nothing runs; call estimate_latency(spec) instead")
         self.end_profile()
         clock = clock_for(device)
         session = self._session = _Session(self._model, self._backward, self._max_steps, clock)
@@ -121,20 +125,20 @@ class Profiler:
             on_step=session.record,
         )
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, self._timer.stop)  # one that nobody holds any longer times nothing
+        self._finalizer = weakref.finalize(self, self._timer.stop)  # a profiler that is garbage-collected stops timing
         self._timer.start()
 
     def stop_profile(self) -> None:
-        """Time no more; what was recorded stays."""
+        """Stop timing and keep the recorded steps."""
         if self._timer is not None:
             self._timer.stop()
 
     def reset_profile(self) -> None:
-        """Forget what was recorded; go on timing if it does."""
+        """Drop the recorded steps; a running timer keeps running."""
         self._session.forget()
 
     def end_profile(self) -> None:
-        """Stop, and forget everything."""
+        """Stop timing and drop the recorded steps."""
         self.stop_profile()
         self.reset_profile()
         self._timer = None
@@ -147,12 +151,12 @@ class Profiler:
         self.stop_profile()
 
     def generate_profile(self) -> ModelStatistics:
-        """Statistics of what ran since the start: shapes and counts of one step, medians of the times of all.
+        """Return statistics of the steps since the start: shapes and counts of one step, median times of all steps.
 
-        If steps had inputs of several sizes or other modes, the most frequent ones count.
+        If steps differ in input sizes or modes, only the most frequent kind counts.
 
         Raises:
-            ProfilerError: it was not started, or the model was not called since.
+            ProfilerError: the profiler was not started, or the model was not called since.
         """
         if self._timer is None:
             raise ProfilerError("the profiler was not started; call start_profile() before the model runs")
@@ -162,7 +166,7 @@ class Profiler:
             recording = recording.error or recording
         if isinstance(recording, Exception):
             raise ProfilerError(
-                f"{type(self._model).__name__} ran, but not when its shapes were captured: "
+                f"{type(self._model).__name__} ran in its step, but failed when its shapes were captured: "
                 f"{type(recording).__name__}: {recording}"
             ) from recording
         root = copy.deepcopy(recording.root, {id(each): each for each in self._model.modules()})
@@ -195,13 +199,13 @@ class Profiler:
             else:
                 found = [names[entry]] if isinstance(entry, str) and entry in names else []
             if not found:
-                raise InputError(f"ignore_list holds {entry!r:.80}, which is no class, name or module of the model")
+                raise InputError(f"ignore_list holds {entry!r:.80}, but the model has no such class, name or module")
             ignored.update(map(id, found))
         return ignored
 
 
 class _Session:
-    """What was recorded between a start and an end. Nothing in here raises into the user's forward."""
+    """The steps recorded between a start and an end; recording never raises into the user's forward."""
 
     def __init__(self, model: nn.Module, backward: bool, max_steps: int, clock: Clock | None = None) -> None:
         self._model, self._backward, self._max_steps, self._clock = model, backward, max_steps, clock
@@ -210,7 +214,7 @@ class _Session:
         self._error: Exception | None = None
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What tells steps apart; captures the tree of the first of its kind."""
+        """Return the key of a step's kind, after capturing the tree of the first step of this kind."""
         try:
             sizes, _ = argument_sizes(args, kwargs)
             plain = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
@@ -231,7 +235,7 @@ class _Session:
             return error
 
     def record(self, step: Step) -> None:
-        """A step has ended."""
+        """Add a step that has ended."""
         try:
             alike = self._alike.get(step.about)
             if alike is None or self._clock is None:
@@ -245,26 +249,26 @@ class _Session:
             self._error = error
 
     def forget(self) -> None:
-        """Drop all steps, and what they left on graphs."""
+        """Drop all steps, and their marks on autograd graphs."""
         for alike in self._alike.values():
             for step, backward in alike.steps:
                 _drop(step, backward)
         self._alike, self._uncaptured, self._error = {}, 0, None
 
     def most_frequent(self) -> _Alike:
-        """The kind of which there were most. Raises ``ProfilerError`` if there is none."""
+        """Return the kind with most steps; raise ``ProfilerError`` without any step."""
         found = [alike for alike in self._alike.values() if alike.steps]
         if not found and self._error is not None:
             raise ProfilerError(f"no step could be recorded: {self._error}") from self._error
         if not found:
             raise ProfilerError(
                 f"{type(self._model).__name__} was not called since start_profile(); call the profiled model itself: "
-                "calls of its submodules alone, and forwards that raised, are no steps"
+                "calls of submodules alone, and forwards that raised, do not count as steps"
             )
         return max(found, key=lambda each: each.count)
 
     def note(self, alike: _Alike) -> str:
-        """What of the steps does not count."""
+        """Return a note on the steps that do not count, or an empty string."""
         others = sum(each.count for each in self._alike.values()) - alike.count + self._uncaptured
         return f"{others} more step(s) had other inputs or another mode" if others else ""
 
@@ -273,5 +277,19 @@ TIDSProfiler = Profiler
 
 
 def profile(model: nn.Module, *, backward: bool = False, max_steps: int = 200) -> Profiler:
-    """``with profile(model) as prof:``: a ``Profiler`` that times the block."""
+    """Return a ``Profiler``, for use as a context manager that times the block.
+
+    Args:
+        model, backward, max_steps: see ``Profiler``.
+
+    Raises:
+        InputError: an argument is unusable.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 3)
+    >>> with profile(model) as prof:
+    ...     _ = model(torch.ones(4, 2))
+    >>> prof.generate_profile().root.latency_ms > 0
+    True
+    """
     return Profiler(model, backward=backward, max_steps=max_steps)

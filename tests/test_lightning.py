@@ -82,7 +82,7 @@ def test_arguments_are_checked_before_the_fit():
 
     with pytest.raises(InputError, match="unknown column 'macz'"):
         ModelSummary(columns=["macz"])
-    with pytest.raises(InputError, match="depth=-2 is no level"):
+    with pytest.raises(InputError, match=r"depth must be an integer >= 0.*, got -2"):
         ModelSummary(-2)
     assert ModelSummary(columns="macs").statistics is None
 

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command ``modelsummary``: what is in a model, what it costs, and whether that is within a budget."""
+"""The command ``modelsummary``: the layers of a model, their costs, and whether they exceed a budget."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from modelsummary.views.columns import COLUMNS
 
 __all__ = ["main", "run"]
 
+_HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
 _FORMATS = ("text", "json", "csv", "markdown", "latex", "html")
 _EXAMPLES = f"""\
 a model is one of
   {SOURCES}
-an input is a size, NAME=SIZE for a keyword argument, with :DTYPE at the end where it is not the model's;
+an input is SIZE, or NAME=SIZE for a keyword argument; append :DTYPE if it differs from the model's dtype;
 NAME==NUMBER is a number, where the model takes one
 
 examples
@@ -48,7 +49,7 @@ examples
   modelsummary calibrate torchvision:resnet50 --input 8,3,224,224
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
-exit status: 0, 1 where a budget is exceeded or not all multiply-adds are known, 2 where the command is unusable
+exit status: 0; 1 if a budget is exceeded, or --max-macs cannot be checked; 2 after an error
 
 columns: {", ".join(COLUMNS)}
 """
@@ -59,26 +60,34 @@ _RUN = "run TorchScript, which is code, on the --input: in a process with limits
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line in place of the usage and a line."""
+        """Raise ``InputError``, which is printed as one line without the usage."""
         raise InputError(message)
 
 
 def main() -> NoReturn:
-    """Run the command of this process and leave with its exit status."""
+    """Run the command of this process and exit with its status."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the terminal or the pipe has no box-drawing characters
+        sys.stdout.reconfigure(errors="replace")  # for output encodings without box-drawing characters
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` say, has enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with these arguments; returns its exit status."""
+    """Run the command with these arguments and return its exit status.
+
+    >>> settings = '{"in_features": 2, "out_features": 3}'
+    >>> columns = "class_name,num_params,macs"
+    >>> run(["torch.nn:Linear", "--kwargs", settings, "--input", "1,2", "--format", "csv", "--columns", columns])
+    class_name,num_params,macs
+    Linear,9,6
+    0
+    """
     debug = "--debug" in arguments
     try:
         if arguments[:1] == ["compare"]:
@@ -95,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except BrokenPipeError:
         raise
-    except Exception as error:  # status 1 is for budgets alone
+    except Exception as error:  # status 1 is only for budgets
         if debug:
             raise
         lines = str(error).splitlines() or [""]
@@ -113,25 +122,25 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", help="see below")
-    add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
-    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes the model")
-    add("--mode", choices=["train", "eval"], help="of the model (default: as it is made)")
+    add("model", help="name or file of the model, see below")
+    add("--input", action="append", type=_input, metavar="SIZE", help=_HELP_OF_INPUT)
+    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
+    add("--mode", choices=["train", "eval"], help="mode of the model (default: the mode it is made in)")
     add("--run", action="store_true", help=_RUN)
-    add("--columns", type=lambda text: text.split(","), metavar="A,B", help="of the table; see below")
-    add("--depth", type=int, metavar="N", help="deepest level shown")
+    add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
+    add("--depth", type=int, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
-    add("--units", metavar="PREFIX", help="of counts and bytes in the table: K, M, G, Ki ...")
-    add("--format", choices=_FORMATS, default="text", help="of the output (default: text)")
-    add("--output", type=Path, metavar="FILE", help="write there")
+    add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
+    add("--format", choices=_FORMATS, default="text", help="format of the output (default: text)")
+    add("--output", type=Path, metavar="FILE", help="write the output to this file")
     add("--split", type=int, metavar="N", help="cut the model into N stages")
     add("--latency", action="store_true", help="run the model and time its layers")
     add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help=_help_of_memory())
-    add("--diff", metavar="MODEL", help="compare with another model, made and called alike")
+    add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
-        add(f"--max-{what}", type=_amount, metavar=unit, help=f"exit with 1 where the model has more {what}")
-    add("--device", help="where to run the model; default: the CPU")
-    add("--dtype", type=_dtype, help="floating point dtype of the model, such as bfloat16 (default: as it is made)")
+        add(f"--max-{what}", type=_amount, metavar=unit, help=f"budget of {what}: exit with status 1 if it is exceeded")
+    add("--device", help="device of the model (default: the CPU)")
+    add("--dtype", type=_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add("--debug", action="store_true", help="show tracebacks")
     add("--version", action="version", version=_version())
     _complete(parser)
@@ -139,16 +148,16 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _compare(arguments: Sequence[str]) -> int:
-    """The command ``modelsummary compare``."""
+    """Run the command ``modelsummary compare`` and return its exit status."""
     parser = _Parser("modelsummary compare", description="Forms of one model side by side.", allow_abbrev=False)
     add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="as for modelsummary: a name, or a file")
-    add("--input", action="append", type=_input, metavar="SIZE", help="of a tensor, such as 1,3,224,224; repeatable")
-    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments of what makes a live model")
-    add("--mode", choices=["train", "eval"], default="eval", help="of live models (default: eval)")
+    add("models", nargs="+", metavar="MODEL", help="name or file of a model, as for modelsummary")
+    add("--input", action="append", type=_input, metavar="SIZE", help=_HELP_OF_INPUT)
+    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments to make live models with")
+    add("--mode", choices=["train", "eval"], default="eval", help="mode of live models (default: eval)")
     add("--run", action="store_true", help=_RUN)
-    add("--format", choices=("text", "json"), default="text", help="of the output (default: text)")
-    add("--output", type=Path, metavar="FILE", help="write there")
+    add("--format", choices=("text", "json"), default="text", help="format of the output (default: text)")
+    add("--output", type=Path, metavar="FILE", help="write the output to this file")
     add("--debug", action="store_true", help="show tracebacks")
     options = parser.parse_args(arguments)
     models: dict[str, ModelStatistics] = {}
@@ -166,7 +175,7 @@ def _compare(arguments: Sequence[str]) -> int:
 
 
 def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any] | None:
-    """The inputs as ``load`` takes them; where a dtype is said, tensors without data."""
+    """Return the inputs as ``load`` takes them: sizes, or meta tensors where a dtype is given."""
     sizes = [
         torch.empty(size, dtype=dtype, device="meta") if dtype and not isinstance(size, torch.Tensor) else size
         for _, size, dtype in given or ()
@@ -175,10 +184,10 @@ def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any
 
 
 def _named(names: Sequence[str | None], values: Sequence[Any]) -> dict[str, Any]:
-    """Values by their names; none where they are given by position."""
+    """Return the values by their names; an empty dict if they are given by position."""
     named = {name: value for name, value in zip(names, values, strict=True) if name is not None}
     if named and len(named) < len(values):
-        raise InputError("--input: give different names to all inputs, or none")
+        raise InputError("--input: name all inputs differently, or none")
     return named
 
 
@@ -193,7 +202,7 @@ def _version() -> str:
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    """Completion in the shell, where argcomplete is installed."""
+    """Enable completion in the shell if argcomplete is installed."""
     if "_ARGCOMPLETE" in os.environ:
         try:
             import argcomplete
@@ -217,10 +226,10 @@ def _input(text: str) -> _Input:
         return value["name"], torch.tensor(json.loads(value["value"])), None
     found = _INPUT.fullmatch(text)
     if found is None or not text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no input; expected a size such as 1,3,224,224 or ids=1,128:long")
+        raise argparse.ArgumentTypeError(f"expected a size such as 1,3,224,224 or ids=1,128:long, got {text!r}")
     dtype = getattr(torch, found["dtype"], None) if found["dtype"] else None
     if found["dtype"] and not isinstance(dtype, torch.dtype):
-        raise argparse.ArgumentTypeError(f"{found['dtype']!r} is no dtype of torch, in {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a dtype of torch, got {found['dtype']!r} in {text!r}")
     size = [int(number) for number in found["size"].split(",")] if found["size"] else []
     return found["name"], size, dtype
 
@@ -228,9 +237,7 @@ def _input(text: str) -> _Input:
 def _dtype(text: str) -> torch.dtype:
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no floating point dtype of torch; expected bfloat16, float16 ..."
-        )
+        raise argparse.ArgumentTypeError(f"expected a floating point dtype of torch such as bfloat16, got {text!r}")
     return dtype
 
 
@@ -238,16 +245,16 @@ def _settings(text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
     if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return settings
 
 
 def _amount(text: str) -> int:
     amount = parse_amount(text)
     if amount is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount; expected a number such as 25M, 4.1G or 16GiB")
+        raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}")
     return amount
 
 
@@ -257,7 +264,7 @@ def _amount(text: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     extra = [name for name in ("memory", "split", "diff") if getattr(options, name) is not None]
     if extra and options.format not in ("text", "json"):
-        raise InputError(f"--format {options.format} holds only the table; --{extra[0]} needs text or json")
+        raise InputError(f"--format {options.format} writes only the table; --{extra[0]} needs --format text or json")
     stats = _statistics(options.model, options)
     asks = ("max_macs", "max_memory", "memory", "split", "latency")
     asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
@@ -278,12 +285,12 @@ def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
         getattr(options, each) is not None for each in ("memory", "max_memory", "split", "device", "mode")
     )
     if is_file(name) and options.dtype is not None:
-        raise InputError(f"{name!r} is in one dtype; --dtype {options.dtype} cannot be applied")
-    if is_file(name) and not (runs and name.endswith(".pt2")):  # of these, torch can make a module again
+        raise InputError(f"the dtype of {name!r} is fixed; leave out --dtype {options.dtype}")
+    if is_file(name) and not (runs and name.endswith(".pt2")):  # torch can make a module of a .pt2 file
         if options.kwargs:
-            raise InputError(f"{name!r} is made already; settings {options.kwargs!r:.80} cannot be applied")
+            raise InputError(f"the model in {name!r} is made already; leave out --kwargs {options.kwargs!r:.80}")
         if options.mode is not None:
-            raise InputError(f"{name!r} is in one mode; --mode {options.mode} cannot be applied")
+            raise InputError(f"the mode of {name!r} is fixed; leave out --mode {options.mode}")
         file = load(name, _inputs_of_file(options.input), run=options.run)
         file.options = _table_options(options)
         return file
@@ -307,7 +314,7 @@ def _table_options(options: argparse.Namespace) -> TableOptions:
 
 
 def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tuple[Any, dict[str, Any]]:
-    """``input_data`` and keyword arguments of the forward; None and none without an input."""
+    """Return ``input_data`` and keyword arguments of the forward; None and an empty dict without an input."""
     if not given:
         return source.inputs or (None, {})
     usual, device = torch.float32, torch.device("cpu")
@@ -373,7 +380,7 @@ def _write(text: str, path: Path | None) -> None:
 
 
 def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: argparse.Namespace) -> int:
-    """Say which budgets are exceeded; returns the exit status."""
+    """Print which budgets are exceeded, and return the exit status."""
     found = {
         "params": (stats.total_params, options.max_params),
         "macs": (stats.root.macs, options.max_macs),

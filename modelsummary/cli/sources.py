@@ -1,4 +1,4 @@
-"""Models by a name on the command line: from libraries, configurations, factories and files."""
+"""Models by name, for the command line: from libraries, configurations, factories and files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SOURCES = "torchvision:NAME, timm:NAME, hf:CONFIG.json, package.module:factory, 
 
 
 class Source(NamedTuple):
-    """A model, and what it says of its inputs.
+    """A model and what is known about its inputs.
 
     Attributes:
         model: the model.
-        inputs: positional and keyword arguments that came with it, or None.
-        takes_indices: its first input is one of token indices.
+        inputs: positional and keyword arguments stored with the model, or None.
+        takes_indices: True if the first input holds token indices.
     """
 
     model: nn.Module
@@ -38,19 +38,22 @@ def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) ->
     """Make the model called ``name``.
 
     Args:
-        name: as in ``SOURCES``.
-        settings: keyword arguments of whatever makes it.
-        with_values: give its parameters (random) values; else they are on meta where the model can be made there.
+        name: a name as in ``SOURCES``.
+        settings: keyword arguments of the function or class that makes the model.
+        with_values: True: parameters have (random) values; False: they are on meta, if the model can be made there.
 
     Raises:
-        InputError: there is no such model, or making it failed.
-        MissingExtraError: the library it is from is not installed.
+        InputError: the model does not exist, or making it failed.
+        MissingExtraError: the library of the model is not installed.
+
+    >>> build_model("torch.nn:Linear", {"in_features": 2, "out_features": 3}, with_values=False).model.weight.device
+    device(type='meta')
     """
     if name.endswith(".pt2"):
         return _exported(Path(name), settings)
     kind, _, rest = name.partition(":")
     if not rest:
-        raise InputError(f"model {name!r}; expected {SOURCES}")
+        raise InputError(f"cannot find model {name!r}; expected {SOURCES}")
     makers: dict[str, Callable[[str, Mapping[str, Any]], Callable[[], Source]]] = {
         "torchvision": _torchvision,
         "timm": _timm,
@@ -72,7 +75,7 @@ def _made(make: Callable[[], Source], with_values: bool) -> Source:
                 return make()
         except InputError:
             raise
-        except Exception:  # some compute with their tensors when they are made; if it is something else, it comes again
+        except Exception:  # some constructors compute with tensors; any other error is raised again below
             pass
     return make()
 
@@ -127,7 +130,7 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype | str | None) -> Iterator[None]:
-    """New tensors have this dtype; None: the one they have anyway."""
+    """Run the body with this dtype as torch's default; None leaves the default as it is."""
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(named, torch.dtype) or not named.is_floating_point:
         yield
@@ -155,15 +158,15 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
     if isinstance(found, nn.Module):
         model = found
         if settings:
-            raise InputError(f"{module}:{name} is made already; settings {dict(settings)!r:.80} cannot be applied")
+            raise InputError(f"{module}:{name} is made already; leave out --kwargs {dict(settings)!r:.80}")
         return lambda: Source(model)
     if not callable(found):
-        raise InputError(f"{module}:{name} is {found!r:.80}; expected a function or class that makes a torch.nn.Module")
+        raise InputError(f"{module}:{name} must be a function or class that makes a module, got {found!r:.80}")
 
     def make() -> Source:
         model = found(**settings)
         if not isinstance(model, nn.Module):
-            raise InputError(f"{module}:{name} made {model!r:.80}; expected a torch.nn.Module")
+            raise InputError(f"{module}:{name} must make a torch.nn.Module, got {model!r:.80}")
         return Source(model)
 
     return make
@@ -171,12 +174,12 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
 
 def _exported(path: Path, settings: Mapping[str, Any]) -> Source:
     if settings:
-        raise InputError(f"{str(path)!r} is made already; settings {dict(settings)!r:.80} cannot be applied")
+        raise InputError(f"the model in {str(path)!r} is made already; leave out --kwargs {dict(settings)!r:.80}")
     if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}")
+        raise InputError(f"file {str(path)!r} does not exist")
     try:
         program = torch.export.load(path)
-    except Exception as error:  # an archive can be broken in many ways
+    except Exception as error:  # a broken archive raises various exceptions
         raise InputError(f"{str(path)!r} cannot be read as an exported program: {error}") from error
     return Source(program.module(), program.example_inputs)
 
@@ -191,5 +194,5 @@ def _needs(library: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(library, extra) from error
-    except RuntimeError as error:  # torchvision that was built for another torch
+    except RuntimeError as error:  # raised by a torchvision that was built for another torch
         raise InputError(f"{library} does not work with torch {torch.__version__}: {error}") from error

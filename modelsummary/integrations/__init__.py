@@ -1,1 +1,1 @@
-"""For the libraries that train models; each module needs its library."""
+"""Integrations with libraries that train models; each module needs its library."""

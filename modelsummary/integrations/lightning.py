@@ -21,16 +21,16 @@ __all__ = ["ModelSummary"]
 
 
 class ModelSummary(_ModelSummary):  # type: ignore[misc]
-    """Prints the table of the ``LightningModule`` when a fit starts, in place of Lightning's own.
+    """Callback that prints the table of the ``LightningModule`` when a fit starts, instead of Lightning's own table.
 
-    The input is the module's ``example_input_array``; without one the table has names and parameters only.
+    The input is the module's ``example_input_array``; without it the table shows names and parameters only.
 
     Args:
-        max_depth: deepest level shown; None or -1: all; 0: print nothing, as Lightning's.
-        columns: names from ``modelsummary.views.columns.COLUMNS``; default: shapes, parameters, mult-adds.
+        max_depth: deepest level shown; None or -1: all levels; 0: print nothing, as in Lightning. Default: 1.
+        columns: names from ``modelsummary.views.columns.COLUMNS``. Default: shapes, parameters, mult-adds.
 
     Attributes:
-        statistics: what was printed; None before a fit.
+        statistics: the statistics that were printed; None before a fit.
 
     Raises:
         InputError: an argument is unusable.
@@ -43,7 +43,7 @@ class ModelSummary(_ModelSummary):  # type: ignore[misc]
         self.statistics: ModelStatistics | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Called by the trainer."""
+        """Print the table; the trainer calls this method."""
         if self._depth == 0 or not trainer.is_global_zero:
             return
         example = pl_module.example_input_array

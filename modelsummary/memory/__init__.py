@@ -1,4 +1,4 @@
-"""Bytes of a step, predicted and measured, and activation checkpointing."""
+"""The memory of a step, predicted and measured, and activation checkpointing."""
 
 from modelsummary.memory.fit import max_batch_size, suggest_checkpoint
 from modelsummary.memory.measure import measure

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which modules to recompute so that a step fits, and how to apply it."""
+"""Activation checkpointing: the choice of modules to recompute, and its application to a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ __all__ = [
 
 
 class Block(NamedTuple):
-    """A module that can be recomputed: bytes that are then not kept for the backward, multiply-adds done again."""
+    """A module that can be recomputed in the backward.
+
+    Attributes:
+        saving: bytes that are then not kept for the backward.
+        macs: multiply-adds that are then done twice.
+    """
 
     saving: int
     macs: int
@@ -43,10 +48,17 @@ class CheckpointPlan:
     """Modules to run under activation checkpointing.
 
     Attributes:
-        fqns: of these modules.
-        peak: bytes of a step then.
-        peak_without: bytes of a step without.
-        recomputed_macs: multiply-adds that are done again in each step.
+        fqns: names of these modules, for ``apply_checkpoint``.
+        peak: peak of a step with checkpointing, in bytes.
+        peak_without: peak of a step without it, in bytes.
+        recomputed_macs: multiply-adds that each step does again.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> blocks = [nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(2)]
+    >>> plan = Statistics(nn.Sequential(*blocks), (256, 8)).suggest_checkpoint(300_000)
+    >>> plan.fqns, plan.peak < 300_000 < plan.peak_without
+    (('0',), True)
     """
 
     fqns: tuple[str, ...]
@@ -56,11 +68,17 @@ class CheckpointPlan:
 
 
 def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[int] | None:
-    """The blocks, in the order of the forward, whose recomputation frees enough with the fewest MACs; None if none do.
+    """Return the numbers of the blocks whose recomputation frees enough with the fewest MACs; None if none do.
 
-    While block j runs, forward or backward, what the blocks before it keep is alive, and nothing of those behind it. So
-    the savings of the blocks before j must reach ``needed[j]``; ``needed[len(blocks)]`` is for what runs behind all
-    blocks. Exact: the sets that no other beats in saving and MACs are extended block by block.
+    Blocks are in the order of the forward. While block j runs, forward or backward, the activations of the blocks
+    before it are alive, and none of the blocks after it. So the savings of the blocks before j must reach
+    ``needed[j]``, and the savings of all blocks ``needed[len(blocks)]``, for the operators after the last block. The
+    choice is exact: all sets that no other set beats in both savings and MACs are extended block by block.
+
+    >>> least_recomputation([Block(10, 5), Block(30, 9), Block(20, 6)], needed=[0, 0, 0, 25])
+    [1]
+    >>> least_recomputation([Block(10, 5)], needed=[0, 25]) is None
+    True
     """
     limit = max(needed)
     front: list[_Choice] = [(0, 0, ())]
@@ -72,11 +90,11 @@ def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[
     return list(enough[0][2]) if enough else None
 
 
-_Choice = tuple[int, int, tuple[int, ...]]  # MACs, minus the saving (no more than is ever needed), blocks
+_Choice = tuple[int, int, tuple[int, ...]]  # MACs, minus the saving (capped at the most needed), blocks
 
 
 def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
-    """Of choices in the order of their MACs those that save more than all before."""
+    """Return the choices, given in the order of their MACs, that save more than all before them."""
     kept: list[_Choice] = []
     for choice in choices:
         if not kept or choice[1] < kept[-1][1]:
@@ -85,9 +103,10 @@ def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
 
 
 def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> list[int]:
-    """The most that lives while each block runs, forward or backward, and (last) while what is behind all of them does.
+    """Return the peak in bytes while each block runs, forward or backward, and (last) while later operators run.
 
-    What runs before the first block's forward, after its backward, or in the optimizer's step counts for the first.
+    Operators before the forward or after the backward of the first block, and in the optimizer's step, count for the
+    first block.
     """
     most = [0] * (len(fqns) + 1)
     place, phase = 0, "forward"
@@ -98,15 +117,21 @@ def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> list[int]:
         if point.fqn is not None and inside:
             place = inside[0]
         elif phase == "forward" and place < len(fqns) and point.fqn is not None and place == len(fqns) - 1:
-            place = len(fqns)  # behind the last block
+            place = len(fqns)  # after the last block
         most[place] = max(most[place], point.total)
     return most
 
 
 def blocks_of(root: LayerInfo) -> list[LayerInfo]:
-    """The repeated parts of a model: outermost called modules in a container that call others themselves.
+    """Return the repeated parts of a model: the outermost called modules in containers that call submodules.
 
-    Where there is none, the called modules right below the model. Modules that are called again are left out.
+    Return the called children of the model if there are none. Modules that are called more than once are left out.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).root
+    >>> [row.fqn for row in blocks_of(root)]
+    ['0', '1']
     """
     blocks: list[LayerInfo] = []
     pending = list(reversed(root.children))
@@ -125,36 +150,44 @@ def blocks_of(root: LayerInfo) -> list[LayerInfo]:
 def apply_checkpoint(model: nn.Module, fqns: Iterable[str]) -> None:
     """Run modules of ``model`` under non-reentrant activation checkpointing from now on.
 
-    Gradients are the same; names, parameters and state dicts do not change.
+    Gradients, names, parameters and state dicts do not change.
 
     Args:
-        model: it is changed.
-        fqns: of modules; ``"features[4:8]"`` are children 4 to 7 of the ``nn.Sequential`` ``features``, as one segment,
-            of which only the input is kept.
+        model: the model, changed in place.
+        fqns: names of modules. ``"features[4:8]"`` is one segment, children 4 to 7 of the ``nn.Sequential`` called
+            ``features``; only the input of the segment is kept.
 
     Raises:
-        InputError: a name is no module of the model, or no such segment; nothing was changed then.
+        InputError: a module or segment does not exist, or segments overlap; the model is not changed.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> apply_checkpoint(model, ["[0:2]"])
+    >>> model(torch.ones(4, 2)).sum().backward()
+    >>> model[0].weight.grad.shape
+    torch.Size([3, 2])
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}")
     if isinstance(fqns, str):
-        raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
+        raise InputError(f"fqns must be a list of module names, got one name; pass [{fqns!r}]")
     chosen = list(dict.fromkeys(fqns)) if isinstance(fqns, Iterable) else [fqns]
     if not all(isinstance(fqn, str) for fqn in chosen):
-        raise InputError(f"fqns={fqns!r}; expected a list of names of modules")
+        raise InputError(f"fqns must be a list of module names, got {fqns!r}")
     modules = dict(model.named_modules())
     segments: defaultdict[str, list[range]] = defaultdict(list)
     for fqn in chosen:
         container, segment = segment_of(fqn)
         if container not in modules:
-            raise InputError(f"checkpoint names {fqn!r}, which is no module of the model{close_to(fqn, modules)}")
+            raise InputError(f"checkpoint names {fqn!r}, but the model has no such module{close_to(fqn, modules)}")
         if segment is not None:
             _check_segment(fqn, modules[container], segment, segments[container])
             segments[container].append(segment)
     for fqn in {segment_of(fqn)[0]: fqn for fqn in chosen}.values():
         container, _ = segment_of(fqn)
         if container in segments and container in chosen:
-            raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; name one of them")
+            raise InputError(f"checkpoint names {fqn!r} and all of {container!r}; pass only one of them")
         forward = vars(modules[container]).get("forward")
         if isinstance(forward, partial) and forward.func in (checkpoint, _in_segments):
             raise InputError(f"{fqn!r} is checkpointed already")
@@ -169,14 +202,18 @@ _SEGMENT = re.compile(r"(?P<container>.*)\[(?P<first>\d+):(?P<end>\d+)\]")
 
 
 def segment_of(fqn: str) -> tuple[str, range | None]:
-    """A name, or the container of a segment and the numbers of its children."""
+    """Return the name of a module and None, or the container of a segment and the numbers of its children.
+
+    >>> segment_of("features.3"), segment_of("features[4:8]")
+    (('features.3', None), ('features', range(4, 8)))
+    """
     found = _SEGMENT.fullmatch(fqn)
     return (found["container"], range(int(found["first"]), int(found["end"]))) if found else (fqn, None)
 
 
 def _check_segment(fqn: str, container: nn.Module, segment: range, others: Iterable[range]) -> None:
     if type(container).forward is not nn.Sequential.forward:
-        raise InputError(f"checkpoint names {fqn!r}, but {type(container).__name__} is no nn.Sequential")
+        raise InputError(f"checkpoint names {fqn!r}, but a {type(container).__name__} is not an nn.Sequential")
     number = len(container._modules)
     if not segment or segment.stop > number:
         raise InputError(f"checkpoint names {fqn!r}, but the container has children 0 to {number - 1}")
@@ -185,7 +222,7 @@ def _check_segment(fqn: str, container: nn.Module, segment: range, others: Itera
 
 
 def _in_segments(container: nn.Module, segments: Sequence[range], x: Any) -> Any:
-    """The forward of an ``nn.Sequential`` with parts of it checkpointed."""
+    """Run the children of an ``nn.Sequential``, with its segments checkpointed."""
     children = list(container.children())
     segment_at = {segment.start: segment for segment in segments}
     place = 0
@@ -207,10 +244,10 @@ def _run(children: Iterable[nn.Module], x: Any) -> Any:
 
 
 def square_root(blocks: Sequence[LayerInfo]) -> list[str]:
-    """Names for ``apply_checkpoint``: of n blocks in an ``nn.Sequential`` about the square root of n segments.
+    """Return names for ``apply_checkpoint`` that cut n blocks of an ``nn.Sequential`` into about sqrt(n) segments.
 
-    Then about 2 sqrt(n) blocks' worth is kept at a time (Chen et al. 2016, https://arxiv.org/abs/1604.06174). Blocks in
-    other containers cannot be joined, and stand for themselves.
+    The memory kept at a time is then about 2 sqrt(n) blocks' worth (Chen et al. 2016, https://arxiv.org/abs/1604.06174).
+    Blocks in other containers cannot be joined; each is named alone.
     """
     names: list[str] = []
     for parent, group in groupby(blocks, key=lambda row: row.parent_info):
@@ -232,7 +269,7 @@ def square_root(blocks: Sequence[LayerInfo]) -> list[str]:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:
-    """Numbers in ascending order as ranges without gaps."""
+    """Yield ascending numbers as ranges without gaps."""
     first = 0
     for place in range(1, len(numbers) + 1):
         if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
@@ -241,7 +278,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[range]:
 
 
 def recomputed_macs(root: LayerInfo, fqns: Iterable[str]) -> int:
-    """Multiply-adds that checkpointing these modules and segments does again in each step."""
+    """Return the multiply-adds that checkpointing these modules and segments does again in each step."""
     names: set[str] = set()
     for fqn in fqns:
         container, segment = segment_of(fqn)

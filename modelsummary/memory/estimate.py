@@ -1,4 +1,4 @@
-"""``MemoryEstimate``: the memory of one step, as plain data."""
+"""``MemoryEstimate``: the memory of one step as plain data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CATEGORIES = ("params", "buffers", "optimizer_state", "grads", "inputs", "activa
 
 
 class TimelinePoint(NamedTuple):
-    """Memory while one operator runs.
+    """The memory in use while one operator runs.
 
     Attributes:
-        operator: its name.
-        fqn: of the module whose forward, or whose autograd nodes, ran it; ``""`` is the model, None outside of it.
+        operator: name of the operator.
+        fqn: name of the module whose forward or autograd nodes ran it; ``""`` is the model, None is outside of it.
         phase: ``"forward"``, ``"backward"`` or ``"step"``.
-        held: bytes that live, by category in the order of ``CATEGORIES``.
+        held: bytes alive by category, in the order of ``CATEGORIES``.
     """
 
     operator: str
@@ -31,29 +31,37 @@ class TimelinePoint(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes that live."""
+        """All bytes alive."""
         return sum(self.held)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a training step (or of an inference) in its steady state: the optimizer has its state already.
+    """The memory of a training step, or of an inference, in bytes.
+
+    The step is in its steady state: the optimizer already has its state.
 
     Attributes:
         mode: ``"train"`` or ``"inference"``.
-        device: whose kernels were chosen.
-        optimizer: its class, or None.
-        params, buffers: of the model, storages counted once; a tensor in a plain attribute is a buffer.
-        grads: of the parameters, at the end of the backward.
-        optimizer_state: what the optimizer keeps.
-        inputs: tensors that the model is given.
+        device: device whose kernels were chosen.
+        optimizer: class name of the optimizer, or None.
+        params, buffers: storages of the model, each counted once; a tensor in a plain attribute is a buffer.
+        grads: gradients of the parameters at the end of the backward.
+        optimizer_state: tensors that the optimizer keeps between steps.
+        inputs: tensors in the inputs.
         activations: storages that the forward keeps for the backward, without parameters, buffers and inputs.
-        held_after_forward: everything that lives when the forward has ended, its result included.
-        peak: the most that lives at a time.
-        timeline: what lives while each operator runs.
-        recomputed_macs: multiply-adds that activation checkpointing, where asked for, does again in the backward.
-        execution: ``"shape"``: without data; ``"real"``: the step ran, and ``notes`` say why.
-        notes: what was assumed.
+        held_after_forward: all bytes alive at the end of the forward, its result included.
+        peak: largest number of bytes alive at one time.
+        timeline: bytes alive while each operator runs.
+        recomputed_macs: multiply-adds that activation checkpointing does again in the backward.
+        execution: ``"shape"``: the step ran without data; ``"real"``: it ran on data, for the reason in ``notes``.
+        notes: assumptions of the estimate.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> memory = Statistics(nn.Linear(4, 8), (16, 4)).memory(optimizer="adamw")
+    >>> memory.params, memory.grads, memory.inputs
+    (160, 160, 256)
     """
 
     mode: str
@@ -78,10 +86,10 @@ class MemoryEstimate:
         return next(point for point in self.timeline if point.total == self.peak)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the bytes that live over the operators of the step, by category, with matplotlib.
+        """Draw the bytes alive at each operator of the step, by category, with matplotlib.
 
         Args:
-            ax: where to draw; default: new axes.
+            ax: axes to draw into; None: new axes.
 
         Returns:
             The axes.
@@ -108,7 +116,7 @@ class MemoryEstimate:
         return axes
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures without the timeline, for JSON."""
+        """Return the figures without the timeline as a dict that can be written as JSON."""
         point = self.peak_at
         figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "timeline"}
         return {**figures, "peak_at": {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}}
@@ -132,11 +140,11 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class MemoryMeasurement:
-    """What a real step took, and what was predicted of it; bytes.
+    """The measured and the predicted memory of one step, in bytes.
 
     Attributes:
-        held_after_forward, peak: measured, parameters, buffers, inputs and optimizer state included.
-        predicted: the estimate of the same step.
+        held_after_forward, peak: measured bytes; parameters, buffers, inputs and optimizer state included.
+        predicted: estimate of the same step.
     """
 
     held_after_forward: int

@@ -1,4 +1,4 @@
-"""What fits: the modules to recompute for a budget of memory, and the largest batch."""
+"""Fitting a step into memory: the modules to recompute for a budget, and the largest batch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["largest", "max_batch_size", "suggest_checkpoint"]
 def suggest_checkpoint(
     live: LiveModel, root: LayerInfo, budget_bytes: int | str, plan: StepPlan, by: str = "macs"
 ) -> CheckpointPlan:
-    """Return which repeated blocks to recompute so that the peak of a step is at most ``budget_bytes``.
+    """Return the repeated blocks to recompute so that the peak of a step is at most ``budget_bytes``.
 
-    What each block saves is simulated, blocks that are alike once; the choice is exact for these figures, and the step
-    with it is simulated at the end.
+    The saving of each block is simulated once for all equal blocks. The choice is exact for these savings, and the step
+    with the chosen blocks is simulated to check it.
 
     Raises:
         InputError: ``budget_bytes`` is unusable, or recomputing all blocks does not suffice.
@@ -39,9 +39,9 @@ def suggest_checkpoint(
     budget_bytes = parse_bytes(budget_bytes, "budget_bytes")
     check_initialized(live)
     if plan.checkpoint:
-        raise InputError("suggest_checkpoint chooses the modules itself; leave checkpoint= out")
+        raise InputError("suggest_checkpoint chooses the modules to recompute; leave out checkpoint=")
     if by not in ("macs", "latency") or (by == "latency" and root.estimated_latency_ms is None):
-        raise InputError(f"by={by!r}; expected 'macs', or 'latency' once estimate_latency() predicted it")
+        raise InputError(f"by must be 'macs', or 'latency' once estimate_latency() predicted it, got {by!r}")
     rows = blocks_of(root)
     fqns = [row.fqn for row in rows]
 
@@ -65,15 +65,15 @@ def suggest_checkpoint(
         if numbers is None:
             raise InputError(
                 f"budget_bytes={budget_bytes:,} is too little: with all {len(rows)} blocks recomputed a step takes "
-                f"{peak:,} bytes; take a smaller batch"
+                f"{peak:,} bytes; pass a larger budget or a smaller batch"
             )
-        needed = [each + max(peak - budget_bytes, 1) for each in needed]  # the figures were too hopeful
+        needed = [each + max(peak - budget_bytes, 1) for each in needed]  # the savings were too optimistic
 
 
 def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> int:
-    """Return the largest batch whose peak is at most ``memory_bytes``; 0 if there is none.
+    """Return the largest batch size whose peak is at most ``memory_bytes``; 0 if there is none.
 
-    The peak is nearly linear in the batch: two estimates give a guess, which estimates around it then settle.
+    The peak is nearly linear in the batch size, so two estimates give a guess and estimates around it confirm it.
 
     Raises:
         InputError: ``memory_bytes`` is unusable, no input has a batch dimension, or the forward needs values.
@@ -90,7 +90,7 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
     def peak(batch: int) -> int:
         return simulate_step(live.model, call.with_batch(dim, recorded, batch), plan)[0].peak
 
-    def peak_from_two(batch: int) -> int:  # batch normalisation in training takes no batch of one
+    def peak_from_two(batch: int) -> int:  # batch normalisation in training rejects a batch of one
         try:
             return peak(batch)
         except ValueError:
@@ -107,13 +107,17 @@ def _work_of(row: LayerInfo, by: str) -> int:
 
 
 def _looks(row: LayerInfo) -> tuple[Any, ...]:
-    """Blocks that are equal in this save the same."""
+    """Return the properties of a block that decide its saving."""
     inside = tuple((each.class_name, str(each.input_size), each.macs) for each in row.walk())
     return row.num_params, inside
 
 
 def largest(peak: Callable[[int], int], limit: int) -> int:
-    """The largest n >= 1 with ``peak(n) <= limit``, for a peak that grows with n; 0 if there is none."""
+    """Return the largest n >= 1 with ``peak(n) <= limit``, for a peak that grows with n; 0 if there is none.
+
+    >>> largest(lambda n: 100 + 7 * n, limit=1000)
+    128
+    """
     known: dict[int, int] = {}
 
     def fits(number: int) -> bool:
@@ -124,7 +128,7 @@ def largest(peak: Callable[[int], int], limit: int) -> int:
     if not fits(1):
         return 0
     low, high = 1, 2
-    while fits(high):  # by the line through the last two, at least twice as far
+    while fits(high):  # extrapolate the line through the last two, at least doubling
         slope = max((known[high] - known[low]) / (high - low), 1)
         low, high = high, min(max(2 * high, int(high + (limit - known[high]) / slope) + 1), 64 * high)
     while high - low > 1:

@@ -1,4 +1,4 @@
-"""Measure the memory of a real step: events of torch's profiler on the CPU, statistics of the allocator on CUDA."""
+"""Measurement of a real step's memory: from torch's profiler on the CPU, from the allocator's statistics on CUDA."""
 
 from __future__ import annotations
 
@@ -33,24 +33,28 @@ _FORWARD = "modelsummary: forward"
 
 @dataclass(frozen=True)
 class Measured:
-    """What really lived, in bytes: when the forward had ended, and the most at a time."""
+    """The measured bytes alive at the end of the forward, and at the peak."""
 
     held_after_forward: int
     peak: int
 
 
 def measure(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryMeasurement:
-    """Measure a step, and predict the same one. Raises as ``measure_step`` and ``predict`` do."""
+    """Measure a step and predict the same step.
+
+    Raises:
+        InputError: ``plan`` chooses a device or a dtype; see also ``measure_step`` and ``predict``.
+    """
     check_initialized(live)
     if plan.device is not None or plan.dtype is not None:
-        raise InputError("memory is measured as the model is: device and dtype cannot be chosen")
+        raise InputError("memory is measured on the model's own device and dtype; leave out device and dtype")
     measured = measure_step(live.model, live.call, plan)
     predicted, _ = simulate(live, root, plan)
     return MemoryMeasurement(measured.held_after_forward, measured.peak, predicted)
 
 
 def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measured:
-    """Run two steps of ``model`` for real and measure the second; everything is afterwards as before.
+    """Run two steps of ``model`` on data and measure the second; model and inputs are untouched afterwards.
 
     Raises:
         InputError: the model has no values, or is on a device whose memory cannot be measured.
@@ -62,7 +66,7 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
         with Operators(Uncounted(), execution):
-            step.run()  # what it writes is saved, to be put back; the optimizer has its state
+            step.run()  # saves all that a step writes, to restore it later; gives the optimizer its state
         if not plan.accumulates:
             step.forget_gradients()
         gc.collect()
@@ -72,7 +76,7 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
 
 
 class _RealStep:
-    """Forward, backward and optimizer step, in parts that can be measured."""
+    """A training step or a forward, in parts that can be measured."""
 
     def __init__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, device: torch.device
@@ -85,18 +89,18 @@ class _RealStep:
         self._kept: Any = None
 
     def run(self) -> None:
-        """A whole step."""
+        """Run the whole step."""
         self.forward()
         self.rest()
 
     def forward(self) -> None:
-        """Forward and loss."""
+        """Run forward and loss."""
         with casting(self._plan.autocast, self._device):
             output = self._model(*self._args, **self._kwargs)
             self._kept = output, loss_of(output, self._plan.loss) if self._plan.train else None
 
     def rest(self) -> None:
-        """Backward and optimizer step, while the output lives as it does in a training loop."""
+        """Run backward and optimizer step; the output stays alive, as it does in a training loop."""
         loss = self._kept[1]
         if loss is not None:
             loss.backward()
@@ -105,12 +109,12 @@ class _RealStep:
         self._kept = None
 
     def forget_gradients(self) -> None:
-        """As ``zero_grad`` does."""
+        """Set all gradients to None, as ``zero_grad`` does."""
         for parameter in self._trained:
             parameter.grad = None
 
     def storages(self) -> dict[int, Any]:
-        """What lives before a step."""
+        """Return the storages alive before a step, by address."""
         state = self._optimizer.state.values() if self._optimizer is not None else ()
         own = tensors_of([list(each.values()) for each in state])
         grads = [each.grad for each in self._trained if each.grad is not None]

@@ -1,4 +1,4 @@
-"""What one step does, and how a user says it."""
+"""The plan of one step, made from the user's options."""
 
 from __future__ import annotations
 
@@ -28,22 +28,29 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 class StepOptions(TypedDict, total=False):
-    """The options of a step, by keyword; each may be left out.
+    """The keyword options of a step, all of them optional.
 
     Attributes:
         optimizer: ``"sgd"``, ``"sgd-momentum"``, ``"adam"``, ``"adamw"``, ``"adafactor"``, a class of ``torch.optim``,
-            or an instance, whose settings are taken; None: no step.
-        dtype: floating point dtype of parameters, buffers and inputs; None: as they are.
-        device: whose kernels to choose; None: the model's, the CPU for a model on meta.
-        loss: of the model's result, a scalar; None: its ``loss`` if it has one, else the sum of its tensors.
+            or an instance, whose class and settings are used. Default: None, no optimizer step.
+        dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
+        device: device whose kernels to choose. Default: None, the model's device, or the CPU for a model on meta.
+        loss: function from the model's result to a scalar. Default: None, the result's ``loss`` if it has one, else the
+            sum of its tensors.
         checkpoint: FQNs of modules to run under activation checkpointing, or segments of an ``nn.Sequential``, as
-            ``apply_checkpoint`` takes them; ``"every"``: all repeated blocks; ``"sqrt"``: of n repeated blocks in an
-            ``nn.Sequential`` about sqrt(n) segments.
-        autocast: floating point dtype of ``torch.autocast`` around the forward and the loss; None: none.
-        accumulates: gradients of earlier micro-batches are there already. Default: False.
-        block_bytes: the allocator rounds sizes up to a multiple of this; None: 512 on CUDA, else 1.
+            ``apply_checkpoint`` takes them; ``"every"``: all repeated blocks; ``"sqrt"``: about sqrt(n) segments of n
+            repeated blocks in an ``nn.Sequential``. Default: None, no checkpointing.
+        autocast: floating point dtype of ``torch.autocast`` around forward and loss. Default: None, no autocast.
+        accumulates: gradients of earlier micro-batches already exist. Default: False.
+        block_bytes: the allocator rounds sizes up to a multiple of this. Default: None, 512 on CUDA, else 1.
         workspaces: count what operators allocate for themselves while they run, as far as ``calibrate`` measured it.
             Default: True.
+
+    >>> from modelsummary import Statistics
+    >>> options: StepOptions = {"optimizer": "adamw", "dtype": torch.bfloat16}
+    >>> memory = Statistics(nn.Linear(4, 8), (16, 4)).memory(**options)
+    >>> memory.optimizer, memory.params
+    ('AdamW', 80)
     """
 
     optimizer: OptimizerLike | None
@@ -59,11 +66,11 @@ class StepOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does.
+    """The plan of one step.
 
     Attributes:
-        train: forward, backward and optimizer step; else a forward without gradients.
-        make_optimizer: from the parameters that are trained; None: no step.
+        train: True: forward, backward and optimizer step; False: a forward without gradients.
+        make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``StepOptions``.
         checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
     """
@@ -81,31 +88,32 @@ class StepPlan:
 
 
 def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
-    """Return the plan of a step as a user described it.
+    """Return the plan of a step with the user's options.
 
     Args:
         mode: ``"train"``, or ``"inference"``: a forward without gradients.
-        root: of the model, whose repeated blocks ``checkpoint="every"`` and ``"sqrt"`` mean.
+        options: the user's options, see ``StepOptions``.
+        root: root of the tree, for the repeated blocks of ``checkpoint="every"`` and ``"sqrt"``.
 
     Raises:
         InputError: an option is unknown, or its value is unusable.
     """
     if mode not in ("train", "inference"):
-        raise InputError(f"mode={mode!r}; expected 'train' or 'inference'")
+        raise InputError(f"mode must be 'train' or 'inference', got {mode!r}")
     _check(options)
     checkpoint = options.get("checkpoint")
     if checkpoint in ("every", "sqrt"):
         blocks = blocks_of(root)
         checkpoint = [row.fqn for row in blocks] if checkpoint == "every" else square_root(blocks)
     if isinstance(checkpoint, str):
-        raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}], 'every', or 'sqrt'")
+        raise InputError(f"checkpoint must be a list of names, 'every' or 'sqrt', got one name; pass [{checkpoint!r}]")
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
-        raise InputError(f"checkpoint={checkpoint!r}; expected a list of names, 'every', 'sqrt', or None")
+        raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
     device = options.get("device")
     try:
         place = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
     return StepPlan(
         train=mode == "train",
         make_optimizer=_optimizer(options.get("optimizer")) if mode == "train" else None,
@@ -124,14 +132,14 @@ def _check(options: Mapping[str, Any]) -> None:
     known = StepOptions.__annotations__
     for name in options:
         if name not in known:
-            raise InputError(f"{name!r} is no option of a step{close_to(name, known)}; known: {', '.join(known)}")
+            raise InputError(f"unknown option {name!r} of a step{close_to(name, known)}; known: {', '.join(known)}")
     for name in ("dtype", "autocast"):
         kind = options.get(name)
         if kind is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
-            raise InputError(f"{name}={kind!r}; expected a floating point torch.dtype")
+            raise InputError(f"{name} must be a floating point torch.dtype, got {kind!r}")
     block = options.get("block_bytes")
     if block is not None and (type(block) is not int or block < 1):
-        raise InputError(f"block_bytes={block!r}; expected an integer >= 1")
+        raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")
 
 
 def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
@@ -144,6 +152,6 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         return optimizer
     raise InputError(
-        f"optimizer={optimizer!r:.80}; expected one of {', '.join(map(repr, OPTIMIZERS))}, a class of torch.optim, or "
-        "an instance"
+        f"optimizer must be one of {', '.join(map(repr, OPTIMIZERS))}, a class of torch.optim or an instance, "
+        f"got {optimizer!r:.80}"
     )

@@ -1,4 +1,4 @@
-"""The drop-in for torchinfo: ``summary`` with its arguments, its result and its exceptions."""
+"""The drop-in for torchinfo: ``summary`` with torchinfo's arguments, result and exceptions."""
 
 from modelsummary.torchinfo.drop_in import SummaryStatistics, clear_cached_forward_pass, summary
 from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Units, Verbosity

@@ -1,4 +1,4 @@
-"""``summary``: the signature, the table and the result of torchinfo, over what ``Statistics`` records."""
+"""``summary``: torchinfo's signature, table and result, made from what ``Statistics`` records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def summary(
     input_size: Sequence[Any] | None = None,
     input_data: Any = None,
     batch_dim: int | None = None,
-    cache_forward_pass: bool | None = None,  # noqa: ARG001 - torchinfo has it
+    cache_forward_pass: bool | None = None,  # noqa: ARG001 - an argument of torchinfo
     col_names: Iterable[str] | None = None,
     col_width: int = 25,
     depth: int = 3,
@@ -49,31 +49,49 @@ def summary(
 ) -> SummaryStatistics:
     """Print the table of a model as torchinfo does, and return the statistics.
 
-    It takes what ``torchinfo.summary`` takes; docs/torchinfo.md names the figures that differ. The model is afterwards
-    as it was, and where it was.
+    Take the arguments of ``torchinfo.summary``; docs/torchinfo.md names the figures that differ. The model is untouched
+    afterwards and stays on its device.
 
     Args:
         model: the model.
-        input_size: one size or a sequence of sizes, the batch included. Without ``input_size`` and ``input_data``
-            there is no forward: names and parameters only.
+        input_size: one size or a sequence of sizes, including the batch. Without ``input_size`` and ``input_data`` the
+            model does not run, and the table shows names and parameters only.
         input_data: a tensor or an array; a list or tuple of the forward's positional arguments; a mapping of its
             keyword arguments.
-        batch_dim: insert a batch of one there into each of ``input_size``.
-        cache_forward_pass: accepted; a run on shapes costs little, and none is kept.
-        col_names: columns, see ``ColumnSettings``; default: ``output_size`` and ``num_params``.
-        col_width: characters of each column but the first.
-        depth: deepest level shown; the parameters and mult-adds of what is below are added to it.
-        device: accepted; the model runs on shapes, and, where that is impossible, on its own device.
-        dtypes: dtype of each size; default: that of the model's first floating point parameter.
-        mode: ``"eval"`` (default) or ``"train"`` while it runs; ``"same"``: every module in its own mode.
-        row_settings: see ``RowSettings``; default: ``depth``.
-        verbose: 0 prints nothing, 1 the table, 2 also every parameter. Default: 1; 0 in an interactive session, which
-            prints what is returned.
+        batch_dim: dimension at which a batch of one is inserted into each of ``input_size``. Default: None, no change.
+        cache_forward_pass: ignored; a run on shapes is cheap and is never cached.
+        col_names: columns, see ``ColumnSettings``. Default: ``output_size`` and ``num_params``.
+        col_width: width of each column but the first, in characters. Default: 25.
+        depth: deepest level shown, which includes the parameters and mult-adds below it. Default: 3.
+        device: checked, then ignored; the model runs on shapes, or on its own device if it needs values.
+        dtypes: dtype of each size. Default: the dtype of the model's first floating point parameter.
+        mode: ``"eval"`` (default) or ``"train"`` during the run; ``"same"`` leaves each module in its own mode.
+        row_settings: see ``RowSettings``. Default: ``depth``.
+        verbose: 0 prints nothing, 1 the table, 2 also each parameter. Default: 1, but 0 in an interactive session,
+            which prints the returned value.
         **kwargs: further keyword arguments of the forward.
+
+    Returns:
+        The statistics, which print as torchinfo's table.
 
     Raises:
         InputError: an argument is unusable; it is a ``ValueError``, a ``TypeError`` and a ``RuntimeError``.
         ForwardError: the forward raised; it is a ``RuntimeError``.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    >>> stats = summary(model, (1, 4), col_width=14, verbose=1)
+    ====================================================================
+    Layer (type:depth-idx)                   Output Shape   Param #
+    ====================================================================
+    Sequential                               [1, 8]         --
+    ├─Linear: 1-1                            [1, 8]         40
+    ├─ReLU: 1-2                              [1, 8]         --
+    ====================================================================
+    Total params: 40
+    ...
+    >>> stats.total_params, stats.total_mult_adds
+    (40, 32)
     """
     with_input = input_size is not None or input_data is not None
     if not isinstance(model, nn.Module):
@@ -92,7 +110,7 @@ def summary(
     )
     _check(verbose, col_width, depth, device)
     if input_size is not None and input_data is not None:
-        raise InputError("input_size and input_data are both given; pass one of them")
+        raise InputError("input_size and input_data are both given; pass only one of them")
     run = Mode.EVAL if mode is None else _member(Mode, mode, "mode")
     if input_size is not None:
         sizes = _sizes(input_size)
@@ -108,16 +126,16 @@ def summary(
 
 
 def clear_cached_forward_pass() -> None:
-    """Do nothing: no run is kept. torchinfo has this function."""
+    """Do nothing, as no run is cached; torchinfo has this function."""
 
 
 class SummaryStatistics(Statistics):
-    """What ``summary`` returns: ``ModelStatistics`` that prints torchinfo's table, with torchinfo's attributes added.
+    """``ModelStatistics`` printed as torchinfo's table, with torchinfo's attributes; the result of ``summary``.
 
     Attributes:
-        summary_list: the rows of the table, hidden ones and the model included, see ``SummaryRow``.
-        input_size: size of every tensor in the input, in the structure it was passed in.
-        formatting: ``FormattingOptions``; what is changed there counts at the next ``print``.
+        summary_list: rows of the table, including hidden rows and the model, see ``SummaryRow``.
+        input_size: size of every tensor in the input, in the structure of the input.
+        formatting: ``FormattingOptions``; changes take effect at the next ``print``.
     """
 
     summary_list: list[SummaryRow]  # type: ignore[assignment]
@@ -150,17 +168,17 @@ class SummaryStatistics(Statistics):
 
     @property
     def total_params(self) -> int:
-        """Elements of all parameters, a tied one counted once, without those that are pruned."""
+        """Elements of all parameters that are not pruned; a tied parameter counts once."""
         return super().total_params - self._pruned.params
 
     @property
     def trainable_params(self) -> int:
-        """Elements of the parameters with ``requires_grad``, without those that are pruned."""
+        """Elements of the parameters with ``requires_grad`` that are not pruned."""
         return super().trainable_params - self._pruned.trainable
 
     @property
     def total_param_bytes(self) -> int:
-        """Bytes of all parameters by their dtype, without those that are pruned."""
+        """Bytes of all parameter elements that are not pruned, by each parameter's dtype."""
         return super().total_param_bytes - self._pruned.bytes
 
     @property
@@ -205,7 +223,7 @@ def _member(kind: type[_Settings], name: str, argument: str) -> _Settings:
 
 def _listed(names: Iterable[str], argument: str) -> Iterable[str]:
     if isinstance(names, str) or not isinstance(names, Iterable):
-        raise InputError(f"{argument}={names!r} is no list of names")
+        raise InputError(f"{argument} must be a list of names, got {names!r}")
     return names
 
 
@@ -221,32 +239,32 @@ def _columns(names: Iterable[str] | None, with_input: bool) -> tuple[ColumnSetti
 
 def _check(verbose: int, col_width: int, depth: int, device: torch.device | str | None) -> None:
     if verbose not in tuple(Verbosity):
-        raise InputError(f"verbose={verbose!r}; expected 0 (nothing), 1 (the table) or 2 (with every parameter)")
+        raise InputError(f"verbose must be 0 (nothing), 1 (the table) or 2 (with every parameter), got {verbose!r}")
     if type(col_width) is not int or col_width <= 0:
-        raise InputError(f"col_width={col_width!r}; expected characters, at least 1")
+        raise InputError(f"col_width must be an integer >= 1, got {col_width!r}")
     if type(depth) is not int or depth < 0:
-        raise InputError(f"depth={depth!r} is no level of the tree; expected an integer >= 0")
+        raise InputError(f"depth must be an integer >= 0, got {depth!r}")
     if device is not None:
         try:
             torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+            raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
 
 
 def _sizes(input_size: Any) -> list[Any]:
-    """One size or several as a list of them."""
+    """Return one or several sizes as a list of sizes."""
     if not isinstance(input_size, (list, tuple)):
-        raise InputError(f"input_size={input_size!r}; expected a size such as (1, 3, 224, 224), or a list of sizes")
+        raise InputError(f"input_size must be a size such as (1, 3, 224, 224), or a list of sizes, got {input_size!r}")
     sizes = [input_size] if all(isinstance(each, int) for each in input_size) else input_size
     if not all(isinstance(size, (list, tuple)) for size in sizes):
-        raise InputError(f"input_size={input_size!r} holds something that is no size; expected sizes only")
+        raise InputError(f"input_size must be one size or hold only sizes, got {input_size!r}")
     if not input_size or any(number <= 0 for size in sizes for number in size):
-        raise InputError(f"input_size={input_size!r} is empty, or holds a number below 1")
+        raise InputError(f"input_size must not be empty, and its numbers must be >= 1, got {input_size!r}")
     return [tuple(size) if size is input_size else size for size in sizes]
 
 
 def _sizes_in(data: Any) -> Any:
-    """``data`` with the size of each tensor or array in its place, mappings as dicts."""
+    """Return ``data`` with each tensor or array replaced by its size, and each mapping by a dict."""
     if isinstance(data, Tensor):
         return data.size()
     if is_array(data):
@@ -259,17 +277,17 @@ def _sizes_in(data: Any) -> Any:
 
 
 def _arguments(input_data: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What to call forward with: a tuple of positional arguments or a dict, and the keyword arguments."""
+    """Return the forward's positional arguments as a tuple, or its arguments as a dict, and the keyword arguments."""
     if isinstance(input_data, Mapping):
         return dict(input_data), kwargs
     return tuple(input_data) if isinstance(input_data, (list, tuple)) else (input_data,), kwargs
 
 
 def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -> CallArguments | None:
-    """The call of the model, with the inputs where the model is."""
+    """Return the call of the model, with the inputs on the model's device."""
     devices = {tensor.device for tensor in tensors_of_modules(modules_of(model))}
     place = next(iter(devices)) if len(devices) == 1 else None
-    positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are no sizes
+    positional = isinstance(data, tuple) and not any(map(is_array, data))  # numbers in it are arguments, not sizes
     first, others = (None, data) if positional else (data, ())
     facts = {"batch_dim": None, "dtypes": None, **options}
     return call_arguments(unwrap(model), first, others, kwargs, device=place, **facts)
@@ -280,7 +298,7 @@ def _call(model: nn.Module, data: Any, kwargs: dict[str, Any], **options: Any) -
 
 @contextmanager
 def _in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
-    """The model in this mode; afterwards every module in its own, as a frozen BatchNorm needs it."""
+    """Run the body with the model in ``mode``, then restore the mode of each module, such as a frozen BatchNorm."""
     modes = [(module, module.training) for module in modules_of(model)]
     try:
         if mode != Mode.SAME:
@@ -293,6 +311,6 @@ def _in_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
 
 
 def _check_output(module: nn.Module, _args: Any, output: Any) -> None:
-    """A layer that gives a text or a class is a mistake in the model: there is nothing to show."""
+    """Raise ``TypeError`` if a module returns a text or a class, which have no size."""
     if isinstance(output, (str, bytes, type)):
         raise TypeError(f"{type(module).__name__} returns {output!r:.80}; expected tensors, or a structure of them")

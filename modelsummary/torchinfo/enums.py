@@ -1,4 +1,4 @@
-"""The names ``summary`` takes for columns, rows, modes and units; the plain strings do as well."""
+"""The names that ``summary`` accepts for columns, rows, modes and units; plain strings work as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ __all__ = ["ColumnSettings", "Mode", "RowSettings", "Units", "Verbosity"]
 
 @unique
 class ColumnSettings(str, Enum):
-    """Columns of the table of ``summary``."""
+    """Columns of the table of ``summary``.
+
+    >>> ColumnSettings("mult_adds") is ColumnSettings.MULT_ADDS
+    True
+    """
 
     KERNEL_SIZE = "kernel_size"
     GROUPS = "groups"
@@ -25,7 +29,11 @@ class ColumnSettings(str, Enum):
 
 @unique
 class RowSettings(str, Enum):
-    """What the rows of the table of ``summary`` show."""
+    """Parts and selection of the rows in the table of ``summary``.
+
+    ``DEPTH`` numbers the rows, ``VAR_NAMES`` adds the attribute name of each module, ``ASCII_ONLY`` draws the tree
+    without box-drawing characters, and ``HIDE_RECURSIVE_LAYERS`` leaves out repeated rows.
+    """
 
     DEPTH = "depth"
     VAR_NAMES = "var_names"
@@ -35,7 +43,7 @@ class RowSettings(str, Enum):
 
 @unique
 class Mode(str, Enum):
-    """Mode the model runs in: ``SAME`` leaves every module in its own."""
+    """Mode in which the model runs; ``SAME`` leaves each module in its own mode."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -44,7 +52,7 @@ class Mode(str, Enum):
 
 @unique
 class Verbosity(IntEnum):
-    """What ``summary`` prints: nothing, the table, or the table with every parameter."""
+    """Amount that ``summary`` prints: nothing, the table, or the table with every parameter."""
 
     QUIET = 0
     DEFAULT = 1

@@ -1,4 +1,4 @@
-"""torchinfo's table, to the character: how wide, which cells, what stands below."""
+"""torchinfo's table, to the character: widths, cells and totals."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _INDENT = 5
 
 @dataclass
 class FormattingOptions:
-    """How the table of ``summary`` is printed; what is set here counts at the next ``print``.
+    """The format of ``summary``'s table; changes take effect at the next ``print``.
 
     Attributes:
         max_depth: deepest level shown.
         verbose: 2 lists every parameter below its row.
         col_names: columns, in this order.
-        col_width: characters of each column but the first.
-        row_settings: what the four flags below were set from.
-        ascii_only, show_var_name, show_depth, hide_recursive_layers: what rows show, and which.
-        params_count_units: prefix of the numbers of parameters below the table; in full by default.
-        params_size_units: prefix of the sizes in bytes below the table; M by default.
-        macs_units: prefix of the mult-adds below the table; M, G or T by default.
-        layer_name_width: characters of the first column.
+        col_width: width of each column but the first, in characters.
+        row_settings: the settings that the four flags below are set from.
+        ascii_only, show_var_name, show_depth, hide_recursive_layers: flags, see ``RowSettings``.
+        params_count_units: prefix of the numbers of parameters below the table. Default: none, full numbers.
+        params_size_units: prefix of the sizes in bytes below the table. Default: M.
+        macs_units: prefix of the mult-adds below the table. Default: M, G or T, by size.
+        layer_name_width: width of the first column, in characters.
     """
 
     max_depth: int
@@ -66,7 +66,7 @@ class FormattingOptions:
 
     @property
     def params_units(self) -> Units:
-        """``params_count_units`` under the name it had in torchinfo 1.8."""
+        """``params_count_units`` under its name in torchinfo 1.8."""
         return self.params_count_units
 
     @params_units.setter
@@ -74,36 +74,36 @@ class FormattingOptions:
         self.params_count_units = units
 
     def set_layer_name_width(self, rows: Sequence[SummaryRow]) -> None:
-        """Make the first column as wide as the longest name, hidden ones included, in steps of five."""
+        """Widen the first column to the longest name, including hidden rows, in steps of five characters."""
         names = (row.get_layer_name(self.show_var_name, self.show_depth) for row in rows)
         longest = max((row.depth * _INDENT + 1 + len(name) for row, name in zip(rows, names, strict=True)), default=0)
         if longest >= self.layer_name_width:
             self.layer_name_width = math.ceil(longest / _INDENT) * _INDENT
 
     def get_total_width(self) -> int:
-        """Characters of a line."""
+        """Return the width of a line in characters."""
         return self.layer_name_width + self.col_width * len(self.col_names)
 
     def get_start_str(self, depth: int) -> str:
-        """What stands before the name of a row of this depth."""
+        """Return the tree branch before the name of a row at this depth."""
         if not depth:
             return ""
         stem, branch, last = ("|    ", "+ ", "+ ") if self.ascii_only else ("│    ", "├─", "└─")
         return branch if depth == 1 else stem * (depth - 1) + last
 
     def format_row(self, layer_name: str, row_values: Mapping[ColumnSettings, str]) -> str:
-        """One line, with its end."""
+        """Return one line of the table, with the newline."""
         cells = [f"{row_values.get(column, ''):<{self.col_width}}" for column in self.col_names]
         return " ".join([f"{layer_name:<{self.layer_name_width}}", *cells]).rstrip() + "\n"
 
     def header_row(self) -> str:
-        """The line of titles."""
+        """Return the line of titles."""
         var_name = " (var_name)" if self.show_var_name else ""
         depth = ":depth-idx" if self.show_depth else ""
         return self.format_row(f"Layer (type{var_name}{depth})", HEADER_TITLES)
 
     def layers_to_str(self, rows: Sequence[SummaryRow], total_params: int) -> str:
-        """The lines of the rows that are shown."""
+        """Return the lines of the rows that are shown."""
         return "".join(
             line
             for row in rows
@@ -144,8 +144,8 @@ class SummaryTotals:
     """The figures below the table: elements, multiply-adds and bytes.
 
     Attributes:
-        pass_bytes: outputs of calls of layers with parameters, and as much again for their gradients.
-        notes: lines of their own below the sizes.
+        pass_bytes: twice the outputs of calls of layers with parameters, for activations and gradients.
+        notes: lines below the sizes.
     """
 
     params: int
@@ -158,7 +158,7 @@ class SummaryTotals:
 
 
 def render_summary(rows: Sequence[SummaryRow], totals: SummaryTotals, options: FormattingOptions, *, ran: bool) -> str:
-    """The table with its totals; without a run (``ran`` False) those of parameters only."""
+    """Return the table with its totals; with ``ran=False`` (without a forward), only totals of parameters."""
     rule = "=" * options.get_total_width()
     numbers = {
         "Total params": totals.params,

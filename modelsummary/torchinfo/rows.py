@@ -1,4 +1,4 @@
-"""The rows of torchinfo's table: the calls in the order in which they ran, made from a LayerInfo tree."""
+"""The rows of torchinfo's table, made from a LayerInfo tree: calls in the order in which they ran."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _RECURSIVE = "(recursive)"
 
 @dataclass(eq=False, repr=False)
 class SummaryRow:
-    """One row of the table of ``summary``, under the names that torchinfo's ``LayerInfo`` has.
+    """One row of ``summary``'s table, with the attributes of torchinfo's ``LayerInfo``.
 
     Attributes:
-        info: the ``LayerInfo`` behind the row, with everything that is known of the call.
+        info: the ``LayerInfo`` of the call, with all its facts.
         var_name: attribute under which the parent holds the module; the class name for the model.
-        depth: 0 for the model.
-        depth_index: running number among the rows of the same depth, from 1.
-        is_recursive: the module, or every parameter it owns, stands in an earlier row already.
-        is_leaf_layer: the module has no submodules.
-        kernel_size: as the module has it: an integer or a list of them; None where it has none.
-        num_params, trainable_params, param_bytes: of the module and its submodules, without what
-            ``torch.nn.utils.prune`` has masked; ``param_bytes`` by each parameter's dtype.
-        own_params, own_trainable_params: what the column of parameters adds up: of the module itself and of
-            submodules that have no row, each tensor in the first row that has it.
-        parent_info: the row of the module that made the call; None for the model.
-        children: the rows below this one, of all depths.
+        depth: level in the tree, 0 for the model.
+        depth_index: number of the row among the rows of its depth, from 1.
+        is_recursive: True if the module, or every parameter it owns, is in an earlier row.
+        is_leaf_layer: True if the module has no submodules.
+        kernel_size: the module's ``kernel_size``, an integer or a list of integers; None if it has none.
+        num_params, trainable_params, param_bytes: elements and bytes of the module and its submodules, without
+            elements masked by ``torch.nn.utils.prune``.
+        own_params, own_trainable_params: summands of the column of parameters: elements of the module itself and of
+            submodules without a row, each tensor in its first row.
+        parent_info: row of the module that made the call; None for the model.
+        children: rows below this one, of all depths.
     """
 
     info: LayerInfo
@@ -54,7 +54,7 @@ class SummaryRow:
 
     @property
     def class_name(self) -> str:
-        """Class of the module."""
+        """Class name of the module."""
         return self.info.class_name
 
     @property
@@ -69,22 +69,22 @@ class SummaryRow:
 
     @property
     def executed(self) -> bool:
-        """The module was called."""
+        """Return True if the module was called."""
         return self.info.executed
 
     @property
     def groups(self) -> int | None:
-        """Groups of a convolution; None where the module has none."""
+        """Groups of a convolution; None for other modules."""
         return self.info.groups
 
     @property
     def input_size(self) -> list[int]:
-        """Shape of the first tensor in the arguments; empty without one."""
+        """Shape of the first tensor in the arguments; empty if there is none."""
         return _shape(self.info.input_size)
 
     @property
     def output_size(self) -> list[int]:
-        """Shape of the first tensor in the result, or of the tensor a dict ends with; empty without one."""
+        """Shape of the first tensor in the result, or of the last tensor in a dict; empty if there is none."""
         size = self.info.output_size
         last = list(size.values())[-1] if isinstance(size, Mapping) and size else None
         return _shape(last if isinstance(last, list) else size)
@@ -96,7 +96,7 @@ class SummaryRow:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of the call, with those of the calls within it."""
+        """Multiply-adds of the call, including the calls inside it."""
         return self.info.macs
 
     @property
@@ -106,12 +106,12 @@ class SummaryRow:
 
     @property
     def contains_lazy_param(self) -> bool:
-        """A parameter of the module is not initialised."""
+        """Return True if a parameter of the module is not initialised."""
         return self.info.has_uninitialized
 
     @property
     def inner_layers(self) -> dict[str, dict[ColumnSettings, str]]:
-        """Cells of the parameters that ``verbose=2`` lists: of submodules, too, except for the model."""
+        """Cells of the parameters that ``verbose=2`` lists, including submodules except in the model's row."""
         counts = {name: (shape, count) for name, shape, count in self._parameters()}
         cells = {}
         for position, (name, (shape, count)) in enumerate(counts.items(), start=1):
@@ -122,8 +122,8 @@ class SummaryRow:
         return cells
 
     def _parameters(self) -> Iterator[tuple[str, list[int], int]]:
-        """Name, shape and number of elements."""
-        if self.module is None:  # unpickled: only its own are known
+        """Yield name, shape and number of elements of each parameter."""
+        if self.module is None:  # unpickled: only its own parameters are known
             known = ((name, shape) for name, shape in self.info.inner_layers.items() if shape is not None)
             yield from ((name, shape, _product(shape)) for name, shape in known)
             return
@@ -137,20 +137,20 @@ class SummaryRow:
             yield (name if mask is None else name.removesuffix("_orig")), shape, count
 
     def leftover_params(self) -> int:
-        """Parameters that no row below shows: the module's own, and those of submodules that have no row."""
+        """Return the number of parameters that no row below shows."""
         return self.own_params
 
     def leftover_trainable_params(self) -> int:
-        """Of ``leftover_params``, those with ``requires_grad``."""
+        """Return the number of ``leftover_params`` with ``requires_grad``."""
         return self.own_trainable_params
 
     def get_layer_name(self, show_var_name: bool, show_depth: bool) -> str:
-        """Class, with the variable name and the place in the tree on request."""
+        """Return the class name, optionally with the attribute name and the position in the tree."""
         name = f"{self.class_name} ({self.var_name})" if show_var_name and self.var_name else self.class_name
         return f"{name}: {self.depth}-{self.depth_index}" if show_depth and self.depth else name
 
     def num_params_to_str(self, reached_max_depth: bool) -> str:
-        """Cell of the parameters; in parentheses where all are frozen."""
+        """Return the cell of the parameters, in parentheses if all of them are frozen."""
         if not self.num_params:
             return "--"
         count = self._shown(reached_max_depth)
@@ -160,7 +160,7 @@ class SummaryRow:
         return f"({count:,})" if is_whole and not self.trainable_params else f"{count:,}"
 
     def params_percent(self, total_params: int, reached_max_depth: bool, precision: int = 2) -> str:
-        """Cell of the share in all parameters."""
+        """Return the cell with the share of all parameters."""
         nothing = "     --"
         if not total_params:
             return nothing
@@ -170,7 +170,7 @@ class SummaryRow:
         return f"{count / total_params:>{precision + 5}.{precision}%}"
 
     def macs_to_str(self, reached_max_depth: bool) -> str:
-        """Cell of the mult-adds: what ran in no row below."""
+        """Return the cell of the mult-adds, without rows below that are shown."""
         rows = [self, *self.children] if reached_max_depth else [self]
         count = sum(row.info.self_macs for row in rows)
         return f"{count:,}" if count else "--"
@@ -187,11 +187,16 @@ class SummaryRow:
 
 
 def summary_rows(root: LayerInfo) -> list[SummaryRow]:
-    """The rows of the tree below ``root`` as torchinfo lists them.
+    """Return the rows of the tree below ``root`` as torchinfo lists them.
 
-    After a run: calls in the order in which they began. A container that is never called itself stands before the
-    calls from it, again where others came between. Modules that did not run have no row; the row above counts their
-    parameters. Without a run: every module as often as it is registered.
+    After a run, rows are calls in the order in which they began. A container that is never called precedes the calls of
+    its children, and is repeated if other calls come between them. Modules that did not run have no row; the row above
+    counts their parameters. Without a run, each module is listed as often as it is registered.
+
+    >>> from modelsummary import Statistics
+    >>> root = Statistics(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (1, 4)).root
+    >>> [(row.class_name, row.depth, row.own_params) for row in summary_rows(root)]
+    [('Sequential', 0, 0), ('Linear', 1, 40), ('ReLU', 1, 0)]
     """
     rows = _ran(root) if root.executed else _registered(root)
     at_depth: dict[int, int] = {}
@@ -207,7 +212,7 @@ def summary_rows(root: LayerInfo) -> list[SummaryRow]:
 
 
 def _ran(root: LayerInfo) -> list[SummaryRow]:
-    """Calls, and containers where they are entered."""
+    """Return rows of calls, and of containers each time they are entered."""
     hidden = _hidden_shares(root)
     rows: list[SummaryRow] = []
     last: dict[int, SummaryRow] = {}  # by id of the LayerInfo
@@ -226,7 +231,7 @@ def _ran(root: LayerInfo) -> list[SummaryRow]:
                 del current[info.depth :]
                 current.append(info)
                 add(info)
-        for child in call.children:  # calls within TorchScript cannot be seen
+        for child in call.children:  # calls inside TorchScript cannot be seen
             for info in child.walk():
                 if info.note and not info.executed:
                     add(info)
@@ -234,7 +239,7 @@ def _ran(root: LayerInfo) -> list[SummaryRow]:
 
 
 def _join_occurrences(rows: list[SummaryRow]) -> None:
-    """Rows of a container that is entered again have one number there, the last, and are all ``(recursive)``."""
+    """Give all rows of a container that is entered again the last row's number, and mark them ``(recursive)``."""
     seen: dict[int, SummaryRow] = {}
     for row in reversed(rows):
         last = seen.setdefault(id(row.info), row)
@@ -244,7 +249,7 @@ def _join_occurrences(rows: list[SummaryRow]) -> None:
 
 
 def _registered(root: LayerInfo) -> list[SummaryRow]:
-    """The modules as they are registered, each time."""
+    """Return one row for each time a module is registered."""
     first: dict[int, LayerInfo] = {}
     for info in root.walk():
         first.setdefault(info.layer_id, info)
@@ -265,7 +270,7 @@ def _registered(root: LayerInfo) -> list[SummaryRow]:
 
 
 def _containers(call: LayerInfo) -> Iterator[LayerInfo]:
-    """The rows above a call up to the one it was made from: containers have no call of their own."""
+    """Yield the containers above a call, which are never called, up to the module that made the call."""
     above = call.parent_info
     while above is not None and not above.executed:
         yield above
@@ -273,7 +278,7 @@ def _containers(call: LayerInfo) -> Iterator[LayerInfo]:
 
 
 def _hidden_shares(root: LayerInfo) -> dict[int, list[LayerInfo]]:
-    """Rows that did not run, by the ``id`` of the nearest row above that did, or leads to one that did."""
+    """Return the rows without a row in the table, by the ``id`` of the nearest row above that has one."""
     shown: set[int] = set()
     for row in root.walk():
         if row.executed or row.note:
@@ -341,7 +346,7 @@ _NONE_PRUNED = _Pruned()
 
 
 def pruned(modules: Iterable[nn.Module]) -> _Pruned:
-    """What ``torch.nn.utils.prune`` has masked in the modules' own parameters: elements, of them trainable, bytes."""
+    """Return the elements, trainable elements and bytes that ``torch.nn.utils.prune`` masks in own parameters."""
     params = trainable = size = 0
     for module in modules:
         for name, parameter in module._parameters.items():
@@ -356,6 +361,6 @@ def pruned(modules: Iterable[nn.Module]) -> _Pruned:
 
 
 def _mask(module: nn.Module, name: str) -> Tensor | None:
-    """The mask of a pruned parameter: ``prune`` keeps ``weight`` as ``weight_orig`` beside a buffer ``weight_mask``."""
+    """Return the mask of a pruned parameter: ``prune`` turns ``weight`` into ``weight_orig`` and ``weight_mask``."""
     mask = module._buffers.get(f"{name.removesuffix('_orig')}_mask") if name.endswith("_orig") else None
     return None if mask is None or mask.is_meta else mask

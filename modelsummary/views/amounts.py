@@ -13,11 +13,11 @@ __all__ = ["ADDITIVE", "Amounts", "Unit", "find_amounts"]
 
 @dataclass(frozen=True)
 class Unit:
-    """How numbers of one kind are written in a picture: ``1.2 M``, ``3.4 MB``, ``5.60 ms``.
+    """The unit of the numbers in one picture: ``1.2 M``, ``3.4 MB``, ``5.60 ms``.
 
     Attributes:
-        kind: that of the columns: ``"count"``, ``"bytes"``, ``"ms"``, ``"percent"`` or ``"rate"``.
-        prefix: that the numbers are divided by; chosen from the largest.
+        kind: kind of the column: ``"count"``, ``"bytes"``, ``"ms"``, ``"percent"`` or ``"rate"``.
+        prefix: prefix of the unit, chosen from the largest number: ``""``, ``"K"``, ``"M"`` ...
     """
 
     kind: str
@@ -25,22 +25,26 @@ class Unit:
 
     @classmethod
     def of(cls, kind: str, largest: float) -> Unit:
-        """The unit for numbers up to ``largest``."""
+        """Return the unit for numbers up to ``largest``.
+
+        >>> Unit.of("bytes", 5_000_000).text(3_400_000)
+        '3.40 MB'
+        """
         return cls(kind, auto_prefix(largest) if kind in ("count", "bytes") else "")
 
     @property
     def factor(self) -> float:
-        """What a number is divided by."""
+        """The number by which a value is divided before it is written."""
         return 0.01 if self.kind == "percent" else PREFIXES[self.prefix]
 
     @property
     def symbol(self) -> str:
-        """``M``, ``MB``, ``ms``, or nothing."""
+        """``M``, ``MB``, ``ms``, or an empty string."""
         written = {"bytes": symbol(self.prefix, "B"), "count": self.prefix, "ms": "ms", "percent": "%"}
         return written.get(self.kind, "")
 
     def text(self, value: float) -> str:
-        """A number with its unit."""
+        """Return a number with its unit."""
         is_whole = self.kind in ("count", "bytes") and not self.prefix
         return f"{value / self.factor:,.{0 if is_whole else 2}f} {self.symbol}".strip()
 
@@ -50,9 +54,10 @@ class Amounts:
     """One amount of all rows of a tree.
 
     Attributes:
-        title: without unit.
-        own: row -> what belongs to no row below it.
-        total: row -> with everything below it; the sum of the own amounts there.
+        title: name of the amount, without its unit.
+        unit: unit in which the amounts are written.
+        own: row -> its amount without the rows below it.
+        total: row -> its amount with all rows below it, which is the sum of their own amounts.
     """
 
     title: str
@@ -62,11 +67,12 @@ class Amounts:
 
     @property
     def label(self) -> str:
-        """Title with its unit."""
+        """The title with its unit."""
         return f"{self.title} ({self.unit.symbol})" if self.unit.symbol else self.title
 
 
-_NAMES = {  # those of columns, those of split(by=...) and short ones; title, kind, attribute of the own part
+# names of columns, values of split(by=...) and short names -> title, kind, attribute of the own part
+_NAMES = {
     "params num_params total_params self_params": ("Parameters", "count", "self_params"),
     "trainable_params": ("Trainable parameters", "count", "self_trainable_params"),
     "params_bytes param_bytes": ("Size of parameters", "bytes", "self_params_bytes"),
@@ -96,24 +102,30 @@ ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.spl
 
 
 def find_amounts(root: LayerInfo, by: str) -> Amounts:
-    """The amount of this name, of all rows of the tree.
+    """Return the amount called ``by`` of all rows of the tree.
 
     Raises:
-        InputError: the name is unknown, the amount was not measured, or the model has nothing of it.
+        InputError: the name is unknown, the amount was not measured, or it is zero for the whole model.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).root
+    >>> find_amounts(root, "params").total[root]
+    9
     """
     if not isinstance(by, str) or by not in ADDITIVE:
-        raise InputError(f"by={by!r} is no amount that adds up over modules; expected one of: {', '.join(ADDITIVE)}")
+        raise InputError(f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}")
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())
     values = {row: getattr(row, attribute) for row in rows}
     if all(value is None for value in values.values()):
-        raise InputError(f"by={by!r}: not known yet; call {_FILLED_BY[attribute]} first")
+        raise InputError(f"by={by!r} was not measured; call {_FILLED_BY[attribute]} first")
     own: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
     total = dict(own)
     for row in reversed(rows):
         if row.parent_info is not None and row is not root:
             total[row.parent_info] += total[row]
     if not total[root]:
-        hint = "" if root.executed else "; pass an input to Statistics to have what a forward does"
-        raise InputError(f"by={by!r}: {root.class_name} has none of it{hint}")
+        hint = "" if root.executed else "; pass an input to Statistics to count what a forward does"
+        raise InputError(f"by={by!r} is 0 for all modules of {root.class_name}{hint}")
     return Amounts(title, Unit.of(kind, total[root]), own, total)

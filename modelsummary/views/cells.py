@@ -1,4 +1,4 @@
-"""The rows of a table and the text of its cells, for people: what every printed table shares."""
+"""The rows and the cell texts that all printed tables share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FITTING = 40
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What a table shows, and how.
+    """The rows and columns of a table, and their format.
 
     Attributes:
         columns: names from ``modelsummary.views.columns.COLUMNS``; None: shapes, parameters, mult-adds.
@@ -30,12 +30,12 @@ class TableOptions:
         fold: show consecutive siblings that are equal once, with their number. None: in printed tables of more than
             100 rows.
         branching: draw the tree; False prints fully qualified names.
-        var_names: print the attribute name of each module behind its class.
-        ascii_only: no box-drawing characters.
-        hide_recursive: leave out rows that stand, with all that is below them, in earlier rows already.
+        var_names: print the attribute name of each module after its class.
+        ascii_only: draw the tree without box-drawing characters.
+        hide_recursive: leave out rows whose modules, including all below them, are in earlier rows.
         all_shapes: print every tensor of an input or output, not only the first.
         units: prefix for the columns of counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...),
-            written into their headers; None: in full. The totals below the table choose theirs.
+            written into their headers. None: full numbers. The totals below the table choose their own prefix.
     """
 
     columns: Sequence[str] | None = None
@@ -68,12 +68,12 @@ class TableOptions:
 
 
 class Table(NamedTuple):
-    """A table as text, before it has a form.
+    """The texts of a table, before they are arranged in columns.
 
     Attributes:
-        headers: titles, that of the names first.
-        cells: the text of each row shown.
-        align: a letter for each column, ``l`` or ``r``.
+        headers: titles of the columns; the names of the layers come first.
+        cells: for each row shown, the text of each column.
+        align: one letter per column, ``l`` (left) or ``r`` (right).
     """
 
     headers: list[str]
@@ -94,10 +94,10 @@ class Table(NamedTuple):
 
 
 def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> Table:
-    """The rows of the tree below ``root`` that ``options`` show, as text.
+    """Return the rows that ``options`` select from the tree below ``root``, as text.
 
     Raises:
-        InputError: an unknown column.
+        InputError: a column is unknown.
     """
     columns = find_columns(options.columns, root, executed=executed, totals=bool(options.fold))
     cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
@@ -118,7 +118,7 @@ def rows_shown(root: LayerInfo, options: TableOptions) -> list[Shown]:
 
 
 class _Cells:
-    """Formats the cells of one table."""
+    """Formatter for the cells of one table."""
 
     def __init__(self, options: TableOptions, batch_dim: int | None, batch_size: int | None) -> None:
         self._options = options
@@ -216,12 +216,12 @@ class _Cells:
 
 
 def _is_repetition(row: LayerInfo) -> bool:
-    """The row and all below it stand in earlier rows already."""
+    """Return True if the modules of the row and of all rows below it are in earlier rows."""
     return all(each.is_recursive for each in row.walk())
 
 
 def _batch_size(root: LayerInfo, batch_dim: int | None) -> int | None:
-    """Size of the batch that ran: a dimension of another size at this place is no batch."""
+    """Return the size of the batch that ran; a dimension ``batch_dim`` of another size is not the batch."""
     shape = first_shape(root.input_size)
     if batch_dim is None or not isinstance(shape, list) or batch_dim >= len(shape):
         return None

@@ -1,7 +1,7 @@
 """Measured time and predicted memory as trace events, for Perfetto and ``chrome://tracing``.
 
-The format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are in
-microseconds.
+The format is described in "Trace Event Format",
+docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNTIMED = 1000  # ns from one operator to the next where no time was measured
 
 
 class Span(NamedTuple):
-    """When a row runs, in whole nanoseconds, so that parts add up exactly."""
+    """The time in which a row runs, in whole nanoseconds, so that parts add up exactly."""
 
     start: int
     duration: int
@@ -38,14 +38,16 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
     """Write the trace events of a tree to a file and return its path.
 
     Raises:
-        InputError: there is nothing to trace, ``memory`` is that of another model, or the file cannot be written.
+        InputError: there is nothing to trace, ``memory`` belongs to another model, or the file cannot be written.
     """
     if memory is not None and not isinstance(memory, MemoryEstimate):
-        raise InputError(f"memory={memory!r:.80} is no MemoryEstimate; pass what memory() returned")
+        raise InputError(f"memory must be a MemoryEstimate, as memory() returns it, got {memory!r:.80}")
     known = {None, *(row.fqn for row in root.walk())}
     strange = [point.fqn for point in (memory.timeline if memory is not None else ()) if point.fqn not in known]
     if strange:
-        raise InputError(f"memory is that of another model: this one has no module {strange[0]!r}")
+        raise InputError(
+            f"memory belongs to another model: this one has no module {strange[0]!r}; pass memory=stats.memory()"
+        )
     if memory is None and root.latency_ms is None:
         raise InputError("there is nothing to trace: call measure_latency() first, or pass memory=stats.memory()")
     text = json.dumps({"traceEvents": trace_events(root, memory), "displayTimeUnit": "ms"})
@@ -58,11 +60,11 @@ def write_trace(root: LayerInfo, path: str | PathLike[str], memory: MemoryEstima
 
 
 def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[dict[str, Any]]:
-    """Events of a forward, the backward after it if it was measured, and counters of memory.
+    """Return the events of a forward, of the backward after it if it was measured, and counters of memory.
 
-    The medians are laid end to end in printed order, in the backward the other way round; what a row does itself comes
-    after its children (before them in the backward). Memory stands at the modules whose operators need it, in steps of
-    a microsecond where they were not timed.
+    The median times are laid end to end in printed order, and in reverse order for the backward. A row's own time comes
+    after its children (in the backward, before them). A memory counter is placed in the time of the module whose
+    operators need the memory; operators that were not timed are one microsecond apart.
     """
     forward = _spans(root, "self_latency_ms", 0)
     ends = forward[root].duration if forward else 0
@@ -78,7 +80,7 @@ def trace_events(root: LayerInfo, memory: MemoryEstimate | None = None) -> list[
 
 
 def _spans(root: LayerInfo, own: str, start: int, *, reverse: bool = False) -> Spans:
-    """Start and duration of all rows that were timed; a row takes what it does itself, and what is in it."""
+    """Return start and duration of all rows that were timed; a row lasts as long as it and the rows below it."""
     rows = [row for row in root.walk() if getattr(row, own) is not None]
     durations = {row: round(1e6 * getattr(row, own)) for row in rows}
     if root not in durations:
@@ -121,7 +123,7 @@ def _complete(row: LayerInfo, span: Span, thread: int, phase: str) -> dict[str, 
 
 
 def _counters(memory: MemoryEstimate, root: LayerInfo, spans_of: dict[str, Spans]) -> Iterator[dict[str, Any]]:
-    """The bytes of each category whenever an operator runs; times increase strictly, or points would hide others."""
+    """Yield the bytes of each category at each operator; times strictly increase, as equal ones would hide points."""
     time = 0
     for phase, points in groupby(memory.timeline, key=lambda point: point.phase):
         spans = spans_of.get(phase, {})

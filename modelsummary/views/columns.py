@@ -1,4 +1,4 @@
-"""The columns a table can have: name -> header and what a row shows."""
+"""The columns of tables: name -> header, kind and the value of a row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Kind = Literal["text", "shape", "count", "bytes", "percent", "ms", "rate"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column of a table.
 
     Attributes:
         header: title without its unit.
-        kind: what the values are; decides format and alignment.
-        value: the raw value of a row: a number, a shape, a text, or None for "does not apply".
-        collapsed: the value of a row whose children are not shown, where that differs.
-        scale: what a printed value is divided by, as the header says.
+        kind: kind of the values, which decides format and alignment.
+        value: function that returns the raw value of a row: a number, a shape, a text, or None if it does not apply.
+        collapsed: the same for a row whose children are hidden; None if the value does not change.
+        scale: divisor of printed values; the header names it.
     """
 
     header: str
@@ -35,11 +35,11 @@ class Column:
 
     @property
     def is_number(self) -> bool:
-        """Values are numbers, or None."""
+        """Return True if the values are numbers or None."""
         return self.kind in ("count", "bytes", "percent", "ms", "rate")
 
     def of(self, info: LayerInfo, hides_children: bool = False) -> Any:
-        """The raw value of a row."""
+        """Return the raw value of a row."""
         return self.collapsed(info) if self.collapsed is not None and hides_children else self.value(info)
 
     def of_equal(self, rows: Sequence[LayerInfo], hides_children: bool = False) -> Any:
@@ -55,7 +55,7 @@ def _fact(header: str, kind: Kind, attribute: str) -> Column:
 
 
 def _first_seen(attribute: str) -> Callable[[LayerInfo], int]:
-    """Sum over a row and its descendants of what each is the first to own."""
+    """Return a function that sums an own figure over a row and its descendants."""
     return lambda info: sum(getattr(row, attribute) for row in info.walk())
 
 
@@ -73,8 +73,8 @@ def _giga(header: str, attribute: str) -> Column:
     return Column(header, "rate", lambda info: getattr(info, attribute), scale=1e9)
 
 
-# Parameters and mult-adds add up over the rows shown: a row shows its own, and what is below it once that
-# is hidden. The other columns show the facts of LayerInfo as they are, descendants included.
+# Parameters and mult-adds add up over the rows shown: a row shows its own, and includes its descendants if these are
+# hidden. The other columns show the attributes of LayerInfo unchanged, which include descendants.
 COLUMNS: dict[str, Column] = {
     "input_size": _fact("Input Shape", "shape", "input_size"),
     "output_size": _fact("Output Shape", "shape", "output_size"),
@@ -84,7 +84,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "mult_adds": Column("Mult-Adds", "count", lambda info: info.self_macs, lambda info: info.macs),
     "kernel_size": _fact("Kernel Shape", "shape", "kernel_size"),
-    # a model may have an attribute of this name that is a setting of its layers (torchvision's ResNet)
+    # torchvision's ResNet has an attribute `groups` although it is not a convolution
     "groups": Column("Groups", "text", lambda info: info.groups if info.kernel_size else None),
     "inner_layers": _fact("Parameters", "text", "inner_layers"),
     "trainable": _fact("Trainable", "text", "trainable"),
@@ -161,7 +161,7 @@ FILLED_BY = {name: call for call, names in _BY_CALL.items() for name in names.sp
 def find_columns(
     names: Sequence[str] | None, root: LayerInfo, *, executed: bool, totals: bool = False
 ) -> list[tuple[str, Column]]:
-    """Return the columns of these names; by default the ones that say something of the tree below ``root``.
+    """Return the columns with these names; None: the default columns, and latencies if they were measured.
 
     Args:
         totals: by default, show what a row and its descendants have together.
@@ -178,11 +178,15 @@ def find_columns(
 
 
 def check_columns(names: Sequence[str]) -> Sequence[str]:
-    """Return ``names``, one alone in a list; raise ``InputError`` if one is unknown."""
+    """Return ``names`` as a sequence; raise ``InputError`` if one is unknown.
+
+    >>> check_columns("macs")
+    ['macs']
+    """
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, Sequence):
-        raise InputError(f"columns={names!r} is no list of names; expected some of: {', '.join(COLUMNS)}")
+        raise InputError(f"columns must be a list of names, got {names!r}; pass some of: {', '.join(COLUMNS)}")
     for name in names:
         if not isinstance(name, str) or name not in COLUMNS:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What differs between two trees, module by module."""
+"""The differences between two trees, module by module."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ Change = tuple[Number, Number, Number]  # before, after, difference
 
 @dataclass(frozen=True)
 class ModuleSide:
-    """One module with all its calls, without what the modules in it have; the figures add up to the model's.
+    """One module with all its calls, without its submodules; the figures of all modules add up to the model's.
 
     Attributes:
-        parameters: shape of each parameter that it registers itself; None while uninitialised.
-        settings: what ``repr`` shows of it; None where the live module is gone.
-        trainable: elements of them with ``requires_grad``.
-        params, params_bytes, buffer_bytes: its own, a tied one counted where it comes first.
-        macs: its own multiply-adds; None without a forward, as ``input_size`` and ``output_size`` (of the first call).
-        latency_ms: its own time; None if not measured.
+        fqn, class_name: of the module.
+        parameters: shape of each parameter that the module registers itself; None while uninitialised.
+        settings: the module's ``extra_repr()``; None without the live module.
+        trainable: elements of its own parameters with ``requires_grad``.
+        params, params_bytes, buffer_bytes: own elements and bytes; a tied tensor counts in its first module.
+        macs: own multiply-adds of all calls; None without a forward.
+        calls: number of calls.
+        input_size, output_size: shapes in the first call; None without a forward.
+        latency_ms: own time of all calls; None if it was not measured.
     """
 
     fqn: str
@@ -50,7 +53,7 @@ class ModuleSide:
 
     @property
     def structure(self) -> tuple[str, str]:
-        """What must be equal for modules of different names to be taken for the same."""
+        """The class and the parameter shapes; modules with different names match if these are equal."""
         return self.class_name, str(self.parameters)
 
 
@@ -59,9 +62,15 @@ class DiffRow:
     """A module before and after.
 
     Attributes:
-        status: ``"same"``, ``"changed"``, ``"renamed"`` (only the name is another), ``"added"`` or ``"removed"``.
-        before, after: None where there is no such module.
-        differs: names of the facts that differ; latency is never among them.
+        status: ``"same"``, ``"changed"``, ``"renamed"`` (only the name differs), ``"added"`` or ``"removed"``.
+        before, after: the module in each model; None if the model does not have it.
+        differs: names of the attributes that differ; latency is not compared.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> row = Statistics(nn.Linear(4, 8)).diff(Statistics(nn.Linear(4, 16))).rows[0]
+    >>> row.status, row.change("params")
+    ('changed', (40, 80, 40))
     """
 
     status: str
@@ -70,7 +79,7 @@ class DiffRow:
     differs: tuple[str, ...] = ()
 
     def change(self, measure: str) -> Change:
-        """A measure before and after, and the difference; None where a side does not know it, or has no such module."""
+        """Return a measure before, after, and the difference; None if it is unknown or the module is missing."""
         if self.before is None:
             after = getattr(self.after, measure)
             return None, after, after
@@ -81,18 +90,29 @@ class DiffRow:
 
     @property
     def follows(self) -> bool:
-        """It is given other shapes than before, and nothing else is known to differ: others are the cause."""
+        """Return True if the input shape differs and nothing but shapes does: other modules are the cause."""
         return "input_size" in self.differs and set(self.differs) <= {"input_size", "output_size"}
 
 
 @dataclass(frozen=True)
 class ModelDiff:
-    """What differs between two models; true if anything does. It prints as a table.
+    """The differences between two models, printed as a table; true if there are any.
 
     Attributes:
-        rows: all modules, in the order of the second model; removed ones where they were.
-        models: classes of the two.
-        totals: measure -> figures of the two models and their difference; None where not known.
+        rows: all modules, in the order of the second model; removed modules stand where they were.
+        models: class names of the two models.
+        totals: ``"params"``, ``"macs"``, ``"params_bytes"``, ``"latency_ms"`` -> the figures of the two models and
+            their difference; None if unknown.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> before = Statistics(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), (1, 4))
+    >>> after = Statistics(nn.Sequential(nn.Linear(4, 16), nn.ReLU()), (1, 4))
+    >>> diff = before.diff(after)
+    >>> diff.totals["params"]
+    (40, 80, 40)
+    >>> [(row.after.fqn, row.differs) for row in diff.rows if row.status == "changed" and not row.follows]
+    [('', ('output_size',)), ('0', ('parameters', 'macs', 'output_size'))]
     """
 
     rows: list[DiffRow]
@@ -101,18 +121,18 @@ class ModelDiff:
 
     @property
     def changed(self) -> bool:
-        """Anything differs but times."""
+        """Return True if anything but times differs."""
         return any(row.status != "same" for row in self.rows)
 
     def __bool__(self) -> bool:
         return self.changed
 
     def to_records(self) -> list[dict[str, Any]]:
-        """A flat dict for each module, ``<fact>_before``, ``<fact>_after`` and ``<fact>_change``; in plain units."""
+        """Return one flat dict per module, with ``<fact>_before``, ``<fact>_after`` and ``<fact>_change``."""
         return [_record(row) for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all facts as a dict that can be written as JSON."""
         totals = {
             measure: dict(zip(("before", "after", "change"), each, strict=True))
             for measure, each in self.totals.items()
@@ -121,11 +141,11 @@ class ModelDiff:
         return {"before": before, "after": after, "changed": self.changed, "totals": totals, "rows": self.to_records()}
 
     def table(self, all: bool = False) -> str:
-        """What differs, as a table with totals.
+        """Return the modules that differ as a table with totals.
 
         Args:
-            all: also the modules that do not differ, that have another name only because the one around them has, and
-                that differ only in the shapes they are given.
+            all: also show modules that are the same, modules whose name differs only because their parent was renamed,
+                and modules that differ only in input and output shapes. Default: False.
         """
         shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
         measures = [name for name in _MEASURES if self._is_shown(name)]
@@ -144,7 +164,7 @@ class ModelDiff:
         return change is not None or (measure != "latency_ms" and (before is not None or after is not None))
 
     def _goes_without_saying(self, row: DiffRow) -> bool:
-        """The module has another name only because the one around it has, or other shapes because of others."""
+        """Return True if the row follows from others: its parent was renamed, or only its shapes differ."""
         if row.follows:
             return True
         if row.status != "renamed" or row.before is None or row.after is None:
@@ -165,21 +185,21 @@ class ModelDiff:
         if not self.changed:
             text = f"Nothing differs: {before} and {after} have the same {counts['same']} module(s)"
         if following := sum(row.follows for row in self.rows):
-            text += f"; {following} of them only in the shapes they are given"
+            text += f"; {following} of them only in input and output shapes"
         if self.totals["macs"][2] is None:
-            text += "; without MACs and shapes, which need an input"
+            text += "; MACs and shapes are not compared, as they need an input"
         blind = any(side is not None and side.settings is None for row in self.rows for side in (row.before, row.after))
-        return f"{text}; without the settings of modules, which need the live models" if blind else text
+        return f"{text}; settings of modules are not compared, as they need the live models" if blind else text
 
     __str__ = table
     __repr__ = table
 
 
 def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
-    """Compare two trees. What a side does not know, for want of an input or a measurement, is not compared.
+    """Compare two trees. Facts that one side lacks, without an input or a measurement, are not compared.
 
-    Modules are matched by FQN where class and parameters are the same; of the others those of the same class and
-    parameters, which were renamed; what then still has the same FQN has changed.
+    Modules are matched in three steps: same FQN, class and parameter shapes; same class and parameter shapes under
+    another FQN (renamed); same FQN (changed).
     """
     one, other = _facts_of(before), _facts_of(after)
     pairs = {fqn: fqn for fqn in one if fqn in other and one[fqn].structure == other[fqn].structure}
@@ -230,7 +250,7 @@ def _with_change(before: Number, after: Number) -> Change:
 
 
 def _renamed(left: Sequence[ModuleSide], right: Sequence[ModuleSide]) -> dict[str, str]:
-    """Modules of the same structure: those with most names at the end of their FQN in common, then any, in order."""
+    """Pair modules of the same structure, those whose FQNs share the longest ending first."""
     pairs: dict[str, str] = {}
     longest = max((each.fqn.count(".") + 1 for each in (*left, *right)), default=0)
     for length in range(longest, -1, -1):

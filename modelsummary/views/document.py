@@ -1,4 +1,4 @@
-"""The tree as a JSON document, and back."""
+"""Conversion of a tree to a JSON document, and back."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ _KINDS = {
 
 
 def rows_of(root: LayerInfo) -> list[dict[str, Any]]:
-    """All facts of all rows, in printed order; ``parent`` is the number of the row above, None for the model.
+    """Return all facts of all rows, in printed order; ``parent`` is the number of the row above, None for the model.
 
-    A list of ints is a tensor's shape; ``{"items": [...]}`` and ``{"fields": {...}}`` are containers of shapes. The
-    ``layer_id`` of a module is a running number.
+    A list of integers is a tensor's shape. ``{"items": [...]}`` and ``{"fields": {...}}`` are containers of shapes. The
+    ``layer_id`` is a running number instead of the module's ``id()``.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> root = Statistics(nn.Sequential(nn.Linear(2, 3)), (1, 2)).root
+    >>> [(row["parent"], row["class_name"], row["output_size"]) for row in rows_of(root)]
+    [(None, 'Sequential', [1, 3]), (0, 'Linear', [1, 3])]
     """
     rows = list(root.walk())
     numbers = {id(row): number for number, row in enumerate(rows)}
@@ -72,50 +78,51 @@ def _unpacked(value: Any) -> Sizes:
 
 
 def read_document(source: str | PathLike[str]) -> dict[str, Any]:
-    """Return the facts of a document, checked.
+    """Read and check a document, and return its facts.
 
     Args:
-        source: the JSON text, or the path of a file with it.
+        source: JSON text, or the path of a JSON file.
 
     Raises:
-        InputError: this is no such document, or one of another version.
+        InputError: the text is not a document of modelsummary, or has another version.
     """
     if not isinstance(source, (str, PathLike)) or not str(source):
-        raise InputError(f"source={source!r:.80}; expected JSON text, or the path of a file with it")
+        raise InputError(f"source must be JSON text or the path of a JSON file, got {source!r:.80}")
     is_text = isinstance(source, str) and source.lstrip("\ufeff \t\r\n").startswith(("{", "["))
     try:
         text = str(source) if is_text else Path(source).read_text(encoding="utf-8-sig")
         facts = json.loads(text.lstrip("\ufeff"))
     except UnicodeDecodeError as error:
-        raise InputError(f"{source!r:.80} is no text in UTF-8: {error}") from None
+        raise InputError(f"{source!r:.80} is not UTF-8 text: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{source!r:.40} is no JSON: {error}") from None
+        raise InputError(f"{source!r:.40} is not valid JSON: {error}") from None
     _check(facts)
     found: dict[str, Any] = facts
     return found
 
 
 def _check(document: Any) -> None:
-    """Raise ``InputError`` unless this is a document that this version can read."""
+    """Raise ``InputError`` unless this version can read the document."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError(f"this is no document of modelsummary: expected an object with format={FORMAT!r}")
+        raise InputError(f"this is not a document of modelsummary: expected an object with format={FORMAT!r}")
     version = document.get("version")
     if type(version) is not int or version != VERSION:
         raise InputError(f"the document has version {version!r}; this release reads version {VERSION}")
     execution, batch_dim = document.get("execution"), document.get("batch_dim")
     if execution not in ("shape", "real", "file", "none") or not isinstance(batch_dim, (int, type(None))):
         raise InputError(
-            f"the document has execution={execution!r:.40} and batch_dim={batch_dim!r:.40}, which mean nothing"
+            f"the document has execution={execution!r:.40} and batch_dim={batch_dim!r:.40}; expected 'shape', 'real', "
+            "'file' or 'none', and an integer or null"
         )
     if not isinstance(document.get("rows"), list) or not document["rows"]:
         raise InputError("the document has no rows")
 
 
 def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
-    """The tree that ``rows_of`` wrote; rows have no live modules.
+    """Return the tree that ``rows_of`` wrote; its rows have no live modules.
 
     Raises:
-        InputError: the rows are incomplete.
+        InputError: a row is incomplete, or a value has the wrong type.
     """
     rows: list[LayerInfo] = []
     try:

@@ -19,20 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas", "to_records"]
 
-# Parameters and MACs of a row alone and with its descendants, under names that say which; what a printed table shows
-# is one or the other, by what is below the row.
+# Records have parameters and MACs of a row both alone and with its descendants. They leave out the columns of printed
+# tables that show one or the other, depending on the rows below.
 _PRINTED = ("num_params", "params_percent", "mult_adds")
 _IDENTITY = ("fqn", "name", "class_name", "depth", "depth_index", "call_index", "executed")
 FACTS = (*_IDENTITY, *(name for name in COLUMNS if name not in (*_IDENTITY, *_PRINTED)))
 
 
 def to_records(root: LayerInfo, options: TableOptions) -> list[dict[str, Any]]:
-    """One dict a row: column name -> raw value, counts and bytes divided by ``options.units`` if there are any.
+    """Return one dict per row: column name -> raw value; counts and bytes are divided by the prefix ``options.units``.
 
-    Without ``options.columns`` these are ``FACTS``, as far as they were measured.
+    Without ``options.columns`` the dicts have the measured columns of ``FACTS``.
 
     Raises:
-        InputError: an unknown column.
+        InputError: a column is unknown.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).root
+    >>> to_records(root, TableOptions(columns=["fqn", "macs"]))
+    [{'fqn': '', 'macs': 6}, {'fqn': '0', 'macs': 6}, {'fqn': '1', 'macs': 0}]
     """
     names = options.columns
     rows = rows_shown(root, options)
@@ -62,7 +68,7 @@ def _scaled(value: Any, column: Column, units: str | None) -> Any:
 
 
 def to_csv(root: LayerInfo, options: TableOptions) -> str:
-    """The records as comma-separated values (RFC 4180) with a header line; shapes as Python prints them."""
+    """Return the records as comma-separated values (RFC 4180) with a header line; shapes as Python prints them."""
     records = to_records(root, options)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]))
@@ -85,7 +91,7 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def to_markdown(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
-    """A table of GitHub's Markdown."""
+    """Return a table in GitHub's Markdown."""
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
     cells = [[_markdown(cell) for cell in row] for row in laid_out.cells]
     return table(cells, laid_out.headers, laid_out.align, "pipe")
@@ -95,12 +101,12 @@ _MARKDOWN = str.maketrans({" ": _SPACE, "\n": _SPACE, **{mark: f"\\{mark}" for m
 
 
 def _markdown(cell: str) -> str:
-    """The cell as it stands: branches keep their spaces, and nothing is taken for markup."""
+    """Return the cell with its spaces kept and Markdown's markup escaped."""
     return cell.translate(_MARKDOWN)
 
 
 def to_latex(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
-    """A ``tabular`` environment for the LaTeX package booktabs, with FQNs in place of branches."""
+    """Return a ``tabular`` environment for the LaTeX package booktabs, with FQNs instead of branches."""
     options = replace(options, branching=False, ascii_only=True)
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
     cells = [[cell.replace("\n", " ") for cell in row] for row in laid_out.cells]
@@ -108,7 +114,7 @@ def to_latex(root: LayerInfo, options: TableOptions, *, executed: bool, batch_di
 
 
 def to_html(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> str:
-    """An HTML ``<table>`` without style or script."""
+    """Return an HTML ``<table>`` without style or script."""
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
     cells = [[cell.replace(" ", _SPACE) for cell in row] for row in laid_out.cells]
     return table(cells, laid_out.headers, laid_out.align, "html")

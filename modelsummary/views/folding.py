@@ -1,4 +1,4 @@
-"""Fold a tree of rows: consecutive siblings that are equal in structure, shapes and figures are shown once."""
+"""Folding of a tree of rows: consecutive siblings with equal structure, shapes and figures are shown once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelsummary.layer_info import LayerInfo
 
 __all__ = ["Shown", "deepest_fitting", "fold", "unfolded"]
 
-# What a row is, whatever its place: neither names, nor what was measured, nor what depends on what ran before it.
+# Attributes that must be equal: without names, measurements and values that depend on earlier rows.
 _COMPARED = (
     "class_name executed training input_size output_size inner_layers kernel_size groups num_params trainable_params"
     " num_buffers params_bytes buffer_bytes self_params self_trainable_params self_buffers is_recursive"
@@ -19,12 +19,12 @@ _COMPARED = (
 
 
 class Shown(NamedTuple):
-    """A row of a table.
+    """A row of a folded table.
 
     Attributes:
-        row: what is shown; of equal rows, the first.
-        times: how many equal siblings it stands for, itself included.
-        rows: all rows it stands for: those of the equal siblings of its parents, too.
+        row: the row shown, the first of its equal siblings.
+        times: number of equal siblings, this row included.
+        rows: all rows that this one represents, those below equal siblings of its parents included.
     """
 
     row: LayerInfo
@@ -38,7 +38,7 @@ def unfolded(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
 
 
 def fold(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
-    """Yield the rows of the tree down to ``depth`` in printed order, of equal consecutive siblings the first.
+    """Yield the rows of the tree down to ``depth`` in printed order, with only the first of equal consecutive siblings.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -56,7 +56,7 @@ def fold(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
 
 
 def _below(shown: Shown, kinds: dict[int, int]) -> Iterator[Shown]:
-    """Yield the rows below one, from the children of all rows that it stands for."""
+    """Yield the rows below ``shown``, each with the corresponding children of all rows that it represents."""
     for _, group in groupby(enumerate(shown.row.children), key=lambda numbered: kinds[id(numbered[1])]):
         numbers = [number for number, _ in group]
         rows = [row.children[number] for row in shown.rows for number in numbers]
@@ -64,9 +64,9 @@ def _below(shown: Shown, kinds: dict[int, int]) -> Iterator[Shown]:
 
 
 def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
-    """Return the deepest level down to which the folded tree has at most ``most_rows`` rows, at least 1.
+    """Return the deepest level, at least 1, down to which the folded tree has at most ``most_rows`` rows.
 
-    None: all levels fit.
+    Return None if all levels fit.
     """
     at_depth: dict[int, int] = {}
     for shown in fold(root):
@@ -80,7 +80,7 @@ def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
 
 
 def _kinds(root: LayerInfo) -> dict[int, int]:
-    """Return a number for each row, by its id; rows with equal numbers are equal, with all that is below them."""
+    """Return a number for the id of each row; rows with equal numbers are equal, and so are the rows below them."""
     numbers: dict[Any, int] = {}
     kinds: dict[int, int] = {}
     for row in reversed(list(root.walk())):
@@ -91,7 +91,7 @@ def _kinds(root: LayerInfo) -> dict[int, int]:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a value that can be hashed and is equal for equal values."""
+    """Return a hashable value that is equal for equal values."""
     if isinstance(value, dict):
         return tuple((name, _frozen(inner)) for name, inner in value.items())
     if isinstance(value, (list, tuple)):

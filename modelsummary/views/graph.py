@@ -17,7 +17,7 @@ from modelsummary.views.labels import one_line
 
 __all__ = ["Edge", "Graph", "Group", "Node", "dataflow_graph"]
 
-_READABLE = 60  # nodes: the depth that is chosen where none is given shows no more
+_READABLE = 60  # largest number of nodes of a graph whose depth is chosen automatically
 _SHAPES_SHOWN = 3
 _STAGE_COLOURS = ("#cfe2f3", "#fde2c4", "#d4ecd2", "#f6cfcf", "#e0d5ee", "#e8dad4", "#f7d9ec", "#eeeec2")
 _FUNCTION_COLOUR = "#eeeeee"
@@ -28,10 +28,10 @@ class Node:
     """A call of a module or a function, an input, or the output.
 
     Attributes:
-        key: unique in the graph.
+        key: name that is unique in the graph.
         kind: ``"module"``, ``"function"``, ``"input"`` or ``"output"``.
-        name: FQN of the module, or the name of the function.
-        lines: what is written into it.
+        name: FQN of the module, or name of the function.
+        lines: lines of text in the node.
         stage: number of the stage that calls it; None without stages.
     """
 
@@ -44,11 +44,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """Tensors that one node makes and another takes.
+    """The tensors that one node produces and another consumes.
 
     Attributes:
-        source, target: keys of the nodes.
-        shapes: of the tensors, each tensor once.
+        source, target: keys of the producing and the consuming node.
+        shapes: shape of each tensor.
     """
 
     source: str
@@ -57,7 +57,7 @@ class Edge:
 
     @property
     def label(self) -> str:
-        """The shapes, or the first of many."""
+        """The shapes; if there are many, the first of them and the number of the others."""
         more = len(self.shapes) - _SHAPES_SHOWN
         shown = ", ".join(str(list(shape)) for shape in self.shapes[:_SHAPES_SHOWN])
         return f"{shown} and {more} more" if more > 0 else shown
@@ -65,26 +65,35 @@ class Edge:
 
 @dataclass(frozen=True)
 class Group:
-    """A module whose calls are shown one by one."""
+    """A module that is opened: the calls inside it are shown one by one."""
 
     key: str
     label: str
     items: list[Node | Group] = field(default_factory=list)
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes inside."""
+        """Yield all nodes inside, at any depth."""
         for item in self.items:
             yield from item.nodes() if isinstance(item, Group) else [item]
 
 
 @dataclass(frozen=True, repr=False)
 class Graph:
-    """What a forward did: modules, the functions between them, and the tensors that they hand on.
+    """The dataflow of a forward: modules, functions between them, and the tensors passed from one to the next.
 
-    ``str`` is Mermaid, which Jupyter, GitHub and GitLab draw; ``to_dot`` is for Graphviz.
+    ``str`` returns Mermaid, which Jupyter, GitHub and GitLab draw; ``to_dot`` returns DOT for Graphviz.
 
     Attributes:
-        model: the model; its items are nodes and groups.
+        model: the model as a group of nodes and groups.
+        edges: the tensors between nodes.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> graph = Statistics(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (1, 2)).graph()
+    >>> [node.name for node in graph.nodes]
+    ['input', '0', '1', 'output']
+    >>> [edge.label for edge in graph.edges]
+    ['[1, 2]', '[1, 3]', '[1, 3]']
     """
 
     model: Group
@@ -96,7 +105,7 @@ class Graph:
         return list(self.model.nodes())
 
     def to_mermaid(self) -> str:
-        """A Mermaid flowchart. (Mermaid draws up to 500 edges and 50,000 characters unless it is told otherwise.)"""
+        """Return a Mermaid flowchart; by default Mermaid draws at most 500 edges and 50,000 characters."""
         lines = ["flowchart TD", *_mermaid_items(self.model, "  ")]
         lines += [f'  {edge.source} -->|"{_for_mermaid(edge.label)}"| {edge.target}' for edge in self.edges]
         classes = {_class_of(node): _colour_of(node) for node in self.nodes if _colour_of(node)}
@@ -104,7 +113,7 @@ class Graph:
         return "\n".join(lines)
 
     def to_dot(self) -> str:
-        """A graph in the DOT language of Graphviz."""
+        """Return the graph in Graphviz' DOT language."""
         lines = [
             f"digraph {_for_dot(self.model.label)} {{",
             '  node [shape=box, style="rounded,filled", fillcolor=white]',
@@ -126,12 +135,12 @@ class Graph:
 
 
 def _for_mermaid(text: str) -> str:
-    """Everything that could mean something to Mermaid or HTML as the code of its character."""
+    """Return ``text`` with each character that Mermaid or HTML may interpret as its character code."""
     return re.sub(r"[^\w .,:()\[\]-]", lambda found: f"#{ord(found[0])};", one_line(text))
 
 
 def _for_dot(*lines: str) -> str:
-    """A quoted string; Graphviz knows escapes by backslash and by ampersand."""
+    """Return a quoted string; Graphviz interprets backslashes and ampersands as escapes."""
     text = "\n".join(map(one_line, lines)).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;")
     return '"' + text.replace("\n", r"\n") + '"'
 
@@ -182,13 +191,14 @@ def dataflow_graph(
     *,
     readable: bool = False,
 ) -> Graph:
-    """The graph of a recorded forward.
+    """Return the graph of a recorded forward.
 
     Args:
-        root: of the tree, for parameters and multiply-adds.
-        depth: the calls of a module are shown one by one down to this level of nested calls; None: all.
-        stages: the calls of each stage; a module that is cut is always shown one by one.
-        readable: choose the largest depth, up to ``depth``, with few enough nodes.
+        root: root of the tree, for parameters and multiply-adds.
+        record: record of the forward.
+        depth: level of nested calls down to which modules are opened; None: all levels.
+        stages: calls of each stage; a module whose calls are in several stages is always opened.
+        readable: ignore ``depth`` and choose the deepest level whose graph has at most 60 nodes.
     """
     rows = {(row.fqn, row.call_index): row for row in root.walk()}
     if not readable:
@@ -203,7 +213,7 @@ def dataflow_graph(
 
 
 class _Building:
-    """Follows the values of one record."""
+    """Builder of a graph, which follows the values of one record."""
 
     def __init__(
         self,
@@ -252,7 +262,7 @@ class _Building:
                 items.append(group)
                 last = list(group.nodes())[-1:]
                 for value in values_in(child.result) if last else ():
-                    self._maker.setdefault(value, last[0].key)  # made out of sight
+                    self._maker.setdefault(value, last[0].key)  # made by a call that the graph does not show
             else:
                 items.append(self._node(child))
         return items
@@ -280,7 +290,7 @@ class _Building:
         kind = "module" if event.is_module else "function"
         node = Node(self._key(), kind, event.name, tuple(lines), stage)
         self._takes(node.key, values_in((event.args, event.kwargs)))
-        for inner in event.walk():  # a tensor that left by another way than the result
+        for inner in event.walk():  # a tensor that leaves the call other than by its result
             for value in values_in(inner.result) if inner is not event else ():
                 if value not in self._maker:
                     self._makes(node.key, [value])
@@ -302,7 +312,7 @@ class _Building:
             self._maker[value] = key
 
     def _without_dead_ends(self, model: Group) -> Graph:
-        """Without functions that lead to nothing: checks, sizes that were looked at."""
+        """Return the graph without functions whose results no module or output uses, such as checks of sizes."""
         sources: defaultdict[str, list[str]] = defaultdict(list)
         for source, target in self._crossing:
             sources[target].append(source)

@@ -1,7 +1,8 @@
-"""The tree for notebooks: foldable, sortable, with bars for shares; one piece of HTML that needs nothing else.
+"""The tree for notebooks: foldable, sortable, with bars for shares; self-contained HTML.
 
-Rows that are open at first, and some below them, are plain ``<details>`` and work without scripts. The others lie in
-the page as data and become rows when their parent is opened, so that a model of thousands of rows stays small.
+Rows that are open at first, and some rows below them, are plain ``<details>`` and work without scripts. The other rows
+are stored in the page as data and are drawn when their parent is opened, so that a page with thousands of rows stays
+small.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from modelsummary.views.columns import Column, find_columns
 
 __all__ = ["notebook_columns", "to_notebook"]
 
-# Columns whose values are parts of a fact of the model.
+# Columns whose values are shares of a total of the model.
 _TOTALS = (
     "trainable_params params_bytes num_buffers buffer_bytes macs flops elementwise_ops bytes_read bytes_written"
     " activation_bytes latency_ms backward_latency_ms estimated_latency_ms"
@@ -33,12 +34,12 @@ _WHOLES = {
 
 _MAX_OPEN = 40
 _MAX_STATIC = 300
-_MAX_NAME = 70  # characters; longer text is cut where it is shown
+_MAX_NAME = 70  # characters; longer text is cut off on the screen
 _MAX_TEXT = 40
 
 
 def notebook_columns(root: LayerInfo) -> list[str]:
-    """Totals of each row, as a folded row stands for what is below it."""
+    """Return the default columns: totals, as a folded row includes the rows below it."""
     measured = {"latency_ms": root.latency_ms, "activation_bytes": root.activation_bytes}
     return ["input_size", "output_size", "total_params", "macs", *(name for name, value in measured.items() if value)]
 
@@ -46,10 +47,10 @@ def notebook_columns(root: LayerInfo) -> list[str]:
 def to_notebook(
     root: LayerInfo, options: TableOptions, footer: Sequence[str], *, executed: bool, batch_dim: int | None
 ) -> str:
-    """HTML of the tree below ``root``; levels deeper than ``options.level`` are closed at first.
+    """Return HTML of the tree below ``root``; levels deeper than ``options.level`` are closed at first.
 
     Raises:
-        InputError: an unknown column.
+        InputError: a column is unknown.
     """
     return _Page(root, options, executed, batch_dim).html(footer)
 
@@ -73,11 +74,11 @@ class _Page:
         return min(longest + 4, _MAX_NAME)
 
     def _widths_of_cells(self) -> list[int]:
-        lines = [[f"{header}  " for header in self._table.headers], *self._table.cells]  # room for the arrow
+        lines = [[f"{header}  " for header in self._table.headers], *self._table.cells]  # room for the sorting arrow
         return [min(max(map(len, column)) + 1, _MAX_TEXT) for column in list(zip(*lines, strict=True))[1:]]
 
     def _shares_of(self, row: LayerInfo) -> list[float]:
-        """What part of the model's each cell is, in percent; 0 where that means nothing."""
+        """Return each cell's share of the model's total in percent; 0 for columns that are not additive."""
         shares = []
         for name, column in self._columns:
             whole = getattr(self._rows[0], _WHOLES[name]) if name in _WHOLES else None
@@ -87,7 +88,7 @@ class _Page:
 
     @staticmethod
     def _value_of(column: Column, row: LayerInfo) -> float:
-        """What to sort by; -1 for what a row does not have."""
+        """Return the number to sort by; -1 if the row has none."""
         value = column.value(row) if column.is_number else None
         return -1 if value is None else value
 
@@ -111,7 +112,7 @@ class _Page:
         )
 
     def _first_rows(self) -> tuple[set[int], set[int]]:
-        """Numbers of the rows that are in the page, and of those that are open; level by level."""
+        """Return the numbers of the rows written into the page, and of the rows that are open at first."""
         written = {0}
         opened = {0}  # the script fills it if its children are too many
         level = [self._rows[0]]
@@ -129,7 +130,7 @@ class _Page:
         return written, opened
 
     def _elements(self, number: int, written: set[int], opened: set[int]) -> Iterator[str]:
-        """A row and those below it that are in the page, without recursion, as trees can be deep."""
+        """Yield the elements of a row and of the written rows below it; without recursion, as trees can be deep."""
         pending: list[int | str] = [number]
         while pending:
             item = pending.pop()
@@ -145,7 +146,7 @@ class _Page:
             yield f"<details{attributes}><summary>{self._grid(item)}</summary>"
             pending.append("</details>")
             if lazy:
-                pending.append(f'<div class="ms-more">{len(children)} rows, shown where scripts run</div>')
+                pending.append(f'<div class="ms-more">{len(children)} rows; enable scripts to show them</div>')
             else:
                 pending.extend(reversed(children))
 
@@ -165,7 +166,7 @@ class _Page:
         )
 
     def _data(self, written: set[int]) -> str:
-        """What the script needs: rows that are not in the page, by number; each text once."""
+        """Return the JSON data for the script: rows not written into the page, by number; each text is stored once."""
         strings: dict[str, int] = {}
 
         def place(text: str) -> int:

@@ -1,4 +1,4 @@
-"""How views name a row, and which levels they show."""
+"""The names of rows in views, and the check of ``depth``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ __all__ = ["check_depth", "one_line", "row_label"]
 
 
 def one_line(text: str) -> str:
-    """``text`` with a space for every character that is not printed: a module may be named ``"a\\nb"``."""
+    r"""Return ``text`` with a space for each unprintable character.
+
+    >>> one_line("a\nb")  # a module may have this name
+    'a b'
+    """
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def row_label(row: LayerInfo) -> str:
-    """FQN, with the number of the call from the second on; for the model its class."""
+    """Return the FQN of a row, or the model's class, with the number of the call from the second call on."""
     name = one_line(row.fqn or row.class_name)
     return f"{name} (call {row.call_index + 1})" if row.call_index else name
 
 
 def check_depth(depth: int | None, least: int = 0, name: str = "depth") -> int | None:
-    """Return ``depth``; raise ``InputError`` if it is neither a level from ``least`` on nor None."""
+    """Return ``depth``; raise ``InputError`` unless it is an integer >= ``least`` or None."""
     if depth is not None and (type(depth) is not int or depth < least):
-        raise InputError(f"{name}={depth!r} is no level of the tree; expected an integer >= {least}, or None for all")
+        raise InputError(f"{name} must be an integer >= {least}, or None for all levels, got {depth!r}")
     return depth

@@ -1,4 +1,4 @@
-"""Where the rectangles of treemaps and icicles lie: plain numbers, nothing is drawn."""
+"""The layout of treemaps and icicles: rectangles as plain numbers, without drawing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _WORTH_OPENING = 4  # times the smallest amount that is shown
 
 @dataclass(eq=False)
 class Piece:
-    """A part of a model that is drawn as one: its amount is the sum of those inside, exactly.
+    """A part of a model that is drawn as one rectangle; its amount is exactly the sum of the amounts inside.
 
     Attributes:
-        row: a module; of several, the first.
-        labels: what to write: the FQN, its last two names, its last one.
-        kind: ``"module"``; ``"own"`` for what a module does itself; ``"rest"`` for several that are too small.
+        row: the module, or the first of several.
+        amount: parameters, bytes, milliseconds ... of the part.
+        labels: texts to choose from: the FQN, its last two names, its last name.
+        kind: ``"module"``; ``"own"`` for the part of a module outside its submodules; ``"rest"`` for several modules
+            that are too small to be drawn one by one.
+        inside: the parts of this part.
     """
 
     row: LayerInfo
@@ -35,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Where a piece lies; ``level`` is 0 for the model."""
+    """The position and size of a piece; ``level`` is 0 for the model."""
 
     piece: Piece
     x: float
@@ -46,7 +49,7 @@ class Rectangle:
 
 
 def pieces(root: LayerInfo, amounts: Amounts, depth: int | None, smallest: float) -> Piece:
-    """The tree as pieces, down to ``depth``; what has less than ``smallest`` is put together with its neighbours."""
+    """Return the tree down to ``depth`` as pieces; parts below ``smallest`` are joined with their neighbours."""
     piece = Piece(root, amounts.total[root], _labels(root))
     if piece.amount < _WORTH_OPENING * smallest or (depth is not None and root.depth >= depth):
         return piece
@@ -73,7 +76,7 @@ def _labels(row: LayerInfo) -> tuple[str, ...]:
 
 
 def _together(small: Sequence[Piece], smallest: float) -> Iterator[Piece]:
-    """Neighbours as one, as soon as they have enough; what is left at the end joins none and may be smaller."""
+    """Join neighbours until they reach ``smallest``; the last piece may stay below it."""
     group: list[Piece] = []
     amount: float = 0
     for number, each in enumerate(small):
@@ -91,7 +94,18 @@ def _together(small: Sequence[Piece], smallest: float) -> Iterator[Piece]:
 
 
 def icicle(piece: Piece, start: float = 0.0, level: int = 0) -> Iterator[Rectangle]:
-    """Levels beside one another, amounts below one another: a rectangle is as high as those to its right together."""
+    """Yield rectangles with levels from left to right and amounts from top to bottom.
+
+    A rectangle is as high as the rectangles to its right together.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> from modelsummary.views.amounts import find_amounts
+    >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))).root
+    >>> whole = pieces(root, find_amounts(root, "params"), depth=None, smallest=0)
+    >>> [(each.piece.labels[-1], each.x, each.y, each.height) for each in icicle(whole)]
+    [('Sequential', 0, 0.0, 13), ('0', 1, 0.0, 9), ('1', 1, 9.0, 4)]
+    """
     yield Rectangle(piece, level, start, 1.0, piece.amount, level)
     for each in piece.inside:
         yield from icicle(each, start, level + 1)
@@ -99,7 +113,7 @@ def icicle(piece: Piece, start: float = 0.0, level: int = 0) -> Iterator[Rectang
 
 
 def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
-    """Squarified (Bruls, Huizing, van Wijk 2000), level within level: the areas of the leaves fill ``width x height``.
+    """Yield rectangles of a squarified treemap (Bruls, Huizing, van Wijk 2000); leaves fill ``width x height``.
 
     Raises:
         MissingExtraError: squarify is not installed.
@@ -114,7 +128,7 @@ def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
         yield outer
         parts = sorted(outer.piece.inside, key=lambda each: -each.amount)
         if parts and outer.width > 0 and outer.height > 0:
-            least = 1e-9 * outer.piece.amount  # the layout divides by what it has left
+            least = 1e-9 * outer.piece.amount  # the layout divides by the amount left over
             amounts = [max(each.amount, least) for each in parts]
             sizes = squarify.normalize_sizes(amounts, outer.width, outer.height)
             places = squarify.squarify(sizes, outer.x, outer.y, outer.width, outer.height)
@@ -123,7 +137,7 @@ def treemap(piece: Piece, width: float, height: float) -> Iterator[Rectangle]:
 
 
 def heads_of(root: LayerInfo, total: dict[LayerInfo, float]) -> list[LayerInfo]:
-    """The rows that get a colour of their own: the children of the model; where one has nearly all, its children."""
+    """Return the rows with a colour of their own: the model's children, or for one with >= 90 % its children."""
     heads: list[LayerInfo] = []
     row = root
     while row.children:

@@ -23,18 +23,19 @@ _NUMBERS = ("count", "bytes", "ms", "rate", "percent")
 _POINTS = 72.0
 _GRAY = (0.55, 0.55, 0.55)
 _COLOURS = (0, 1, 2, 3, 4, 5, 6, 8, 9)  # of "tab10", without its gray
-_SMALLEST_AREA, _SMALLEST_HEIGHT = 1 / 600, 1 / 250  # of the picture: below it nothing could be read
+_SMALLEST_AREA, _SMALLEST_HEIGHT = 1 / 600, 1 / 250  # shares of the picture; text in smaller ones is unreadable
 _MOST_NAMES = 8
 
 
 class Pictures:
-    """Pictures of one tree; called, the one named by ``kind``. Each takes ``ax``, where to draw, and returns it.
+    """Pictures of one tree: bars, treemap, icicle and roofline.
 
-    Colours tell the children of the model apart; of a model with one child that has nearly all, its children.
+    Every method draws into ``ax``, or into new axes, and returns the axes. Each child of the model has its own colour;
+    a child with 90 % of the amount or more is replaced by its children.
 
     Args:
-        root: of the tree.
-        precision: dtype whose peak is the roof, where none is chosen.
+        root: root of the tree.
+        precision: function that returns the default dtype of rooflines.
     """
 
     def __init__(self, root: LayerInfo, precision: Callable[[], Precision]) -> None:
@@ -42,26 +43,27 @@ class Pictures:
         self._precision = precision
 
     def __call__(self, kind: str = "treemap", *args: Any, **options: Any) -> Axes:
-        """The picture named ``"bars"``, ``"treemap"``, ``"icicle"`` or ``"roofline"``, with its arguments.
+        """Draw the picture named ``"bars"``, ``"treemap"``, ``"icicle"`` or ``"roofline"`` with its arguments.
 
         Raises:
-            InputError: there is no such picture, or an argument is unusable.
+            InputError: ``kind`` is unknown, or an argument is unusable.
         """
         if kind not in ("bars", "treemap", "icicle", "roofline"):
-            raise InputError(f"no picture {kind!r}; expected 'bars', 'treemap', 'icicle' or 'roofline'")
+            raise InputError(f"kind must be 'bars', 'treemap', 'icicle' or 'roofline', got {kind!r}")
         axes: Axes = getattr(self, kind)(*args, **options)
         return axes
 
     def bars(self, by: str = "params", depth: int | None = None, *, top: int = 30, ax: Axes | None = None) -> Axes:
-        """The rows that have most, as bars; a last bar has all others together.
+        """Draw the rows with the largest amounts as bars, and all other rows together as the last bar.
 
-        A row has what belongs to no row below it, and what is below it where that is not shown: the bars add up to the
-        model. Columns that do not add up, such as ``"output_bytes"`` or ``"peak_bytes"``, are drawn as they are.
+        A bar shows the own amount of a row, with the rows below it if they are hidden, so that the bars add up to the
+        model. Columns that do not add up, such as ``"output_bytes"`` or ``"peak_bytes"``, are drawn unchanged.
 
         Args:
             by: an amount (``"params"``, ``"macs"``, ``"latency"``, ``"activation"`` ...) or a column of numbers.
-            depth: deepest level shown; None: all.
-            top: number of bars.
+            depth: deepest level shown; None: all levels.
+            top: number of rows with a bar of their own.
+            ax: axes to draw into; None: new axes.
 
         Raises:
             InputError: an argument is unusable, or ``by`` was not measured.
@@ -69,7 +71,7 @@ class Pictures:
         """
         check_depth(depth)
         if type(top) is not int or top < 1:
-            raise InputError(f"top={top!r}; expected an integer >= 1")
+            raise InputError(f"top must be an integer >= 1, got {top!r}")
         amounts = self._shown_or_column(by, depth)
         unit, values = amounts.unit, amounts.own
         largest = sorted(values, key=lambda row: -values[row])[:top]
@@ -91,7 +93,7 @@ class Pictures:
         return axes
 
     def _shown_or_column(self, by: str, depth: int | None) -> Amounts:
-        """What each row shown has, without those that have nothing; or the values of a column that does not add up."""
+        """Return the amount of each row shown, or the values of a column that does not add up; zeros are left out."""
         if not (isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS):
             amounts = find_amounts(self._root, by)
             shown = _shown(self._root, amounts, depth)
@@ -100,18 +102,19 @@ class Pictures:
         found = {row: column.of(row, row.depth == depth and bool(row.children)) for row in self._root.walk(depth)}
         values = {row: float(value) for row, value in found.items() if value}
         if not values:
-            raise InputError(f"by={by!r}: no row has it; measure_latency() and memory() fill in what they measure")
+            raise InputError(f"by={by!r} is unknown for all rows; call measure_latency() or memory() first")
         unit = Unit.of(column.kind, max(values.values()))
         return Amounts(column.header.removesuffix(" (ms)").removesuffix(" %"), unit, values, values)
 
     def treemap(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
-        """Modules as areas, level within level; what a module has itself is an area of its own.
+        """Draw modules as nested areas; the own amount of a module is an area beside its submodules.
 
-        Modules too small to be seen are put together, a level is opened as far as it can be read.
+        Modules that are too small to be seen are joined.
 
         Args:
             by: an amount: ``"params"``, ``"macs"``, ``"latency"``, ``"activation"`` ...
-            depth: deepest level shown; None: as deep as can be read.
+            depth: deepest level shown; None: all levels that are readable.
+            ax: axes to draw into; None: new axes.
 
         Raises:
             InputError: an argument is unusable, ``by`` does not add up, or was not measured.
@@ -133,10 +136,10 @@ class Pictures:
         return axes
 
     def icicle(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
-        """Levels from left to right, modules from top to bottom as in the table, each as high as what it has.
+        """Draw levels from left to right and modules from top to bottom, each as high as its amount.
 
         Args:
-            by, depth: as for ``treemap``.
+            by, depth, ax: as for ``treemap``.
 
         Raises:
             InputError: an argument is unusable, ``by`` does not add up, or was not measured.
@@ -161,16 +164,17 @@ class Pictures:
         *,
         ax: Axes | None = None,
     ) -> Axes:
-        """FLOP/s that the rows reached over their FLOPs for each byte moved, below the roof of a device.
+        """Draw the FLOP/s that rows reached over their FLOPs per byte moved, below the roof of a device.
 
-        A row counts with what belongs to no row below it, and with what is below it where that is not shown. Areas of
-        points are shares of the latency; measured ones are filled, predicted ones (``estimate_latency``) are not. Rows
-        without multiply-adds have no place on logarithmic axes.
+        A point shows the own amounts of a row, with the rows below it if they are hidden. Its area is the row's share
+        of the latency; measured points are filled, predicted ones (``estimate_latency``) are not. Rows without
+        multiply-adds are left out, as the axes are logarithmic.
 
         Args:
             spec: the device, or its name in the table of ``DeviceSpec.of``.
-            dtype: whose peak is the roof; default: that of most parameters.
-            depth: deepest level shown; None: all.
+            dtype: dtype whose peak is the roof; None: the dtype of most parameters.
+            depth: deepest level shown; None: all levels.
+            ax: axes to draw into; None: new axes.
 
         Raises:
             InputError: nothing was measured or predicted, or the device or its peak with this dtype is unknown.
@@ -235,7 +239,7 @@ def _scatter(
 
 
 def _shown(root: LayerInfo, amounts: Amounts, depth: int | None) -> dict[LayerInfo, float]:
-    """What each row down to ``depth`` has, with what is below it where that is hidden; without those of nothing."""
+    """Return the amount of each row down to ``depth``, with hidden rows below it; zeros are left out."""
     found = {row: (amounts.total if row.depth == depth else amounts.own)[row] for row in root.walk(depth)}
     return {row: value for row, value in found.items() if value}
 
@@ -252,12 +256,12 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     if ax is None:
         return pyplot.subplots(figsize=size, layout="constrained")[1]
     if not isinstance(ax, Axes):
-        raise InputError(f"ax={ax!r:.80} is no matplotlib Axes; pass one of pyplot.subplots()")
+        raise InputError(f"ax must be matplotlib Axes, as pyplot.subplots() returns them, got {ax!r:.80}")
     return ax
 
 
 def _size(axes: Axes) -> tuple[float, float]:
-    """Width and height in points, once title and labels have got their room."""
+    """Return width and height in points, after title and labels have been laid out."""
     figure: Any = axes.figure
     figure.figure.draw_without_rendering()
     box = axes.get_window_extent()
@@ -265,7 +269,7 @@ def _size(axes: Axes) -> tuple[float, float]:
 
 
 class _Colours:
-    """The colour of a row: that of the head it belongs to."""
+    """The colours of rows: each row has the colour of its head, see ``heads_of``."""
 
     def __init__(self, root: LayerInfo, total: dict[LayerInfo, float]) -> None:
         from matplotlib import colormaps
@@ -277,7 +281,7 @@ class _Colours:
         }
 
     def __call__(self, row: LayerInfo, strength: float = 0.6) -> tuple[float, ...]:
-        """Mixed with white."""
+        """Return the colour of a row, mixed with white."""
         found: LayerInfo | None = row
         while found is not None and found not in self._colours:
             found = found.parent_info
@@ -296,7 +300,7 @@ def _draw(
     scale: tuple[float, float],
     labels: Callable[[Piece], Sequence[str]],
 ) -> None:
-    """Rectangles with what can be written into them; ``scale`` is points for each unit of x and y."""
+    """Draw rectangles and the labels that fit into them; ``scale`` is points per unit of x and y."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle as Patch
 
@@ -311,7 +315,7 @@ def _draw(
 
 
 def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale: tuple[float, float]) -> None:
-    """The first label that can be read there, with the amount if there is room; else upright, else none."""
+    """Write the first label that fits, with the amount if there is room; in narrow rectangles also upright."""
     width, height = at.width * scale[0] - 4, at.height * scale[1] - 2
     texts = [f"{label}{between}{amount}" for label in labels for between in ("\n", "  ")] + list(labels)
     ways = [(7.0, width, height, 0), (5.5, width, height, 0), (5.5, height, width, 90)]
@@ -327,7 +331,7 @@ def _write(axes: Axes, at: Rectangle, labels: Sequence[str], amount: str, scale:
 
 
 def _in_two(label: str) -> str:
-    """A long FQN on two lines."""
+    """Return a long FQN broken into two lines."""
     dots = [place for place, char in enumerate(label) if char == "."]
     if len(label) < 20 or not dots:
         return label
@@ -342,7 +346,7 @@ def _outline(axes: Axes, at: Rectangle) -> None:
 
 
 def _name_points(axes: Axes, rows: Iterable[LayerInfo], points: dict[LayerInfo, tuple[float, float]]) -> None:
-    """Names beside the first points, but not over one another."""
+    """Write names beside the first points, leaving out names that would overlap."""
     taken: list[tuple[float, float]] = []
     for row in rows:
         x, y = axes.transData.transform(points[row])

@@ -1,4 +1,4 @@
-"""Latency as text: one line a call, and totals with the classes that cost most at each depth."""
+"""Latency as text: one line per call, and totals with the most expensive classes at each depth."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from modelsummary.views.labels import check_depth
 __all__ = ["ClassTotals", "flops_with_elementwise", "latency_lines", "profile_report", "top_classes"]
 
 
-# ----------------------------------------------------------------------------------------- one line a call
+# --------------------------------------------------------------------------------------- one line per call
 
 
 def latency_lines(root: LayerInfo, depth: int | None = None) -> str:
-    """A line a call, as ``(conv1): Conv2d, num_params 9408, 16.923ms, 18.068% latency, input shape [...], ...``."""
+    """Return one line per call: ``(conv1): Conv2d, num_params 9408, 16.923ms, 18.068% latency, input shape ...``."""
     return "\n".join("\t" * row.depth + _line(row) for row in root.walk(depth))
 
 
@@ -38,7 +38,7 @@ def _shape(sizes: Sizes) -> str:
 
 
 class ClassTotals(NamedTuple):
-    """What the modules of one class have together at one depth."""
+    """The totals of all modules of one class at one depth."""
 
     class_name: str
     params: int
@@ -47,7 +47,14 @@ class ClassTotals(NamedTuple):
 
 
 def top_classes(root: LayerInfo) -> list[list[ClassTotals]]:
-    """For each depth, the classes of its modules; parameters of a module that is called again count once."""
+    """Return the totals of each class, by depth; parameters of a module that is called several times count once.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> root = Statistics(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), (1, 2)).root
+    >>> top_classes(root)[1]
+    [ClassTotals(class_name='Linear', params=13, macs=9, latency_ms=0.0)]
+    """
     by_depth: list[dict[str, ClassTotals]] = []
     seen: set[int] = set()
     for row in root.walk():
@@ -73,10 +80,10 @@ _WEIGHTS = {
 
 
 def flops_with_elementwise(root: LayerInfo) -> int:
-    """FLOPs as DeepSpeed's flops profiler counts them: 2 x MACs and element-wise work of leaf modules.
+    """Return FLOPs as DeepSpeed's flops profiler counts them: 2 x MACs plus the element-wise work of leaf modules.
 
-    A batch or instance norm counts 2 (without affine parameters 1) for each element, a layer or group norm 5 (4),
-    activations and pooling 1; what a forward does itself, such as a residual addition, is left out.
+    A batch or instance norm counts 2 per element (1 without affine parameters), a layer or group norm 5 (4), an
+    activation or pooling 1. Operators outside of leaf modules, such as a residual addition, are left out.
     """
     return root.flops + sum(
         _elementwise_flops(row) for row in root.walk() if row.executed and row.is_leaf and not row.macs
@@ -94,13 +101,13 @@ def _elementwise_flops(row: LayerInfo) -> int:
 def profile_report(
     root: LayerInfo, *, top_modules: int = 1, module_depth: int | None = None, detailed: bool = True, device: str = ""
 ) -> str:
-    """Return totals, the classes that cost most at each depth, and the model's repr with figures.
+    """Return totals, the most expensive classes at each depth, and the model's repr with figures.
 
     Raises:
         InputError: ``top_modules`` or ``module_depth`` is unusable.
     """
     if type(top_modules) is not int or top_modules < 1:
-        raise InputError(f"top_modules={top_modules!r}; expected an integer >= 1")
+        raise InputError(f"top_modules must be an integer >= 1, got {top_modules!r}")
     check_depth(module_depth, name="module_depth")
     lines = [f"Profile of {root.class_name}{f' on {device}' if device else ''}", "", *_header(root), ""]
     lines += [f"Top {top_modules} classes of modules in terms of params, MACs or forward latency, by depth:"]
@@ -114,7 +121,7 @@ def profile_report(
 
 _ORDER = (
     "Each module with: params, share of params, MACs, share of MACs, forward latency, share of latency, forward "
-    "FLOP/s. What a forward does itself, outside of its submodules, is in its own line only."
+    "FLOP/s. Work of a module outside of its submodules is in its own line only."
 )
 
 

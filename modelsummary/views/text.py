@@ -1,4 +1,4 @@
-"""The table as text: one row a call, branches as in ``torchinfo``, totals below."""
+"""The table as text: one row per call, branches as in ``torchinfo``, totals below."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def render(
     batch_dim: int | None = None,
     remarks: Sequence[str] = (),
 ) -> str:
-    """The table of the tree below ``root``, with its totals.
+    """Return the table of the tree below ``root`` with its totals.
 
     Raises:
-        InputError: an unknown column.
+        InputError: a column is unknown.
     """
     chosen = options.fitted_to(root)
     table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
@@ -67,7 +67,7 @@ def _left_out(root: LayerInfo, options: TableOptions, shown: int) -> Iterator[st
 def footer(
     root: LayerInfo, *, execution: str, fallback_reason: str | None, remarks: Sequence[str] = ()
 ) -> list[list[str]]:
-    """What is said below a table, in sections of lines: totals, sizes, how the numbers came about."""
+    """Return the lines below a table in sections: totals, sizes, remarks on how the numbers were found."""
     totals = list(_totals(root, execution))
     if execution == "none":
         return [totals]

@@ -171,14 +171,14 @@ def test_any_size_and_batch_dim(size, data):
         ({"input_data": (1, 3), "batch_dim": True}, r"batch_dim=True is no dimension"),
         ({"dtypes": [torch.long]}, r"describes sizes, but input_data holds none"),
         ({"execution": "fast"}, r"execution='fast' is unknown"),
-        ({"input_data": (1, 3), "depth": True}, r"depth=True is no level of the tree"),
+        ({"input_data": (1, 3), "depth": True}, r"depth must be an integer >= 0.*, got True"),
         ({"input_data": (1, 3), "device": "gpu"}, r"device='gpu' is no device"),
         ({"input_data": np.array(["a"])}, r"numpy array that torch cannot take"),
         (
             {"input_data": (1, 3), "execution": "fast"},
             r"execution='fast' is unknown; expected 'auto', 'shape' or 'real'",
         ),
-        ({"input_data": (1, 3), "depth": -1}, r"depth=-1 is no level of the tree"),
+        ({"input_data": (1, 3), "depth": -1}, r"depth must be an integer >= 0.*, got -1"),
     ],
 )
 def test_bad_input_is_echoed_with_a_remedy(kwargs, message):

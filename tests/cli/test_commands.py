@@ -59,8 +59,8 @@ def test_settings_mode_and_table(capsys):
 def test_dtype(capsys):
     said = output(capsys, MLP, "--input", "2,4", "--dtype", "bfloat16", "--columns", "params_bytes", "--depth", "0").out
     assert said == f"{Statistics(mlp().bfloat16(), (2, 4)).table(['params_bytes'], depth=0)}\n"
-    assert "'long' is no floating point dtype" in output(capsys, MLP, "--dtype", "long", status=2).err
-    assert "is in one dtype; --dtype" in output(capsys, "net.onnx", "--dtype", "half", status=2).err
+    assert "such as bfloat16, got 'long'" in output(capsys, MLP, "--dtype", "long", status=2).err
+    assert "the dtype of 'net.onnx' is fixed" in output(capsys, "net.onnx", "--dtype", "half", status=2).err
 
 
 @pytest.mark.parametrize("inputs", [["5:long", "3"], ["ids=5:long", "scale=3"], ["scale=3", "ids=5:int32"]])
@@ -165,35 +165,35 @@ def test_the_budgets_of_the_example(tmp_path):
     ("arguments", "message"),
     [
         ([], "the following arguments are required: model"),
-        (["mlp"], "model 'mlp'; expected torchvision:NAME"),
+        (["mlp"], "cannot find model 'mlp'; expected torchvision:NAME"),
         (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'; expected torchvision:NAME"),
         (["tests.cli.test_commands:nothing"], "module 'tests.cli.test_commands' has no 'nothing'"),
-        (["tests.cli.test_commands:MLP"], "is 'tests.cli.test_commands:mlp'; expected a function or class that makes"),
-        (["os:getcwd"], "expected a torch.nn.Module"),
+        (["tests.cli.test_commands:MLP"], "must be a function or class that makes a module, got 'tests.cli"),
+        (["os:getcwd"], "os:getcwd must make a torch.nn.Module, got"),
         (
             ["tests.cli.test_commands:broken"],
             "making 'tests.cli.test_commands:broken' failed: ValueError: no such thing",
         ),
         ([MLP, "--kwargs", '{"depth": 1}'], "unexpected keyword argument 'depth'"),
-        ([MLP, "--kwargs", "{"], "'{' is no JSON"),
-        ([MLP, "--kwargs", "[1]"], "'[1]' is no JSON object"),
-        ([MLP, "--input", "2;4"], "'2;4' is no input; expected a size such as 1,3,224,224"),
-        ([MLP, "--input", "2,4:nofloat"], "'nofloat' is no dtype of torch"),
-        ([MLP, "--input", "2,4", "--input", "y=2"], "give different names to all inputs, or none"),
+        ([MLP, "--kwargs", "{"], "expected a JSON object, got '{'"),
+        ([MLP, "--kwargs", "[1]"], "expected a JSON object, got '[1]'"),
+        ([MLP, "--input", "2;4"], "expected a size such as 1,3,224,224 or ids=1,128:long, got '2;4'"),
+        ([MLP, "--input", "2,4:nofloat"], "expected a dtype of torch, got 'nofloat'"),
+        ([MLP, "--input", "2,4", "--input", "y=2"], "name all inputs differently, or none"),
         ([MLP, "--input", "2,5"], "forward of 0 (Linear) failed with input [2, 5]"),
         ([MLP, "--input", "2,4", "--columns", "nope"], "unknown column 'nope'"),
         ([MLP, "--input", "2,4", "--units", "X"], "unknown unit prefix 'X'"),
         ([MLP, "--input", "2,4", "--format", "yaml"], "invalid choice: 'yaml'"),
-        ([MLP, "--input", "2,4", "--format", "csv", "--split", "2"], "--format csv holds only the table"),
+        ([MLP, "--input", "2,4", "--format", "csv", "--split", "2"], "--split needs --format text or json"),
         ([MLP, "--input", "2,4", "--split", "9"], "9"),
-        ([MLP, "--input", "2,4", "--max-params", "many"], "'many' is no amount"),
+        ([MLP, "--input", "2,4", "--max-params", "many"], "expected a number such as 25M, 4.1G or 16GiB, got 'many'"),
         ([MLP, "--max-macs", "1"], "--max-macs needs an --input"),
         ([MLP, "--input", "2,4", "--output", "/nowhere/at/all"], "No such file or directory"),
         ([MLP, "--device", "nowhere"], "'nowhere' is no device"),
         ([MLP, "--inp", "2,4"], "unrecognized arguments: --inp"),
-        (["missing.pt2"], "there is no file 'missing.pt2'"),
+        (["missing.pt2"], "file 'missing.pt2'"),
         ([MLP, "--split", "2"], "--split needs an --input"),
-        ([MLP, "--max-params", "1Pi"], "'1Pi' is no amount"),
+        ([MLP, "--max-params", "1Pi"], "expected a number such as 25M, 4.1G or 16GiB, got '1Pi'"),
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
         (["tests.cli.test_commands:READY", "--kwargs", '{"width": 3}'], "is made already"),
         (["tests.broken_module:Net"], "cannot be imported"),

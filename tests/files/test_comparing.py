@@ -82,7 +82,7 @@ def test_commands(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["rows"][0]["macs"] == 3888
     for arguments, text in {
         (paths[0], "--split", "2"): "live model",
-        (paths[0], "--mode", "train"): "--mode train cannot be applied",
+        (paths[0], "--mode", "train"): "leave out --mode train",
         (paths[0], "--kwargs", '{"a": 1}'): "is made already",
         ("compare",): "the following arguments are required: MODEL",
     }.items():

@@ -76,7 +76,7 @@ def test_suggestion():
     assert stats.suggest_checkpoint(plain).fqns == ()
     with pytest.raises(InputError, match="with all 4 blocks recomputed a step takes"):
         stats.suggest_checkpoint(1000)
-    with pytest.raises(InputError, match="budget_bytes=0"):
+    with pytest.raises(InputError, match="budget_bytes must be an integer >= 1, got 0"):
         stats.suggest_checkpoint(0)
     every = stats.memory(checkpoint="every")
     assert every == stats.memory(checkpoint=fqns)
@@ -131,14 +131,14 @@ def test_square_root():
 
 def test_bad_names():
     model = model_of(64)
-    with untouched(model), pytest.raises(InputError, match="'nonsense', which is no module"):
+    with untouched(model), pytest.raises(InputError, match="'nonsense', but the model has no such module"):
         apply_checkpoint(model, ["1.0", "nonsense"])
-    with pytest.raises(InputError, match="pass a list"):
+    with pytest.raises(InputError, match=r"got one name; pass \['1.0'\]"):
         apply_checkpoint(model, "1.0")
     for names, message in [
-        ([1], "fqns=\\[1\\]"),
-        (None, "fqns=None"),
-        (["1", "1[0:2]"], "and all of '1'; name one of them"),
+        ([1], r"fqns must be a list of module names, got \[1\]"),
+        (None, "fqns must be a list of module names, got None"),
+        (["1", "1[0:2]"], "and all of '1'; pass only one of them"),
     ]:
         with untouched(model), pytest.raises(InputError, match=message):
             apply_checkpoint(model, names)

@@ -152,9 +152,9 @@ def test_errors(tmp_path):
     stats = Statistics(nn.Linear(4, 4), (2, 4))
     with pytest.raises(InputError, match=r"call measure_latency\(\) first, or pass memory="):
         stats.to_chrome_trace(tmp_path / "a.json")
-    with pytest.raises(InputError, match="memory=5 is no MemoryEstimate"):
+    with pytest.raises(InputError, match=r"memory must be a MemoryEstimate.*, got 5"):
         stats.to_chrome_trace(tmp_path / "a.json", memory=5)
-    with pytest.raises(InputError, match="memory is that of another model: this one has no module 'other'"):
+    with pytest.raises(InputError, match="memory belongs to another model: this one has no module 'other'"):
         stats.to_chrome_trace(tmp_path / "a.json", memory=memory([(None, "step"), ("other", "forward")]))
     stats.measure_latency(runs=1, warmup=0)
     with pytest.raises(InputError, match=r"missing/a\.json.* cannot be written: .*No such file"):

@@ -252,19 +252,19 @@ def test_enums_and_strings_are_equal():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"verbose": 4}, "verbose=4; expected 0"),
-        ({"col_width": 0}, "col_width=0; expected"),
+        ({"verbose": 4}, "verbose must be 0 .* got 4"),
+        ({"col_width": 0}, "col_width must be an integer >= 1, got 0"),
         ({"col_names": ["macs"], "input_size": (1, 8)}, "unknown col_names 'macs'; expected some of: 'kernel_size'"),
         ({"row_settings": ["names"]}, "unknown row_settings 'names'"),
         ({"mode": "test"}, "unknown mode 'test'"),
-        ({"device": "abacus"}, "device='abacus' is no device"),
+        ({"device": "abacus"}, "device must name a torch device, got 'abacus'"),
         ({"col_names": ["output_size"]}, "the columns output_size need a forward; pass input_size or input_data"),
         ({"input_size": (1, 8), "input_data": torch.rand(1, 8)}, "input_size and input_data are both given"),
-        ({"input_size": [(3, 0)]}, "holds a number below 1"),
-        ({"input_size": ()}, "is empty"),
-        ({"input_size": "hello"}, "input_size='hello'; expected a size"),
-        ({"input_size": {0: 1}}, r"input_size=\{0: 1\}; expected a size"),
-        ({"input_size": [(1, 2), 3]}, "holds something that is no size"),
+        ({"input_size": [(3, 0)]}, r"numbers must be >= 1, got \[\(3, 0\)\]"),
+        ({"input_size": ()}, r"must not be empty.* got \(\)"),
+        ({"input_size": "hello"}, "input_size must be a size such as .* got 'hello'"),
+        ({"input_size": {0: 1}}, r"input_size must be a size such as .* got \{0: 1\}"),
+        ({"input_size": [(1, 2), 3]}, "input_size must be one size or hold only sizes"),
     ],
 )
 @pytest.mark.parametrize("kind", [ValueError, TypeError, RuntimeError, ModelSummaryError])

@@ -92,7 +92,7 @@ def test_a_wrapped_model():
     assert "(model) (Sequential) -> model (Sequential)" in shown
     assert "model.0" not in shown  # it has another name because the one around it has
     assert "model.0" in diff.table(all=True)
-    assert "without MACs and shapes, which need an input" in shown
+    assert "MACs and shapes are not compared, as they need an input" in shown
 
 
 def test_without_an_input():
@@ -110,7 +110,7 @@ def test_what_only_follows_is_hidden():
     diff = Statistics(mlp(), (3, 4)).diff(Statistics(mlp(), (6, 4)))
     assert "1 (ReLU)" not in str(diff)
     assert "1 (ReLU)" in diff.table(all=True)
-    assert "; 2 of them only in the shapes they are given" in str(diff)
+    assert "; 2 of them only in input and output shapes" in str(diff)
 
 
 def test_frozen_half_and_tied():
@@ -232,4 +232,4 @@ def test_what_cannot_be_compared_is_said():
     other = Statistics(nn.Sequential(nn.Dropout(0.5)), (2, 4))
     assert one.diff(other)
     loaded = ModelStatistics.from_json(one.to_json())
-    assert "without the settings of modules, which need the live models" in str(loaded.diff(other))
+    assert "settings of modules are not compared, as they need the live models" in str(loaded.diff(other))

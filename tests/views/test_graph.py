@@ -225,7 +225,7 @@ def test_errors():
         Statistics(Model()).graph()
     with pytest.raises(InputError, match="needs the live model"):
         pickle.loads(pickle.dumps(Statistics(Model(), (3, 4)))).graph()
-    with pytest.raises(InputError, match="depth=0 is no level of the tree; expected an integer >= 1"):
+    with pytest.raises(InputError, match="depth must be an integer >= 1, or None for all levels, got 0"):
         Statistics(Model(), (3, 4)).graph(0)
     with pytest.raises(InputError, match="stages=2 are no stages"):
         Statistics(Model(), (3, 4)).graph(stages=2)

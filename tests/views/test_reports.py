@@ -124,10 +124,10 @@ def test_after_unpickling():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda stats: stats.latency_report(depth="a"), "depth='a'"),
-        (lambda stats: stats.roofline("H100", depth=-1), "depth=-1"),
-        (lambda stats: stats.profile_report(module_depth=1.5), r"module_depth=1\.5"),
-        (lambda stats: stats.profile_report(top_modules=-1), "top_modules=-1"),
+        (lambda stats: stats.latency_report(depth="a"), "depth must be an integer .* got 'a'"),
+        (lambda stats: stats.roofline("H100", depth=-1), "depth must be an integer .* got -1"),
+        (lambda stats: stats.profile_report(module_depth=1.5), r"module_depth must be an integer .* got 1\.5"),
+        (lambda stats: stats.profile_report(top_modules=-1), "top_modules must be an integer >= 1, got -1"),
     ],
 )
 def test_bad_arguments(small, call, message):

@@ -190,7 +190,7 @@ def test_an_unknown_column_lists_the_known_ones(stats):
         InputError, match=r"unknown column 'mac'; expected some of: input_size, .*; did you mean 'macs'"
     ):
         stats.table(columns=["mac"])
-    with pytest.raises(InputError, match="columns=3 is no list of names"):
+    with pytest.raises(InputError, match="columns must be a list of names, got 3"):
         stats.table(columns=3)
     with pytest.raises(InputError, match="unknown unit prefix 'MB'"):
         stats.table(units="MB")
