@@ -189,7 +189,7 @@ class Pictures:
         )
         intensity = {row: flops[row] / (read[row] + written.get(row, 0)) for row in flops if row in read}
         axes = _axes(ax, (10, 6))
-        axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved", ylabel="FLOP/s")
+        axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte moved", ylabel="FLOP/s")
         x, y = list(intensity.values()), []
         for by in _known_latencies(self._root):
             amounts = find_amounts(self._root, by)
