@@ -32,7 +32,7 @@ def test_a_body_is_opened_where_that_balances_better():
     assert stages.limits == []
     assert "Valid for batches of 2 or more" in str(stages)
     assert stages.verify(rows(5, 16)).outputs == 0.0
-    with pytest.raises(Exception, match="a batch of 1"):
+    with pytest.raises(Exception, match="the batch size must be >= 2, got 1"):
         stages(rows(1, 16))
 
 

@@ -36,7 +36,7 @@ def mask(batch, hidden=0):
 def test_stages_hold_for_inputs_that_decide_alike(hidden):
     stages = Statistics(model(), (rows(2, 3, 4), mask(2, hidden))).split(4)
     assert [each.macs for each in stages.facts] == [2 * 3 * 16] * 4
-    assert "Valid for inputs by whose values the forward decides alike" in str(stages)
+    assert "Valid for inputs whose values lead to the same decisions" in str(stages)
     assert stages.verify(rows(5, 3, 4), mask(5, hidden)).outputs == 0.0
     with pytest.raises(SplitError, match=rf"gave {not hidden} when it was recorded, and gives {bool(hidden)}"):
         stages(rows(2, 3, 4), mask(2, 1 - hidden))
@@ -130,7 +130,7 @@ def test_attributes_that_the_stages_do_not_assign_are_named():
 
     model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     stages = Statistics(model, torch.ones(2, 4)).split(2)
-    assert "Not assigned by the stages, as the forward does not depend on it: seen" in str(stages)
+    assert "Not assigned by the stages, because the forward does not read it: seen" in str(stages)
     assert stages.verify(torch.rand(3, 4)).outputs == 0.0
     assert not hasattr(model, "seen")
 

@@ -61,7 +61,7 @@ def test_stages_return_the_object():
     for own, other in zip(expected["cache"].layers, found["cache"].layers, strict=True):
         assert torch.equal(own.keys, other.keys)
         assert own.length == other.length == 4
-    # the output, the keys of three layers, and the gradients of six parameters; there are no buffers
+    # the output, the keys of three layers, and the gradients of six parameters; the model has no buffers
     verified = stages.verify(x)
     assert (verified.outputs, verified.gradients, verified.compared) == (0.0, 0.0, 4 + 6)
     assert len(stages.crossing[2]) == 2  # the keys of the first two layers; the second are the input of the third
