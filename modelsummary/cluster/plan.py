@@ -35,8 +35,8 @@ class Cluster:
     Raises:
         InputError: a value is out of range.
 
-    >>> Cluster(devices=8, memory_bytes=80 * 2**30).optimizer_states
-    2
+    >>> Cluster(devices=8, memory_bytes=80 * 2**30, seconds_per_flop=1 / 400e12).bandwidth
+    25000000000.0
     """
 
     devices: int
@@ -203,13 +203,17 @@ def make_plans(
                 assert facts is not None
                 plans.append(_plan(facts, batch_size, cluster, depth, schedule, count))
     if not plans:
-        raise SplitError("the model cannot be split into as many stages as any schedule needs", possible=1)
+        raise SplitError(
+            f"the model cannot be split into enough stages for schedules={list(schedules)}; add 'gpipe' or '1f1b'",
+            possible=1,
+        )
     fitting = [plan for plan in plans if plan.memory_bytes <= cluster.memory_bytes]
     if not fitting:
         leanest = min(plans, key=lambda plan: plan.memory_bytes)
         raise SplitError(
-            f"no plan fits into {cluster.memory_bytes:,} bytes per device: the leanest, {leanest.pipeline} devices "
-            f"with {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller batch, or use more devices"
+            f"no plan fits into {cluster.memory_bytes:,} bytes per device: the smallest, a pipeline over "
+            f"{leanest.pipeline} devices with {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller "
+            "batch, or use more devices"
         )
     return Plans(sorted(fitting, key=lambda plan: (-plan.samples_per_second, plan.memory_bytes)))
 

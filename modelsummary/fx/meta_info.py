@@ -107,7 +107,7 @@ class MetaInfo:
         shape: shape of the first tensor in the result; None if the result has no tensors.
         outputs: tensors of the result.
         saved: tensors that the node saves for the backward, without parameters and buffers.
-        kept: tensors of ``outputs`` that a later node saves.
+        kept: tensors of ``outputs`` that a later node saves, with the bytes that it saves.
         accumulate_size: bytes that this node and all before it add to the memory kept for the backward: tensors they
             save, and results that a later node saves. Inputs of the graph are included, unlike in
             ``MemoryEstimate.activations``.

@@ -76,7 +76,7 @@ class MetaTensorMode:
 
 
 class _NumberedDevices(TorchFunctionMode):
-    """A mode that moves tensors to ``"cuda:0"`` for ``"cuda"``: without a GPU, torch cannot tell the current device."""
+    """A mode that reads ``"cuda"`` as ``"cuda:0"``, because torch cannot ask for the current device without a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -56,7 +56,7 @@ def register_tracer_impl(func: Callable[..., Any]) -> Callable[[_F], _F]:
         func: function to replace. A plain Python function is replaced where the model's modules import it by name.
 
     Raises:
-        RegistrationError: ``func`` already has an implementation, or one of them is not a function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
 
     >>> import torch
     >>> def area(x):  # NumPy cannot be traced
@@ -106,14 +106,6 @@ def register_leaf_module_impl(cls: type[nn.Module]) -> Callable[[_F], _F]:
 
     Raises:
         RegistrationError: ``cls`` already has an implementation, is registered to be opened, or is not a module class.
-
-    >>> import torch
-    >>> class Quantized(nn.Module):
-    ...     def forward(self, x):
-    ...         return torch.ops.mylib.quantize(x)
-    >>> @register_leaf_module_impl(Quantized)
-    ... def shape_of_quantized(module, x):
-    ...     return torch.empty_like(x, dtype=torch.int8)
     """
     _check_class("register_leaf_module_impl", cls)
     if _leaves.get(cls) is False:
@@ -127,7 +119,7 @@ def register_shape_impl(func: Any) -> Callable[[_F], _F]:
     It gets the same arguments, and returns empty tensors of the right shapes, dtypes and devices.
 
     Raises:
-        RegistrationError: ``func`` already has an implementation, or one of them is not a function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
     """
     return _registering("register_shape_impl", shape_impls, func)
 
@@ -139,7 +131,7 @@ def register_flop_count_impl(func: Any) -> Callable[[_F], _F]:
     the module comes first.
 
     Raises:
-        RegistrationError: ``func`` already has an implementation, or one of them is not a function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
 
     >>> class Doubling(nn.Module):
     ...     def forward(self, x):
@@ -158,7 +150,7 @@ def register_profile_impl(func: Any) -> Callable[[_F], _F]:
     the same arguments as for ``register_flop_count_impl``, and takes precedence over it.
 
     Raises:
-        RegistrationError: ``func`` already has an implementation, or one of them is not a function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
     """
     return _registering("register_profile_impl", profile_impls, func)
 

@@ -65,7 +65,7 @@ class TracedModule(GraphModule):
         return _restored, (self._state(), pickle.dumps(_nodes_of(self.graph)), type(self).__name__, self.meta)
 
 
-# forward is defined outside the class, where names with two underscores (``__main___Output``) are not mangled
+# forward is defined outside the class, because names with two underscores (``__main___Output``) are mangled inside it
 _CODE = """{imports}
 from pathlib import Path
 

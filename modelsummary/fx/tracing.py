@@ -212,8 +212,8 @@ def _first(
 ) -> TracedModule:
     """Return the graph of the first record that can be written as one.
 
-    Each record holds for fewer inputs than the one before it. A record for batches of two or more is preferred over one
-    for all batches if it opens more modules.
+    Records come in order, from the one that holds for the most inputs and modes. A record for batches of two or more is
+    preferred over one for all batches if it opens more modules.
     """
     reason: TraceError | None = None
     every = iter(records)

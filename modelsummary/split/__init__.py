@@ -72,9 +72,9 @@ class Splitter:
     def _best(self, by: By, wishes: Wishes) -> Choice:
         """Return the cuts of the first record that balances as well as any other, within ``AS_GOOD``.
 
-        Each record holds for fewer inputs than the one before it. Using it pays only if it opens modules that the
-        earlier records keep whole, and if that makes the largest stage smaller. If no record can be cut as asked, raise
-        the error of the first record, which is the most informative.
+        Records come in order, from the one that holds for the most inputs and modes. A later one pays only if it opens
+        modules that the earlier ones keep whole, and if that makes the largest stage smaller. If no record can be cut
+        as asked, raise the error of the first record, which is the most informative.
         """
         first_error: Exception | None = None
         found: list[Choice] = []

@@ -181,7 +181,10 @@ class _Obstacles:
 
 
 def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
-    """Yield the calls of each module that changes its own attributes: two stages would hold two copies of them."""
+    """Yield (first call, last call, reason) for modules that change their own attributes.
+
+    Their calls must stay in one stage: two stages would hold two copies of the attributes.
+    """
     positions: defaultdict[str, list[int]] = defaultdict(list)
     stateful: set[str] = set()
     for event, (first, _) in sequence.span.items():
@@ -195,7 +198,7 @@ def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
 
 
 def _same_tensor(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
-    """Yield the calls that use each model tensor written in place: they must stay in one stage."""
+    """Yield (first call, last call, reason) for model tensors written in place: one stage must hold all their users."""
     storages_of = sequence.record.storages_of
     owner = {(run, storage): fqn for fqn, each in storages_of.items() for run, storage in enumerate(each)}
     written = {

@@ -52,7 +52,8 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
 def _fixed_sizes(sequence: CallSequence, parts: Sequence[Part]) -> dict[int, tuple[int | None, ...]]:
     """Return the sizes that inputs must have; empty if they may vary.
 
-    An opened module that reads sizes turns them into constants, so all sizes but the batch size are fixed.
+    An opened module that reads sizes turns them into constants, so all sizes but the batch size are fixed. A record
+    without a batch size fixes all sizes.
     """
     record = sequence.record
     called = {event for part in parts for event in part.events}

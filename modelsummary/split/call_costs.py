@@ -45,7 +45,7 @@ def check_by(by: By, rows: Sequence[LayerInfo]) -> None:
     elif not callable(by) and by not in COSTS:
         meant = close_to(by, COSTS) if isinstance(by, str) else ""
         known = ", ".join(COSTS)
-        raise InputError(f"by={by!r} is unknown; expected one of {known}, a dict FQN -> cost, or a function{meant}")
+        raise InputError(f"by must be one of {known}, a dict FQN -> cost, or a function, got {by!r}{meant}")
 
 
 def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[LayerInfo]) -> CallCosts:
@@ -160,7 +160,7 @@ def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:
 
 def _number(fqn: str, cost: Any) -> float:
     if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
-        raise InputError(f"by gives {fqn!r} the cost {cost!r}; expected a number >= 0")
+        raise InputError(f"by must give {fqn!r} a cost >= 0, got {cost!r}")
     return float(cost)
 
 

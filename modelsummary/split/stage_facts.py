@@ -91,7 +91,10 @@ class Crossing:
         shape = self.shape
         if batch_size is not None:
             if None in self.sizes:
-                raise SplitError(f"the shape of a crossing tensor, {list(shape)}, is known for the recorded batch only")
+                raise SplitError(
+                    f"the shape of a crossing tensor, {list(shape)}, is known for the recorded batch only; leave "
+                    "microbatch_size out"
+                )
             shape = tuple(size.at(batch_size) if isinstance(size, BatchSize) else size or 0 for size in self.sizes)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad)
 

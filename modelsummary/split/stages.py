@@ -229,8 +229,7 @@ class Stages(Sequence[nn.Sequential]):
     ) -> PipelineStage:
         """Return stage ``rank`` as a ``torch.distributed.pipelining.PipelineStage``, for one stage per rank.
 
-        Only this stage is moved to ``device``. The gradients of ``shared_parameters`` are not summed over the ranks;
-        ``schedule`` does that.
+        Only this stage is moved to ``device``. ``schedule`` sums gradients of ``shared_parameters``; this does not.
 
         Args:
             rank: rank of this process in the group.
@@ -313,11 +312,11 @@ class Stages(Sequence[nn.Sequential]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of the model. Raise ``SplitError`` if keys are missing or unexpected."""
         if not isinstance(state_dict, Mapping):
-            raise InputError(f"expected a state dict, got {type(state_dict).__name__}")
+            raise InputError(f"state_dict must be a dict, got {type(state_dict).__name__}")
         own = {key for stage in self._stages for key in stage.state_dict(keep_vars=True)}
         if own != set(state_dict):
             missing, unexpected = sorted(own - set(state_dict)), sorted(set(state_dict) - own)
-            raise SplitError(f"the state dict does not fit: missing {missing[:3]}, unexpected {unexpected[:3]}")
+            raise SplitError(f"state_dict needs the model's keys: missing {missing[:3]}, unexpected {unexpected[:3]}")
         for stage in self._stages:
             stage.load_state_dict({key: state_dict[key] for key in stage.state_dict(keep_vars=True)})
 

@@ -7,7 +7,7 @@ from modelsummary import InputError, SplitError, Statistics
 
 
 def _stats(depth=8):
-    """Equal layers of 64 x 64: 16,384 bytes of weights, 4,096 MACs per sample, 256 bytes of result."""
+    """Return equal layers of 64 x 64: 16,384 bytes of weights, 4,096 MACs per sample, 256 bytes of result."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(depth)))
     return Statistics(model, (4, 64))
 

@@ -21,7 +21,7 @@ from tests.untouched import untouched
 
 
 class Regions(nn.Module):
-    """A function under checkpointing, a module, and one region inside of another."""
+    """A function and a module under checkpointing, and one region inside another."""
 
     def __init__(self, *, use_reentrant=False):
         super().__init__()

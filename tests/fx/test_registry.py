@@ -38,7 +38,7 @@ from tests.graphs import assert_same, written
 
 @pytest.fixture(autouse=True)
 def _registrations():
-    """What a test registers is gone after it."""
+    """Undo the registrations of a test."""
     names = ("_tracer_impls", "_leaf_impls", "_leaves", "shape_impls", "flop_impls", "profile_impls")
     before = {name: dict(getattr(registry, name)) for name in names}
     yield
@@ -52,7 +52,7 @@ def targets(graph):
 
 
 class Square(torch.autograd.Function):
-    """x^2, with a backward of its own: 3x instead of 2x."""
+    """The square of x, with its own backward: 3x instead of 2x."""
 
     @staticmethod
     def forward(ctx, x):
@@ -145,7 +145,7 @@ def test_leaves_and_what_is_opened():
 
 @pytest.fixture(scope="module")
 def operator():
-    """An operator with a kernel for the CPU alone, as C++ extensions have them."""
+    """Define an operator with a CPU kernel only, as C++ extensions do."""
     library = torch.library.Library("fx_test", "DEF")
     library.define("scale(Tensor x, Tensor w) -> Tensor")
     library.impl("scale", lambda x, w: x @ w, "CPU")

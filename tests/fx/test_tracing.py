@@ -438,7 +438,7 @@ def test_any_sequence_of_functions(names, batch):
 
 @pytest.fixture
 def deterministic():
-    """MViT reads a parameter at indices; with threads, the order of the sums in its gradient varies."""
+    """Make sums deterministic: MViT reads a parameter at indices, and threads vary the order in its gradient."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -12,7 +12,7 @@ from tests.models import Call
 
 
 def branching_body():
-    """Six layers behind a branch on the batch size, and a head: 6 x 256 + 64 MACs per row."""
+    """Return six layers behind a branch on the batch size, and a head: 6 x 256 + 64 MACs per sample."""
 
     def forward(self, x):
         if x.shape[0] > 1:

@@ -13,7 +13,7 @@ from tests.models import Call
 
 
 def masking(self, x, mask):
-    """What transformers does: a mask that hides nothing is left out."""
+    """Leave out a mask that hides nothing, as transformers does."""
     hidden = None if mask.all() else (1 - mask)[..., None].bool()
     for layer in self.layers:
         x = layer(x)
@@ -84,7 +84,7 @@ def test_what_floats_decide_is_never_opened():
 
 
 def test_sizes_that_integers_decide():
-    """What a vision-language model does: the features of an image go where its tokens are."""
+    """Put the features of an image where its tokens are, as vision-language models do."""
 
     def forward(self, ids, image):
         x, features = self.embed(ids), self.vision(image)
@@ -122,7 +122,7 @@ def test_lists_that_integers_decide():
 
 
 def test_attributes_that_the_stages_do_not_assign_are_named():
-    """A forward leaves something for a step of generation; a second forward does the same as the first."""
+    """Split a forward that assigns an attribute for generation; a second forward runs the same operators."""
 
     def forward(self, x):
         self.seen = x.sum()

@@ -25,7 +25,7 @@ needs_engine = pytest.mark.skipif(
 
 @pytest.fixture
 def alone(tmp_path):
-    """A process group of this process only."""
+    """Yield with a process group of this process only."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from modelsummary.split.partition import Chain, bottleneck_of, fewest_parts, par
 
 
 def _best(chain: Chain, n_parts: int, caps: list[int] | None) -> tuple[int, int] | None:
-    """Bottleneck and bytes crossing of the best partition, by trying all of them."""
+    """Return bottleneck and bytes crossing of the best partition, by trying all of them."""
     best = None
     for cuts in combinations(sorted(chain.crossing), n_parts - 1):
         bounds = [0, *cuts, len(chain.costs)]

@@ -11,7 +11,7 @@ from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 
 
 def _equal(n_stages, time=1.0):
-    """Stages that take ``time`` for the forward and each half of the backward, and hold one byte."""
+    """Return stages that take ``time`` for the forward and each half of the backward, and hold one byte."""
     return [StageLoad(time, time, time, 0, 1)] * n_stages
 
 

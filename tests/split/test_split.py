@@ -30,7 +30,7 @@ def tensors(value):
 
 
 def steps(forward, model, inputs, mode):
-    """Two training steps (or evaluations) with dropout: all outputs, gradients, parameters and buffers."""
+    """Run two training steps (or evaluations) with dropout. Return all outputs, gradients, parameters and buffers."""
     model.train(mode)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     torch.manual_seed(1)
@@ -434,11 +434,11 @@ def test_single_tensor_cuts():
     [
         ({"n_stages": 0}, "n_stages must be an integer >= 1, got 0"),
         ({"n_stages": 2.0}, r"n_stages must be .* got 2\.0"),
-        ({"n_stages": 2, "by": "speed"}, "by='speed' is unknown; expected one of macs"),
-        ({"n_stages": 2, "by": 3}, "by=3 is unknown"),
+        ({"n_stages": 2, "by": "speed"}, "by must be one of macs, .* got 'speed'"),
+        ({"n_stages": 2, "by": 3}, "by must be one of macs, .* got 3"),
         ({"n_stages": 2, "by": "latency"}, "nothing was measured or estimated"),
         ({"n_stages": 2, "by": {"9": 1}}, "'9', but no layer of this name"),
-        ({"n_stages": 2, "by": {"0": -1}}, "'0' the cost -1"),
+        ({"n_stages": 2, "by": {"0": -1}}, "by must give '0' a cost >= 0, got -1"),
         ({"n_stages": 2, "by": lambda row: 0}, "cost of 0"),
         ({"n_stages": 2, "by": lambda row: 1 / 0}, "failed for '0' with ZeroDivisionError"),
         ({"n_stages": 2, "by": lambda: 1}, "failed for '0' with TypeError"),
@@ -465,7 +465,7 @@ def test_bad_wishes(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"by": "mac"}, "by='mac' is unknown; .* did you mean 'macs'"),
+        ({"by": "mac"}, "by must be one of .* got 'mac'; did you mean 'macs'"),
         ({"by": "latency"}, "nothing was measured"),
         ({"by": {"l1": 1}}, "'l1', but no layer of this name"),
         ({"boundaries": ["layer.1.x"]}, "'layer.1.x', but no layer of this name was called; did you mean 'layer.1'"),

@@ -267,7 +267,7 @@ def make(forward):
 
 
 def check(model, stages, batch, seed=0):
-    """Twice, in both modes, with and without gradients, against a copy of the model."""
+    """Compare stages with a copy of the model: twice, in both modes, with and without gradients."""
     twin = copy.deepcopy(model)
     for mode in (True, False):
         for each in (stages, twin, model):
@@ -462,7 +462,7 @@ def test_checkpointed_layers_stay_checkpointed():
 
 
 def test_what_an_autograd_function_makes_has_gradients():
-    """The engine sends a gradient back only for what is said to have one."""
+    """Expect a gradient for the result: the engine sends gradients back only for tensors recorded with one."""
 
     def forward(self, x):
         return self.c(self.b(Square.apply(self.a(x))))
