@@ -1,4 +1,4 @@
-"""Plans for training on a cluster."""
+"""Plan the training of a model on a cluster."""
 
 from modelsummary.cluster.plan import Cluster, Plan, Plans, make_plans
 

@@ -1,4 +1,4 @@
-"""Plan a cluster: how deep a pipeline, how many copies of it, which schedule, how many micro-batches."""
+"""Plan the training of a model on a cluster: pipeline depth, copies, schedule and number of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,20 +15,28 @@ from modelsummary.units import format_number, percent
 
 __all__ = ["Cluster", "Plan", "Plans", "cluster_of", "make_plans"]
 
-_PER_DEVICE = 2  # stages a device in the interleaved schedule
+_PER_DEVICE = 2  # stages per device in the interleaved schedule
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to run on.
+    """The devices to train on, and the links between them.
 
     Attributes:
         devices: number of devices.
-        memory_bytes: of each.
-        seconds_per_flop: that a device takes; None: the costs of the stages are seconds.
-        bandwidth: bytes per second between two devices.
+        memory_bytes: memory of each device in bytes.
+        seconds_per_flop: seconds that a device takes for one FLOP. Default: 1e-14. None: the costs of the stages are
+            seconds.
+        bandwidth: bytes per second between two devices. Default: 25e9.
         optimizer_states: copies of the parameters that the optimizer keeps: 2 for Adam, 1 for SGD with momentum.
-        backward: time of a backward, as a multiple of its forward.
+            Default: 2.
+        backward: time of a backward as a multiple of its forward. Default: 2.0.
+
+    Raises:
+        InputError: a value is out of range.
+
+    >>> Cluster(devices=8, memory_bytes=80 * 2**30, seconds_per_flop=1 / 400e12).bandwidth
+    25000000000.0
     """
 
     devices: int
@@ -42,27 +50,27 @@ class Cluster:
         for name in ("devices", "memory_bytes"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise InputError(f"{name}={value!r}; expected an integer >= 1")
+                raise InputError(f"{name} must be an integer >= 1, got {value!r}")
         for name in ("bandwidth", "backward"):
             if not getattr(self, name) > 0:
-                raise InputError(f"{name}={getattr(self, name)!r}; expected a number > 0")
+                raise InputError(f"{name} must be a number > 0, got {getattr(self, name)!r}")
         if not self.optimizer_states >= 0:
-            raise InputError(f"optimizer_states={self.optimizer_states!r}; expected a number >= 0")
+            raise InputError(f"optimizer_states must be a number >= 0, got {self.optimizer_states!r}")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to train on a cluster; times in seconds.
+    """One way to train on a cluster, made by ``Statistics.plan``.
 
     Attributes:
-        pipeline: devices that one copy of the model is cut over.
-        data_parallel: copies.
-        schedule: name of the schedule; the interleaved one has two stages a device.
-        n_microbatches: of each copy in a step; a micro-batch is the recorded batch.
-        samples_per_second: of all copies.
-        step_seconds: pipeline and, after it, the reduction of the gradients over the copies.
-        bubble: part of the time that devices wait in the pipeline, 0 to 1.
-        memory_bytes: of the fullest device: parameters, gradients, states of the optimizer, buffers, activations.
+        pipeline: devices that each copy of the model is cut over.
+        data_parallel: number of copies.
+        schedule: name of the schedule; the interleaved one has two stages per device.
+        n_microbatches: micro-batches per copy in a step; a micro-batch is the recorded batch.
+        samples_per_second: throughput of all copies together.
+        step_seconds: seconds of a step: the pipeline, then the all-reduce of the gradients over the copies.
+        bubble: fraction of the pipeline's time that devices wait, 0 to 1.
+        memory_bytes: bytes on the fullest device: parameters, gradients, optimizer states, buffers, activations.
     """
 
     pipeline: int
@@ -76,7 +84,15 @@ class Plan:
 
 
 class Plans(Sequence[Plan]):
-    """Plans that fit, best throughput first."""
+    """The plans that fit into memory, best throughput first; ``print`` shows a table with one row per plan.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    >>> plans = Statistics(model, (16, 64)).plan(devices=4, memory_bytes=2**20, n_microbatches=[4, 8])
+    >>> sorted({(plan.pipeline, plan.data_parallel) for plan in plans})
+    [(1, 4), (2, 2), (4, 1)]
+    """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans = list(plans)
@@ -135,13 +151,13 @@ def cluster_of(
     """Return the cluster of ``Statistics.plan``: timed by multiply-adds, or by the latencies in the tree.
 
     Raises:
-        InputError: an argument is unusable.
+        InputError: an argument is out of range.
     """
     if by not in ("macs", "latency"):
-        raise InputError(f"by={by!r}; expected 'macs' or 'latency'")
+        raise InputError(f"by must be 'macs' or 'latency', got {by!r}")
     if by == "macs":
         if not isinstance(flops_per_second, (int, float)) or not flops_per_second > 0:
-            raise InputError(f"flops_per_second={flops_per_second!r}; expected a number > 0")
+            raise InputError(f"flops_per_second must be a number > 0, got {flops_per_second!r}")
         return Cluster(devices, memory_bytes, 1 / flops_per_second, bandwidth, optimizer_states)
     forward_ms, backward_ms = root.latency_ms, root.backward_latency_ms
     if forward_ms is None:  # predicted times serve where none were measured
@@ -157,22 +173,28 @@ def make_plans(
     n_microbatches: int | Sequence[int],
     schedules: Sequence[str],
 ) -> Plans:
-    """All depths that divide the devices, with every schedule and number of micro-batches, best first.
+    """Return plans for every pipeline depth that divides the devices, every schedule and number of micro-batches.
 
     Args:
-        facts_of: facts of the model in so many stages; None where that is not possible.
+        facts_of: function from a number of stages to their facts; None if the model cannot be cut into that many.
         batch_size: samples in a micro-batch.
+        cluster: the devices.
+        n_microbatches: one number of micro-batches per copy and step, or several to try.
+        schedules: names of the schedules to try.
+
+    Returns:
+        The plans that fit into memory, best throughput first.
 
     Raises:
-        InputError: an argument is unusable.
-        SplitError: nothing fits into the memory; says what the leanest needs.
+        InputError: an argument is out of range.
+        SplitError: no plan fits into memory; the message names the one that needs the least.
     """
     unknown = [each for each in schedules if each not in SCHEDULES]
     if unknown or isinstance(schedules, str) or not schedules:
-        raise InputError(f"schedules={schedules!r}; expected a list of {', '.join(map(repr, SCHEDULES))}")
+        raise InputError(f"schedules must be a list of {', '.join(map(repr, SCHEDULES))}, got {schedules!r}")
     counts = [n_microbatches] if isinstance(n_microbatches, int) else list(n_microbatches)
     if not counts or any(type(count) is not int or count < 1 for count in counts):
-        raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1, or a list of such")
+        raise InputError(f"n_microbatches must be an integer >= 1 or a list of them, got {n_microbatches!r}")
     plans = []
     for depth in (depth for depth in range(1, cluster.devices + 1) if cluster.devices % depth == 0):
         for schedule in schedules:
@@ -183,13 +205,17 @@ def make_plans(
                 assert facts is not None
                 plans.append(_plan(facts, batch_size, cluster, depth, schedule, count))
     if not plans:
-        raise SplitError("the model cannot be split into as many stages as any schedule needs", possible=1)
+        raise SplitError(
+            f"the model cannot be split into enough stages for schedules={list(schedules)}; add 'gpipe' or '1f1b'",
+            possible=1,
+        )
     fitting = [plan for plan in plans if plan.memory_bytes <= cluster.memory_bytes]
     if not fitting:
         leanest = min(plans, key=lambda plan: plan.memory_bytes)
         raise SplitError(
-            f"nothing fits into {cluster.memory_bytes:,} bytes a device: the leanest plan, {leanest.pipeline} stages "
-            f"by {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller batch, or take more devices"
+            f"no plan fits into {cluster.memory_bytes:,} bytes per device: the smallest, a pipeline over "
+            f"{leanest.pipeline} devices with {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller "
+            "batch, or use more devices"
         )
     return Plans(sorted(fitting, key=lambda plan: (-plan.samples_per_second, plan.memory_bytes)))
 
@@ -218,5 +244,5 @@ def _plan(
 
 
 def _memory(held: Sequence[StageFacts], activations: float, cluster: Cluster) -> int:
-    copies_of_params = 2 + cluster.optimizer_states  # with the gradients
+    copies_of_params = 2 + cluster.optimizer_states  # 2: parameters and gradients
     return int(activations + sum(copies_of_params * each.param_bytes + each.buffer_bytes for each in held))

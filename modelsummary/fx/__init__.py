@@ -1,4 +1,4 @@
-"""Models as ``torch.fx`` graphs: traced from a record of what they do, and profiled without running them."""
+"""Models as ``torch.fx`` graphs: traced from a record of their forward, and profiled without running them."""
 
 from modelsummary.fx.checkpoint import checkpoint_graph
 from modelsummary.fx.communication import CommunicationProfiler, MeshSpec

@@ -1,4 +1,4 @@
-"""Make layers and functions that add a bias two nodes: the product, and the addition."""
+"""Split layers and functions that add a bias into two nodes: the product, and the addition."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FUNCTIONS = {F.linear, torch.addmm, torch.addbmm, torch.Tensor.addmm, torch.Ten
 
 
 def split_bias_additions(gm: GraphModule) -> int:
-    """Split Linear, Conv1-3d, ConvTranspose1-3d, addmm and addbmm of a graph into product and bias; edits it in place.
+    """Split Linear, Conv1-3d, ConvTranspose1-3d, addmm and addbmm nodes into product and addition, in place.
 
-    Left as they are: layers without bias, with hooks, of a derived class, transposed convolutions that are called with
-    an ``output_size``, and functions with ``beta=0`` or ``out``. Results are equal up to rounding.
+    These nodes stay as they are: layers without bias, with hooks or of a derived class, transposed convolutions called
+    with an ``output_size``, and functions with ``beta=0`` or ``out``. Results are equal up to rounding.
 
     Returns:
-        How many nodes were split. Call ``gm.recompile()`` after it.
+        Number of nodes that were split. Call ``gm.recompile()`` afterwards.
     """
     split = 0
     for node in list(gm.graph.nodes):
@@ -55,7 +55,7 @@ def split_bias_additions(gm: GraphModule) -> int:
 
 
 def _until(new: Node, old: Node) -> list[Node]:
-    """The nodes that were made for another one: they have no information yet, and stand right before it."""
+    """Return the nodes that replace ``old``: they precede it, and have no ``meta["info"]`` yet."""
     made = [new]
     before = new.prev
     while before is not old and "info" not in before.meta and before.op not in ("placeholder", "root"):
@@ -96,7 +96,7 @@ def _split_function(graph: Graph, node: Node) -> Node | None:
     try:
         if node.op not in ("call_function", "call_method") or function not in _FUNCTIONS:
             return None
-    except TypeError:  # it has no hash
+    except TypeError:  # the function is not hashable
         return None
     if function in (torch.addmm, torch.addbmm, torch.Tensor.addmm, torch.Tensor.addbmm):
         return _split_add(graph, node, function)
@@ -110,8 +110,8 @@ def _split_function(graph: Graph, node: Node) -> Node | None:
 
 
 def _split_add(graph: Graph, node: Node, function: Any) -> Node | None:
-    """``beta * input + alpha * (a @ b)``, summed over the batch for addbmm."""
-    if "out" in node.kwargs or node.kwargs.get("beta") == 0:  # with beta=0 a NaN in the input is none in the result
+    """Return nodes for ``beta * input + alpha * (a @ b)``, summed over the batch for addbmm."""
+    if "out" in node.kwargs or node.kwargs.get("beta") == 0:  # beta=0 ignores the input, but 0 * NaN is NaN
         return None
     given = _ADD.bind(*node.args, **node.kwargs).arguments
     product = graph.call_function(torch.bmm if "bmm" in function.__name__ else torch.mm, (given["a"], given["b"]))
@@ -126,7 +126,7 @@ def _split_add(graph: Graph, node: Node, function: Any) -> Node | None:
 
 
 def _signature(input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> None:
-    """Arguments of addmm and addbmm."""
+    """Declare the arguments of addmm and addbmm."""
 
 
 _ADD = inspect.signature(_signature)

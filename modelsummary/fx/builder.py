@@ -1,4 +1,4 @@
-"""From a record of a forward to the nodes of a ``torch.fx.Graph``."""
+"""Build the nodes of a ``torch.fx.Graph`` from a record of a forward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from modelsummary.record.openings import Openings
 
 __all__ = ["Apply", "GraphBuilder"]
 
-# Operators arrive as methods of tensors; these read as in the model's code.
+# Operators are recorded as tensor methods; these functions make the generated code read like the model's.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)
     for name in "add sub mul matmul eq ne gt ge lt le getitem setitem neg pow mod floordiv".split()
@@ -43,24 +43,27 @@ _OPERATORS |= {f"{name}_": getattr(operator, f"i{name}") for name in ("add", "su
 _OPERATORS |= {f"i{name}": getattr(operator, f"i{name}") for name in "add sub mul matmul truediv floordiv".split()}
 _REFLECTED = {f"r{name}": _OPERATORS[name] for name in ("sub", "pow", "matmul", "floordiv", "add", "mul")}
 _REFLECTED["rtruediv"] = _REFLECTED["rdiv"] = operator.truediv
-# What the generated code can show; other constants become attributes.
+# Constants that can be written in the generated code; others become attributes.
 _SHOWN: tuple[type, ...] = (int, float, bool, str, bytes, complex, type(None), range, type(Ellipsis), enum.Enum)
 _SHOWN += (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class GraphBuilder:
-    """Makes the graph of a model from a record.
+    """A builder that turns the record of a model into a graph.
 
     Args:
-        is_leaf: tells of a module that it stays one node.
+        is_leaf: function that returns True for a module that stays one node.
         parameters: name of each argument that stays an input -> its template in the record.
-        marks_checkpoints: mark the regions of activation checkpointing on their nodes.
+        marks_checkpoints: mark nodes with their regions of activation checkpointing.
 
     Attributes:
-        graph: the nodes.
-        origins: node -> FQN of the module that it calls, or whose forward called it; and the number of the call.
-        constants: names -> tensors and objects that the nodes get besides the model's own.
-        kept_whole: FQNs of modules that are no leaves, and cannot be written as a list of calls.
+        graph: the graph.
+        origins: node -> FQN and call index of the module that it calls, or of the module whose forward called it.
+        constants: name -> tensor or object that ``get_attr`` nodes read besides the model's own.
+        kept_whole: FQNs of modules that are one node because they cannot be written as a list of calls.
+
+    Raises:
+        TraceError: the model cannot be written as a graph.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class GraphBuilder:
         self._regions: tuple[int, ...] = ()
         self._used = set(values_in(record.root.result))
         self._opened: list[Event] = []
-        self._no_grad: Node | None = None  # gradients as they were before they were switched off
+        self._no_grad: Node | None = None  # holds the grad mode from before gradients were disabled
         self._build(parameters)
 
     def _build(self, parameters: Mapping[str, Any]) -> None:
@@ -103,7 +106,7 @@ class GraphBuilder:
             self._made["placeholder", name] = top
         for name, template in parameters.items():
             self._bind(self._made["placeholder", name], template)
-        self._given = dict(self._nodes)  # in place, a later call may give the same value again
+        self._given = dict(self._nodes)  # the inputs' own nodes: an in-place call rebinds its value to a later node
         self._top = next(iter(reversed(self.graph.nodes))) if top is not None else None
         self._guard(events)
         for event in events:
@@ -121,7 +124,7 @@ class GraphBuilder:
         self.origins[self.graph.output_node()] = self._here
 
     def _events(self, parent: Event) -> Iterator[Event]:
-        """The calls that become nodes: functions, leaves, and modules that cannot be opened."""
+        """Yield the calls that become nodes: functions, leaves, and modules that cannot be opened."""
         self._opened.append(parent)
         for event in parent.children:
             if self._is_opened(event):
@@ -139,7 +142,7 @@ class GraphBuilder:
 
     def _node(self, op: str, target: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Node:
         if op in ("call_module", "get_attr") and any(map(iskeyword, target.split("."))):
-            raise TraceError(f"{target!r} has a keyword of Python in its name, which code cannot say; rename it")
+            raise TraceError(f"{target!r} has a keyword of Python in its name, which code cannot contain; rename it")
         node = self.graph.create_node(op, target, args, kwargs or {})
         self.origins[node] = self._here
         if self._regions:
@@ -171,7 +174,7 @@ class GraphBuilder:
         return self._node("call_function", _target(function), args, kwargs)
 
     def _switch_gradients(self, event: Event | None) -> None:
-        """What ran without gradients does so again; afterwards they are as they were."""
+        """Add nodes that disable gradients for calls recorded without them, and restore the mode afterwards."""
         is_off = event is not None and not event.grad
         if is_off and self._no_grad is None:
             self._no_grad = self._function(torch.is_grad_enabled)
@@ -181,7 +184,7 @@ class GraphBuilder:
             self._no_grad = None
 
     def _bind(self, node: Node, template: Any) -> None:
-        """The values in a result, or in an argument, are had from its node."""
+        """Map the values in a result or an argument to nodes that read them from ``node``."""
         if isinstance(template, Value):
             self._nodes[template] = node
             return
@@ -204,7 +207,7 @@ class GraphBuilder:
     # --------------------------------------------------------------------------------------- arguments
 
     def _argument(self, template: Any, event: Event) -> Any:
-        """A template with nodes in the place of what is no constant."""
+        """Return a template with nodes in place of values and markers."""
         kind = type(template)
         if kind in (tuple, list):
             return kind([self._argument(inner, event) for inner in template])
@@ -217,7 +220,9 @@ class GraphBuilder:
         if isinstance(template, (Value, Attribute, BatchSize, ModeChoice, OwnDevice)):
             return self._leaf(template, event)
         if isinstance(template, Unknown):
-            raise TraceError(f"{event.name or 'the model'} passes on or returns {template.reason} which no graph can")
+            raise TraceError(
+                f"{event.name or 'the model'} passes on or returns {template.reason} which a graph cannot express"
+            )
         if isinstance(template, ObjectState):
             return self._function(
                 make_object, self._constant(template.kind), self._argument(template.attributes, event)
@@ -259,7 +264,7 @@ class GraphBuilder:
         return self._made[key]
 
     def _at_top(self, make: Callable[[], Node]) -> Node:
-        """A node behind the inputs, outside of everything."""
+        """Make a node right after the inputs, outside of all modules and regions."""
         around = self._here, self._regions
         self._here, self._regions = ("", 0), ()
         with self.graph.inserting_after(self._top):
@@ -274,11 +279,11 @@ class GraphBuilder:
     def _device(self) -> Any:
         given = next(iter(self._given.values()), None)
         if given is None:
-            raise TraceError("the forward asks for the device of the model, which no input shows")
+            raise TraceError("the forward reads the model's device, but no input has it; pass a tensor in meta_args")
         return self._once("device", lambda: self._at_top(lambda: self._function(getattr, given, "device")))
 
     def _size(self, size: BatchSize) -> Any:
-        """The nodes that compute an integer from the size of the batch."""
+        """Return the node that computes an integer from the batch size."""
         if size.factor == 0:
             return size.offset
         node = self._once("batch", self._batch_size)
@@ -289,13 +294,13 @@ class GraphBuilder:
         return self._computed(operator.floordiv, node, size.divisor) if size.divisor != 1 else node
 
     def _computed(self, function: Callable[..., Any], *args: Any) -> Node:
-        """A node at the top, the same each time."""
+        """Return the node at the top that computes this, made once."""
         return self._once((function, args), lambda: self._at_top(lambda: self._function(function, *args)))
 
     def _batch_size(self) -> Node:
         value = next((each for each in self._given if each.batch is not None), None)
         if value is None or value.batch is None:
-            raise TraceError("a size follows the batch, but no input shows the batch size")
+            raise TraceError("a size follows the batch, but no input has the batch size")
         dim, factor = value.batch
         node = self._given[value]
         size = self._at_top(lambda: self._node("call_method", "size", (node, dim)))
@@ -321,7 +326,7 @@ class GraphBuilder:
     # ------------------------------------------------------------------------------------------ guards
 
     def _guard(self, events: list[Event]) -> None:
-        """Check at the begin of the graph what it is bound to."""
+        """Add checks of the mode, sizes and dtypes that the graph was made for, at its beginning."""
         record = self._record
         if record.no_other_mode:
             self._function(check_mode, self._mode(""), self._model.training)
@@ -340,7 +345,7 @@ class GraphBuilder:
 
 
 def _call_of(event: Event) -> int:
-    """Number of the call of the module whose code made this call."""
+    """Return the call index of the module whose forward made this call."""
     return event.parent.call_index if event.parent is not None else 0
 
 
@@ -349,7 +354,7 @@ def _arity(name: str) -> int:
 
 
 class Apply:
-    """``apply`` of an autograd function, under the name of its class: ``torch.fx`` takes all of them for torch's."""
+    """The ``apply`` of an autograd function, named after its class: ``torch.fx`` takes every ``apply`` for torch's."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -357,7 +362,7 @@ class Apply:
         self.__module__ = function.__module__
 
     def __call__(self, *args: Any) -> Any:
-        """Call ``apply``."""
+        """Call the function's ``apply``."""
         return self.function.apply(*args)
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""Mark parts of a graph, so that they run under activation checkpointing."""
+"""Run parts of a graph under activation checkpointing."""
 
 from __future__ import annotations
 
@@ -17,28 +17,35 @@ __all__ = ["checkpoint_graph"]
 
 
 def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> GraphModule:
-    """Run modules of the traced model under activation checkpointing in its graph; gradients stay the same.
+    """Run modules of a traced model under activation checkpointing in its graph; gradients stay the same.
 
-    The nodes of each become a region: ``node.meta["activation_checkpoint"] = (number,)``, and the code has a function
-    ``checkpoint_<number>``.
+    The nodes of each module become a region: ``node.meta["activation_checkpoint"]`` is ``(number,)``, and the code
+    calls them in a function ``checkpoint_<number>``.
 
     Args:
-        gm: of ``symbolic_trace``; it is changed and recompiled.
-        fqns: a plan of ``stats.checkpoint_plan(...)``, or names of modules as ``apply_checkpoint`` takes them.
+        gm: graph of ``symbolic_trace``; changed in place and recompiled.
+        fqns: plan of ``stats.checkpoint_plan(...)``, or module names as ``apply_checkpoint`` takes them.
 
     Returns:
         ``gm``.
 
     Raises:
-        InputError: no node belongs to a name, or one is in a region already; nothing was changed then.
+        InputError: no node belongs to a name, or a node is already in a region. The graph is unchanged then.
+
+    >>> import torch
+    >>> from modelsummary.fx import symbolic_trace
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    >>> gm = checkpoint_graph(symbolic_trace(model, meta_args={"input": torch.rand(4, 8)}), ["0", "1"])
+    >>> [(node.name, node.meta["activation_checkpoint"]) for node in gm.graph.nodes if region_of(node)]
+    [('_0', (0,)), ('_1', (1,))]
     """
     checked(gm)
     if isinstance(fqns, str):
-        raise InputError(f"fqns={fqns!r} is one name; pass a list: [{fqns!r}]")
+        raise InputError(f"fqns must be a list of module names, got one name; pass [{fqns!r}]")
     names = list(dict.fromkeys(fqns.fqns if isinstance(fqns, CheckpointPlan) else fqns))
     unknown = next((name for name in names if not isinstance(name, str)), None)
     if unknown is not None:
-        raise InputError(f"fqns: expected names of modules, got {type(unknown).__name__}: {unknown!r:.80}")
+        raise InputError(f"fqns must be names of modules, got {type(unknown).__name__}: {unknown!r:.80}")
     taken = {region_of(node)[0] for node in gm.graph.nodes if region_of(node)}
     numbers = (number for number in count() if number not in taken)
     marks: dict[Node, int] = {}
@@ -46,13 +53,13 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
         found = list(_runs(gm, name))
         if not found:
             raise InputError(
-                f"no node of the graph belongs to {name!r}; names are those of called modules of the model"
+                f"no node of the graph belongs to {name!r}; pass the name of a module that the model calls"
             )
         for run in found:
             number = next(numbers)
             for node in run:
                 if region_of(node) or node in marks:
-                    raise InputError(f"{name!r} has the node {node.name!r}, which is in a region already")
+                    raise InputError(f"{name!r} has the node {node.name!r}, which is already in a region; leave it out")
                 marks[node] = number
     for node, number in marks.items():
         node.meta[MARK] = (number,)
@@ -63,7 +70,7 @@ def checkpoint_graph(gm: GraphModule, fqns: CheckpointPlan | Iterable[str]) -> G
 
 
 def _runs(gm: GraphModule, name: str) -> Iterator[list[Node]]:
-    """The nodes of a module, or of a segment of one, in runs without others between."""
+    """Yield the nodes of a module, or of a segment of one, in contiguous runs."""
     container, segment = segment_of(name)
     paths = [name]
     if segment is not None:

@@ -1,7 +1,7 @@
 """Code of graphs in which regions run under activation checkpointing.
 
 A node is in a region if ``node.meta["activation_checkpoint"]`` holds its number: ``(0,)``, or ``(0, 1)`` for region 1
-inside of region 0. The code of a region is a function ``checkpoint_0`` (``checkpoint_0_1``) in the forward.
+inside region 0. The code of a region is a function ``checkpoint_0`` (``checkpoint_0_1``) in the forward.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _INDENT = "    "
 
 
 def region_of(node: Node) -> tuple[int, ...]:
-    """Numbers of the regions around a node, outermost first."""
+    """Return the numbers of the regions around a node, outermost first."""
     mark = node.meta.get(MARK, ())
     return (mark,) if isinstance(mark, int) else tuple(mark or ())
 
 
 class CheckpointCodeGen(CodeGen):
-    """As ``torch.fx`` does it, with the marked regions as functions that ``checkpoint`` calls (non-reentrant)."""
+    """The code generator of ``torch.fx``, with marked regions as functions run by ``checkpoint`` (non-reentrant)."""
 
     def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> PythonCode:
         around = self._body_transformer
@@ -52,12 +52,12 @@ class CheckpointCodeGen(CodeGen):
 
 
 def _restoring(body: list[str]) -> list[str]:
-    """Code that switches gradients, which are as before also if it raises."""
+    """Return code that restores the grad mode, also if it raises."""
     return ["with torch.set_grad_enabled(torch.is_grad_enabled()):\n", indent("".join(body), _INDENT)]
 
 
 def _with_regions(nodes: list[Node], body: list[str]) -> list[str]:
-    """The lines of each node, which torch tells by a counter before them, with those of regions in functions."""
+    """Return the code with the lines of each region in a function. A counter of torch precedes the lines of a node."""
     begin, *rest = _COUNTER.split("".join(body))
     numbers = list(map(int, rest[::2]))
     lines = list(zip(numbers, rest[1::2], strict=True))
@@ -66,7 +66,7 @@ def _with_regions(nodes: list[Node], body: list[str]) -> list[str]:
 
 
 def _nested(nodes: list[Node], lines: Sequence[tuple[int, str]], depth: int, taken: set[str]) -> Iterable[str]:
-    """Code of these lines, all in one region of this depth."""
+    """Yield the code of these lines, with the regions at ``depth`` and deeper as functions."""
     for number, group in groupby(lines, key=lambda line: _number_at(nodes[line[0]], depth)):
         inside = list(group)
         if number is None:
@@ -96,13 +96,13 @@ def _region(members: list[Node], code: list[str], depth: int, taken: set[str]) -
     call = (
         f"torch.utils.checkpoint.checkpoint({', '.join([name, *(each.name for each in takes)])}, use_reentrant=False)"
     )
-    gone = [each.name for each in takes if each.name in deleted]  # also here, or they would live on
+    gone = [each.name for each in takes if each.name in deleted]  # delete them here too, or they stay alive
     after = f";  {' = '.join([*gone, 'None'])}" if gone else ""
     yield f"{results + ' = ' if results else ''}{call}{after}\n"
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """``name``, or where a region was torn apart ``name_part1`` ..."""
+    """Return ``name``, or ``name_part1`` ... for the further parts of a region that is not contiguous."""
     number, free = 0, name
     while free in taken:
         number += 1
@@ -111,4 +111,4 @@ def _free(name: str, taken: set[str]) -> str:
     return free
 
 
-assert torch.utils.checkpoint  # the generated code names it
+assert torch.utils.checkpoint  # the generated code uses it

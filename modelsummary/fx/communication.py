@@ -1,7 +1,7 @@
-"""What communication costs: bytes and seconds of collectives, and of tensors that change devices.
+"""Cost of communication: bytes and seconds of collectives, and of tensors that move between devices.
 
-Times follow the alpha-beta model: a message of n bytes takes ``latency + n / bandwidth``. With p devices and n bytes
-(of the whole result for all-gather, of the whole input for reduce-scatter):
+Times follow the alpha-beta model: a message of n bytes takes ``latency + n / bandwidth``. For p devices, with
+L = latency, B = bandwidth and n bytes (of the whole result for all-gather, of the whole input for reduce-scatter):
 
 =============== ============================================ =======================================
 collective      seconds                                      source
@@ -33,7 +33,7 @@ from modelsummary.fx.shape_prop import checked
 
 __all__ = ["CommunicationProfiler", "MeshSpec"]
 
-# Parts of the names of collectives, in functional form and as operators; the first that fits.
+# Part of a collective's name (functional form or operator) -> its kind; the first match counts.
 _KINDS = {
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -44,23 +44,27 @@ _KINDS = {
     "send": "p2p",
     "recv": "p2p",
 }
-# What a collective's backward is. (That of a broadcast is a reduction: the same tree, from its leaves.)
+# Collective -> its backward; others keep their cost (the backward of a broadcast is a reduction over the same tree).
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 _MOVES = frozenset({"to", "cuda", "cpu"})
 
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """Devices and the links between them.
+    """The devices of a collective, and the links between them.
 
     Attributes:
-        devices: how many take part in a collective.
+        devices: number of devices that take part in a collective.
         bandwidth: bytes per second of a link, in one direction.
-        latency: seconds that a message takes besides.
-        algorithm: of all-reduce: ``"ring"`` or ``"tree"``.
+        latency: seconds added to each message. Default: 0.0.
+        algorithm: algorithm of all-reduce, ``"ring"`` (default) or ``"tree"``.
 
     Raises:
         InputError: a value is out of range.
+
+    >>> mesh = MeshSpec(devices=4, bandwidth=100e9)
+    >>> mesh.sent_bytes("all_reduce", 2**20)  # a ring sends 2 (p - 1) / p of the tensor
+    1572864
     """
 
     devices: int
@@ -70,19 +74,23 @@ class MeshSpec:
 
     def __post_init__(self) -> None:
         if type(self.devices) is not int or self.devices < 1:
-            raise InputError(f"devices={self.devices!r}; expected an integer >= 1")
+            raise InputError(f"devices must be an integer >= 1, got {self.devices!r}")
         if not self.bandwidth > 0 or not self.latency >= 0:
-            raise InputError(f"bandwidth={self.bandwidth!r} bytes/s, latency={self.latency!r} s; expected > 0 and >= 0")
+            raise InputError(
+                f"bandwidth must be > 0 bytes/s and latency >= 0 s, got {self.bandwidth!r} and {self.latency!r}"
+            )
         if self.algorithm not in ("ring", "tree"):
-            raise InputError(f"algorithm={self.algorithm!r}; expected 'ring' or 'tree'")
+            raise InputError(f"algorithm must be 'ring' or 'tree', got {self.algorithm!r}")
 
     def sent_bytes(self, kind: str, nbytes: int) -> int:
-        """Bytes that each device sends (p2p, broadcast: that go over the busiest link; tree: that pass by the root).
+        """Return the bytes that each device sends.
+
+        For p2p and broadcast these are the bytes over the busiest link, for a tree the bytes through its root.
 
         Args:
             kind: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"broadcast"`` or
                 ``"p2p"``.
-            nbytes: of the whole tensor: for all-gather of the result, for reduce-scatter of the input.
+            nbytes: bytes of the whole tensor: the result of an all-gather, the input of a reduce-scatter.
 
         Raises:
             InputError: the kind is unknown.
@@ -96,10 +104,14 @@ class MeshSpec:
             return 2 * nbytes * self._rounds() if self.algorithm == "tree" else 2 * (p - 1) * nbytes // p
         if kind in ("all_gather", "reduce_scatter", "all_to_all"):
             return (p - 1) * nbytes // p
-        raise InputError(f"kind={kind!r} is no collective; expected one of {sorted({*_KINDS.values()})}")
+        raise InputError(f"kind must be one of {sorted({*_KINDS.values()})}, got {kind!r}")
 
     def seconds(self, kind: str, nbytes: int) -> float:
-        """Time of a collective; arguments as for ``sent_bytes``, formulas at the top of this module."""
+        """Return the seconds of a collective. Arguments are as for ``sent_bytes``.
+
+        >>> MeshSpec(devices=8, bandwidth=1e9, latency=1e-5).seconds("all_gather", 1_000_000)  # 7 x 10 us + 875 us
+        0.000945
+        """
         sent = self.sent_bytes(kind, nbytes)
         p = self.devices
         messages = {"p2p": 1, "broadcast": self._rounds(), "all_reduce": 2 * (p - 1)}.get(kind, p - 1)
@@ -114,27 +126,35 @@ class MeshSpec:
 
 
 class CommunicationProfiler:
-    """Fills ``fwd_comm``, ``bwd_comm`` (bytes) and ``fwd_time``, ``bwd_time`` (seconds) of the nodes that communicate.
+    """A profiler of ``fwd_comm``, ``bwd_comm`` (bytes) and ``fwd_time``, ``bwd_time`` (seconds) of a graph's nodes.
 
-    Collectives are those of ``torch.distributed`` and its functional forms. A tensor that is moved by
-    ``.to(device)``, ``.cuda()`` or ``.cpu()`` is a message, its gradient one back. The graph must know its shapes:
-    trace it, or run ``ShapeProp``.
+    It knows the collectives of ``torch.distributed`` and their functional forms. A move by ``.to(device)``, ``.cuda()``
+    or ``.cpu()`` is a p2p message, and its gradient another. The nodes must have shapes: trace the graph, or run
+    ``ShapeProp``.
 
     Args:
         module: the graph.
-        mesh: the devices.
+        mesh: the devices and links.
+
+    Raises:
+        InputError: ``module`` is not a graph module, or ``mesh`` is not a ``MeshSpec``.
+
+    >>> from modelsummary.fx import symbolic_trace
+    >>> gm = symbolic_trace(lambda x: x.cpu() + 1, meta_args={"x": torch.rand(256)})
+    >>> CommunicationProfiler(gm, MeshSpec(devices=2, bandwidth=1e9)).propagate()  # 256 floats of 4 bytes
+    (1024, 1.024e-06)
     """
 
     def __init__(self, module: GraphModule, mesh: MeshSpec) -> None:
         if not isinstance(mesh, MeshSpec):
-            raise InputError(f"mesh={mesh!r:.80}; expected a MeshSpec")
+            raise InputError(f"mesh must be a MeshSpec, got {type(mesh).__name__}: {mesh!r:.80}")
         self.module, self.mesh = checked(module), mesh
 
     def propagate(self) -> tuple[int, float]:
-        """Fill the nodes. Returns bytes and seconds of all, forward and backward.
+        """Fill the ``MetaInfo`` of every node. Return bytes and seconds of all nodes, forward and backward.
 
         Raises:
-            TraceError: a node has no shape yet.
+            TraceError: the shapes of a node are not known.
         """
         total, seconds = 0, 0.0
         for node in self.module.graph.nodes:
@@ -152,7 +172,7 @@ class CommunicationProfiler:
         return total, seconds
 
     def _bytes(self, node: Node, kind: str) -> tuple[int, bool]:
-        """Bytes of the whole tensor, and whether it has a gradient."""
+        """Return the bytes of the whole tensor, and True if it takes a gradient."""
         own = _metas(node)
         given = [meta for each in node.all_input_nodes for meta in _metas(each)]
         if not own and not given:
@@ -168,7 +188,7 @@ def _metas(node: Node) -> list[TensorMetadata]:
 
 
 def _kind(node: Node) -> str | None:
-    """What a node communicates by; None if it does not."""
+    """Return the kind of a node's communication; None if it does not communicate."""
     if node.op not in ("call_function", "call_method"):
         return None
     if _moves(node):

@@ -1,4 +1,4 @@
-"""What a graph checks of its inputs: that it was made for them. The generated code calls these by name."""
+"""Checks that a graph was made for its inputs. The generated code calls them by name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["check_decision", "check_input", "check_mode"]
 
 @has_side_effect
 def check_decision(told: Any, traced: Any) -> None:
-    """Check a value by which the forward decides. Raises ``TraceError`` if it is not the traced one."""
+    """Raise ``TraceError`` if a value that the forward decides by differs from the traced one."""
     if told != traced:
         raise TraceError(
-            f"the forward decides by values: it read {traced!r:.80} when it was traced, and reads {told!r:.80}; "
-            "trace again with such an input"
+            f"the forward decides by values: it read {traced!r:.80} when it was traced, and reads {told!r:.80} now; "
+            "trace again with this input"
         )
 
 
@@ -28,42 +28,41 @@ def check_decision(told: Any, traced: Any) -> None:
 def check_input(
     tensor: Tensor, sizes: Sequence[int | None] | None, dtype: torch.dtype | None = None, smallest_batch: int = 1
 ) -> None:
-    """Check an input of a traced graph.
+    """Raise ``TraceError`` if the graph was not made for an input.
 
     Args:
-        sizes: that it must have, with None where any will do; None: any.
-        dtype: that it must have; None: any.
-        smallest_batch: the smallest size where ``sizes`` has None.
-
-    Raises:
-        TraceError: the graph was not made for this input.
+        tensor: the input.
+        sizes: its required sizes, with None where any size will do; None: any shape.
+        dtype: its required dtype; None: any.
+        smallest_batch: the smallest size allowed where ``sizes`` has None.
     """
     shape = list(tensor.shape)
     if dtype is not None and tensor.dtype is not dtype:
         raise TraceError(
-            f"an input is {tensor.dtype}, but the graph computes with {dtype}, which was read; trace again"
+            f"an input is {tensor.dtype}, but the graph was made for {dtype}, because the forward reads the dtype; "
+            "trace again"
         )
     if sizes is None:
         return
     expected = ["any" if size is None else size for size in sizes]
     if len(shape) != len(sizes) or any(size not in (None, own) for size, own in zip(sizes, shape, strict=True)):
         raise TraceError(
-            f"an input has the shape {shape}, but the graph was made for {expected}: the forward computes with sizes; "
-            "trace again with an input of this shape"
+            f"an input has shape {shape}, but the graph was made for {expected}, because the forward computes with "
+            "sizes; trace again with an input of this shape"
         )
     if any(size is None and own < smallest_batch for size, own in zip(sizes, shape, strict=True)):
         raise TraceError(
-            f"an input has the shape {shape}, but the forward does other things with a batch of at least "
-            f"{smallest_batch}, for which the graph was made; trace again with such a batch"
+            f"an input has shape {shape}, but the graph was made for a batch of at least {smallest_batch}; a smaller "
+            "batch runs other operators; trace again with this batch"
         )
 
 
 @has_side_effect
 def check_mode(training: bool, traced: bool) -> None:
-    """Check the mode of a traced graph. Raises ``TraceError`` if it was made for the other one."""
+    """Raise ``TraceError`` if the graph was traced in the other mode."""
     if training is not traced:
         modes = ["train" if mode else "eval" for mode in (traced, training)]
         raise TraceError(
-            f"the graph was traced in {modes[0]} mode, and the forward does other things in {modes[1]} mode; "
-            "trace again"
+            f"the graph was traced in {modes[0]} mode and is in {modes[1]} mode, in which the forward runs other "
+            "operators; trace again"
         )

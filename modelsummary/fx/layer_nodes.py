@@ -1,4 +1,4 @@
-"""Graphs whose nodes know the rows of a model's tree."""
+"""Graphs whose nodes are linked to the rows of a model's tree."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def graph_module(
     bias_addition_split: bool = False,
     device: torch.device | str | None = None,
 ) -> GraphModule:
-    """Trace and profile a model as it was summarised; each node has its row in ``meta["layer_info"]``.
+    """Trace and profile a model with the input it was summarised with; each node has its row in ``meta["layer_info"]``.
 
     Args:
-        rows_of: FQN -> the rows of all calls of that module.
+        live: the model and its input.
+        rows_of: function from an FQN to the rows of all calls of that module.
         trace_act_ckpt, bias_addition_split: as for ``symbolic_trace``.
-        device: whose kernels are assumed, as for ``symbolic_profile``.
+        device: device whose kernels are assumed, as for ``symbolic_profile``.
     """
     call = live.call
     names = dict(_names(live.model, call))
@@ -46,14 +47,14 @@ def graph_module(
 
 
 def nodes_of(graph: GraphModule, fqn: str) -> list[Node]:
-    """Return the nodes that a module calls, is, or has within."""
+    """Return the nodes of a module: its call, the functions that it calls, and the nodes of its submodules."""
     infos = ((node, node.meta.get("info")) for node in graph.graph.nodes)
     prefix = f"{fqn}." if fqn else ""
     return [node for node, info in infos if isinstance(info, MetaInfo) and f"{info.fqn}.".startswith(prefix)]
 
 
 def _names(model: nn.Module, call: CallArguments) -> Iterator[tuple[int | str, str]]:
-    """Position or name of each argument that holds tensors, and how the graph calls it."""
+    """Yield the position or name of each argument that holds tensors, and its name in the graph."""
     parameters = list(inspect.signature(model.forward).parameters.values())
     for position, value in enumerate(call.args):
         if CallArguments((value,), {}, None).shapes():

@@ -1,4 +1,4 @@
-"""What is known of a node: where it comes from, the memory behind its results and what it saves, its costs."""
+"""Facts of a node: its origin, the memory of its results and saved tensors, its costs."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ from modelsummary.capture.values import tensors_of
 
 __all__ = ["MetaInfo", "TensorSet", "sim_env"]
 
-Key = tuple[int, int]  # memory, and place of the first element in it: what ``data_ptr`` tells of a tensor with data
+Key = tuple[int, int]  # storage, and offset of the first element in bytes: the ``data_ptr`` of a tensor without data
 
 
 class TensorSet(dict[Key, int]):
-    """Tensors by where they lie in memory -> bytes; two views that begin at the same place are one."""
+    """A set of tensors as a dict: place in memory -> bytes. Views that begin at the same place are one tensor.
+
+    >>> import torch
+    >>> x = torch.empty(4, 8, device="meta")
+    >>> TensorSet.of([x, x.view(32), torch.empty(2, device="meta")]).nbytes  # 32 floats and 2 floats
+    136
+    """
 
     @classmethod
     def of(cls, value: Any) -> TensorSet:
-        """The tensors in a value."""
+        """Return the tensors in a value, such as a tuple or a dict of tensors."""
         return cls({key_of(tensor): _nbytes(tensor) for tensor in tensors_of(value)})
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
+        """Bytes of all tensors."""
         return sum(self.values())
 
     def union(self, other: TensorSet) -> TensorSet:
-        """What is in either; the bytes of this one where it is in both."""
+        """Return the tensors in either set. The bytes of this one count for tensors in both."""
         return TensorSet({**other, **self})
 
     def intersect(self, other: TensorSet) -> TensorSet:
-        """What is in both, with the bytes of this one."""
+        """Return the tensors in both sets, with the bytes of this one."""
         return TensorSet({key: nbytes for key, nbytes in self.items() if key in other})
 
     def subtract(self, other: TensorSet) -> TensorSet:
-        """What is in this one alone."""
+        """Return the tensors in this set alone."""
         return TensorSet({key: nbytes for key, nbytes in self.items() if key not in other})
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Where a tensor lies; it must be kept alive for that to mean anything."""
+    """Return the place of a tensor in memory. It identifies the tensor only while that is alive."""
     try:
         return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset()) * tensor.element_size()
     except (RuntimeError, NotImplementedError):  # sparse
@@ -54,14 +60,21 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 class sim_env(saved_tensors_hooks):
-    """Context that notes what is saved for the backward, without parameters and buffers; works on tensors without data.
+    """A context that collects the tensors saved for the backward. It works on tensors with and without data.
 
     Args:
-        module: whose parameters and buffers are left out; None: nothing is.
+        module: module whose parameters and buffers are left out; None: all tensors are collected.
 
     Attributes:
-        ctx: the tensors that were saved.
+        ctx: the saved tensors.
         param_ctx, buffer_ctx: parameters and buffers of the module.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    >>> with sim_env(model) as env:
+    ...     result = model(torch.rand(4, 8))
+    >>> env.ctx.nbytes  # the input of the layer, 4 x 8 floats, and the result of ReLU, 4 x 16 floats
+    384
     """
 
     def __init__(self, module: nn.Module | None = None) -> None:
@@ -86,25 +99,33 @@ class sim_env(saved_tensors_hooks):
 
 @dataclass
 class MetaInfo:
-    """What is known of a node; it is ``node.meta["info"]``. Costs and memory are 0 until ``symbolic_profile``.
+    """The facts of a node, in ``node.meta["info"]``. Costs and sizes are 0 until ``symbolic_profile``.
 
     Attributes:
-        fqn: of the module that the node calls; of the module whose forward called it, for a function.
-        call_index: number of that call of the module: with ``fqn`` it is the ``LayerInfo``.
-        shape: of the first tensor in the result; None if there is none.
+        fqn: FQN of the module that the node calls; for a function, of the module whose forward calls it.
+        call_index: index of that call of the module. ``fqn`` and ``call_index`` identify the ``LayerInfo``.
+        shape: shape of the first tensor in the result; None if the result has no tensors.
         outputs: tensors of the result.
-        saved: what it saves for the backward, without parameters and buffers.
-        kept: of ``outputs`` and with its bytes there, what a later node saves.
-        accumulate_size: bytes of all that the nodes up to this one save, and of what they made that a later one saves;
-            inputs of the graph included, which ``MemoryEstimate.activations`` leaves out.
-        incremental_size: of these, what the nodes before had not.
+        saved: tensors that the node saves for the backward, without parameters and buffers.
+        kept: tensors of ``outputs`` that a later node saves, with the bytes that it saves.
+        accumulate_size: bytes that this node and all before it add to the memory kept for the backward: tensors they
+            save, and results that a later node saves. Inputs of the graph are included, unlike in
+            ``MemoryEstimate.activations``.
+        incremental_size: the part of ``accumulate_size`` that this node adds.
         param_size: bytes of the parameters that it uses.
-        backward_size: bytes of the gradients of its inputs: of the tensors it is given that are no parameters.
-        fwd_flop, bwd_flop: FLOPs of products, 2 a multiply-add, forward and backward.
-        fwd_comm, bwd_comm: bytes that are communicated.
-        fwd_time, bwd_time: seconds of that, by a ``MeshSpec``.
-        elementwise_ops: of other operators, one an element; in no other figure.
-        uncounted: operators that look like products and have no formula -> calls, forward and backward.
+        backward_size: bytes of the gradients of its inputs, without parameters.
+        fwd_flop, bwd_flop: FLOPs of products, 2 per multiply-add, forward and backward.
+        fwd_comm, bwd_comm: bytes communicated, forward and backward.
+        fwd_time, bwd_time: seconds of the communication, by a ``MeshSpec``.
+        elementwise_ops: operations of other operators, one per element; not included in any other figure.
+        uncounted: operator that looks like a product and has no formula -> its calls, forward and backward.
+
+    >>> from modelsummary.fx import symbolic_profile, symbolic_trace
+    >>> import torch
+    >>> gm = symbolic_trace(nn.Sequential(nn.Linear(8, 16)), meta_args={"input": (x := torch.rand(4, 8))})
+    >>> info = next(node for node in symbolic_profile(gm, x).graph.nodes if node.op == "call_module").meta["info"]
+    >>> info.shape, info.macs, info.param_size  # 4 x 8 x 16 products; 8 x 16 + 16 floats of 4 bytes
+    ((4, 16), 512, 576)
     """
 
     fqn: str = ""
@@ -147,20 +168,20 @@ class MetaInfo:
         return self.bwd_flop // 2
 
     def intersect(self, other: MetaInfo) -> TensorSet:
-        """What both keep: of results and saved tensors."""
+        """Return the tensors, saved or kept, that both nodes have."""
         return self._tensors().intersect(other._tensors())
 
     def union(self, other: MetaInfo) -> TensorSet:
-        """What either keeps."""
+        """Return the tensors, saved or kept, that either node has."""
         return self._tensors().union(other._tensors())
 
     def subtract(self, other: MetaInfo) -> TensorSet:
-        """What this one keeps and the other does not."""
+        """Return the tensors, saved or kept, that this node has and the other has not."""
         return self._tensors().subtract(other._tensors())
 
     def _tensors(self) -> TensorSet:
         return self.saved.union(self.kept)
 
     def fresh(self) -> MetaInfo:
-        """The same node, nothing measured yet."""
+        """Return the facts of the same node before profiling."""
         return replace(MetaInfo(), fqn=self.fqn, call_index=self.call_index)

@@ -1,4 +1,4 @@
-"""``MetaTensorMode``: build and move models without allocating anything, on devices that need not be there."""
+"""``MetaTensorMode``: build and move models without allocating memory, also on devices that are not present."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelsummary.capture.values import tensors_of
 
 __all__ = ["MetaTensorMode", "takes_gradients"]
 
-# They write into what they are given, or return it; on tensors without data nothing is left to do.
+# They write into their arguments or return them; on tensors without data there is nothing to write.
 _COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -41,18 +41,17 @@ _COLLECTIVES = (
 
 
 class MetaTensorMode:
-    """Context in which tensors have shapes and devices, and no data: ``FakeTensorMode`` with what models need besides.
+    """A context in which tensors have shapes and devices but no data: a ``FakeTensorMode`` that can build models.
 
-    Factories, ``.cuda()`` and ``.to(device)`` allocate nothing and keep the device that was meant, whether it is there
-    or not; ``nn.Module.to`` and initialisers that look at values work; collectives of ``torch.distributed`` do nothing.
-    A backward needs the device; a build of torch without it notes no gradients there.
+    Factories, ``.cuda()`` and ``.to(device)`` allocate nothing and report the requested device, present or not.
+    ``nn.Module.to`` and initialisers that read values work. Collectives of ``torch.distributed`` do nothing.
+    A backward needs the device; a build of torch without support for it records no gradients there.
 
-    ::
-
-        with MetaTensorMode():
-            model = resnet18().cuda()
-            sample = torch.rand(100, 3, 224, 224).cuda()
-        graph = symbolic_trace(model, meta_args={"x": sample})
+    >>> with MetaTensorMode():
+    ...     model = nn.Linear(100_000, 100_000).cuda()  # 40 GB
+    ...     x = torch.rand(8, 100_000).cuda()
+    >>> x.device, model(x).shape
+    (device(type='cuda', index=0), torch.Size([8, 100000]))
     """
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ class MetaTensorMode:
 
 
 class _NumberedDevices(TorchFunctionMode):
-    """Moves to ``"cuda"`` go to ``"cuda:0"``: a build without that device asks it for the current one, and fails."""
+    """A mode that reads ``"cuda"`` as ``"cuda:0"``, because torch cannot ask for the current device without a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -96,9 +95,10 @@ class _NumberedDevices(TorchFunctionMode):
 
 
 def takes_gradients(device: torch.device) -> bool:
-    """Autograd can note what is done on a device.
+    """Return True if autograd can record operators on a device.
 
-    In a build of torch without it that would end the process, and before torch 2.11 also where there is no such device.
+    It aborts the process in a build of torch without support for the device; before torch 2.11 also if the device is
+    not present.
     """
     if device.type in ("cpu", "meta"):
         return True
@@ -109,7 +109,7 @@ def takes_gradients(device: torch.device) -> bool:
 
 
 def _numbered(value: Any) -> Any:
-    """A device with a number, if it is one that may have several; anything else as it is."""
+    """Return a device with an index if its type has indices; return anything else unchanged."""
     device = torch.device(value) if isinstance(value, str) else value
     if isinstance(device, torch.device) and device.index is None and device.type not in ("cpu", "meta"):
         return torch.device(device.type, 0)
@@ -117,19 +117,19 @@ def _numbered(value: Any) -> Any:
 
 
 def _leave(whatever: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """There are no values to initialise, and nothing to lay out in memory."""
+    """Return the first argument unchanged: without data there is nothing to initialise or lay out in memory."""
     return whatever
 
 
 class _Done:
-    """A finished piece of work."""
+    """A finished asynchronous collective."""
 
     def wait(self, *_args: Any) -> bool:
-        """Nothing to wait for."""
+        """Return True at once."""
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
 
@@ -138,11 +138,11 @@ def _nothing(*_args: Any, async_op: bool = False, **_kwargs: Any) -> _Done | Non
 
 
 def _applying() -> Callable[..., nn.Module]:
-    """``nn.Module._apply``, which swaps what lies in tensors; those without data do not take that.
+    """Return a replacement for ``nn.Module._apply``, which swaps tensor data and fails for tensors without data.
 
-    A parameter or buffer that several modules share is one afterwards, too.
+    A parameter or buffer that several modules share stays shared.
     """
-    made: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}  # by ids, with what they are of: it stays alive
+    made: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}  # the ids' objects are held, so that they stay alive
 
     def applied(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Any:
         key = id(fn), id(tensor)

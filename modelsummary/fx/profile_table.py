@@ -17,12 +17,20 @@ _HEADERS = ["Op type", "Op", *_SIZES, "Fwd MACs", "Fwd FLOPs", "Bwd FLOPs"]
 
 
 def rows_of(gm: GraphModule) -> list[dict[str, Any]]:
-    """A dict for each node of a profiled graph that has to do with tensors: exact bytes and counts."""
+    """Return one dict per node of a profiled graph that makes tensors: exact bytes and counts.
+
+    >>> import torch
+    >>> from modelsummary.fx import symbolic_profile, symbolic_trace
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16))
+    >>> gm = symbolic_trace(model, meta_args={"input": (x := torch.rand(4, 8))})
+    >>> [(row["op_type"], row["param_size"], row["fwd_macs"]) for row in rows_of(symbolic_profile(gm, x))]
+    [('placeholder', 0, 0), ('call_module', 576, 512), ('output', 0, 0)]
+    """
     return [_row(node, node.meta["info"]) for node in gm.graph.nodes if _is_shown(node)]
 
 
 def _is_shown(node: Node) -> bool:
-    """Sizes, modes and checks are no rows; what gives nothing of a tuple of tensors is."""
+    """Return True for nodes that make tensors, and for items of a module's result; other nodes are hidden."""
     info = node.meta.get("info")
     if not isinstance(info, MetaInfo):
         return False
@@ -50,7 +58,7 @@ def _row(node: Node, info: MetaInfo) -> dict[str, Any]:
 
 
 def profile_table(gm: GraphModule) -> str:
-    """The nodes of a profiled graph as a table, sizes in bytes with binary prefixes, with a line of totals."""
+    """Return the nodes of a profiled graph as a table with totals; sizes are bytes with binary prefixes."""
     rows = rows_of(gm)
     lines = [
         [
@@ -69,7 +77,7 @@ def profile_table(gm: GraphModule) -> str:
             table(lines, _HEADERS, "ll" + 9 * "r", "simple"),
             f"Kept for the backward: {scaled(accumulated, 'B', binary=True)} ({grouped(accumulated)} B)",
             "Products: {} MACs forward = {} FLOPs; {} FLOPs backward".format(*map(grouped, totals)),
-            *([f"Not counted for want of a formula: {', '.join(uncounted)}"] if uncounted else []),
+            *([f"Not counted (no formula): {', '.join(uncounted)}"] if uncounted else []),
         ]
     )
 

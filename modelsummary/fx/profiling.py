@@ -1,4 +1,4 @@
-"""Profile a graph without running it on data: what each node keeps for the backward, and what it costs."""
+"""Profile a graph without data: the memory that each node keeps for the backward, and its costs."""
 
 from __future__ import annotations
 
@@ -33,24 +33,30 @@ __all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbo
 def symbolic_profile(
     gm: GraphModule, *args: Any, device: torch.device | str | None = None, verbose: bool = False, **kwargs: Any
 ) -> GraphModule:
-    """Profile every node of a graph: memory and FLOPs of forward and backward, in the mode the graph is in.
+    """Profile every node of a graph in its current mode: memory and FLOPs of forward and backward.
 
-    The graph runs once on tensors without data. A graph that needs values runs for real, and is afterwards as it was.
+    The graph runs once on tensors without data. A graph that needs values runs on data, and is restored afterwards.
 
     Args:
-        gm: of ``symbolic_trace``, or any other graph module.
+        gm: graph of ``symbolic_trace``, or any other graph module.
         *args: its inputs; only their shapes, dtypes and devices matter.
-        **kwargs: likewise, by name.
-        device: whose kernels are assumed; None: that of the module. Where it is not there, those of the CPU. On
-            ``"meta"`` attention is that of the formula, which keeps the scores; on others the fused kernel.
+        **kwargs: its inputs by name.
+        device: device whose kernels are assumed. Default: the module's own; the CPU if it is not present. Attention
+            keeps its scores on ``"meta"``; on other devices the fused kernel is assumed.
         verbose: print the table of ``profile_table``.
 
     Returns:
-        ``gm``; the ``MetaInfo`` of its nodes (``node.meta["info"]``) is filled.
+        ``gm``, with the ``MetaInfo`` of its nodes (``node.meta["info"]``) filled.
 
     Raises:
-        InputError: ``gm`` is no graph module.
+        InputError: ``gm`` is not a graph module.
         TraceError: a node failed.
+
+    >>> from modelsummary.fx import symbolic_trace
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+    >>> gm = symbolic_trace(model, meta_args={"input": (x := torch.rand(4, 8))})
+    >>> [node.meta["info"].fwd_flop for node in symbolic_profile(gm, x).graph.nodes if node.op == "call_module"]
+    [2048, 0, 2048]
     """
     profile_call(gm, CallArguments(args, kwargs, None), device)
     if verbose:
@@ -59,7 +65,7 @@ def symbolic_profile(
 
 
 class GraphProfiler:
-    """Fills what each node keeps for the backward: the sizes in its ``MetaInfo``.
+    """A profiler of memory: it fills the sizes in the ``MetaInfo`` of each node.
 
     Args:
         module: the graph.
@@ -69,12 +75,12 @@ class GraphProfiler:
         self.module = module
 
     def propagate(self, *args: Any, device: torch.device | str | None = None, **kwargs: Any) -> Any:
-        """Run the graph without data; arguments as for ``symbolic_profile``. Returns what it returns."""
+        """Run the graph without data. Arguments are as for ``symbolic_profile``. Return the graph's result."""
         return profile_call(self.module, CallArguments(args, kwargs, None), device, counts=False)
 
 
 class FlopProfiler:
-    """Fills what each node costs: the FLOPs in its ``MetaInfo``, and what is registered for it.
+    """A profiler of costs: it fills the FLOPs, and registered costs, in the ``MetaInfo`` of each node.
 
     Args:
         module: the graph.
@@ -84,7 +90,7 @@ class FlopProfiler:
         self.module = module
 
     def propagate(self, *args: Any, device: torch.device | str | None = None, **kwargs: Any) -> Any:
-        """Run the graph without data, forward and backward; arguments as for ``symbolic_profile``."""
+        """Run the graph forward and backward without data. Arguments are as for ``symbolic_profile``."""
         return profile_call(self.module, CallArguments(args, kwargs, None), device, keeps_memory=False)
 
 
@@ -96,20 +102,24 @@ def flop_count(
     verbose: bool = False,
     **kwargs: Any,
 ) -> tuple[int, int]:
-    """FLOPs of products in a forward and in the backward from all of its results: 2 a multiply-add.
+    """Return the FLOPs of products in a forward, and in the backward from all of its results: 2 per multiply-add.
 
-    By operators (``register_op_cost``): what ``register_flop_count_impl`` has is of nodes of graphs.
+    Costs registered for operators (``register_op_cost``) count, costs registered for nodes
+    (``register_flop_count_impl``) do not.
 
     Args:
-        module: a module, or a function of tensors; it runs once, without data if it needs no values.
-        *args: of the call. An input gets a gradient where it requires one, of a function every one.
-        **kwargs: of the call, by name.
-        device: whose kernels are assumed; None: that of the module and the inputs.
-        verbose: print both, and operators that are not counted for want of a formula.
+        module: module, or function of tensors. It runs once, without data unless it needs values.
+        *args: its arguments. Inputs of a module get gradients if they require them, inputs of a function always.
+        **kwargs: its arguments by name.
+        device: device whose kernels are assumed. Default: the device of the module and the inputs.
+        verbose: print both figures, and the operators that have no formula.
 
     Raises:
-        InputError: there is nothing to call.
-        TraceError: it failed; the original exception is ``__cause__``.
+        InputError: ``module`` is not a module or function.
+        TraceError: the call failed; the original exception is ``__cause__``.
+
+    >>> flop_count(nn.Linear(8, 16), torch.rand(4, 8))  # 2 x 4 x 8 x 16; the input takes no gradient
+    (1024, 1024)
     """
     if not callable(module) or isinstance(module, type):
         raise InputError(f"expected a module or a function, got {type(module).__name__}: {module!r:.80}")
@@ -138,7 +148,7 @@ def flop_count(
 
 
 def _with_gradients(value: Any) -> Any:
-    """Copies of the tensors that take gradients, and may be written to."""
+    """Return copies of the tensors that require gradients and can be written in place."""
     copies: dict[int, Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
@@ -152,7 +162,7 @@ def _with_gradients(value: Any) -> Any:
 
 
 def _run(run: Callable[..., Any], device: torch.device | str | None) -> Any:
-    """What ``run`` gives without data; with values if it needs them, and no device is assumed."""
+    """Return the result of ``run`` without data; on data if it needs values and ``device`` is None."""
     try:
         return run(really=False)
     except Exception as error:
@@ -162,7 +172,7 @@ def _run(run: Callable[..., Any], device: torch.device | str | None) -> Any:
 
 
 def _place(module: nn.Module, call: CallArguments, device: torch.device | str | None) -> torch.device:
-    """Where the tensors without data are: autograd runs on devices that are there, so else the kernels of the CPU."""
+    """Return the device to assume; the CPU if that device is not present, because autograd needs one that is."""
     own = [*tensors_of_modules(modules_of(module)), *call.tensors()]
     place = torch.device(device) if device is not None else device_of(iter(own))
     return place if is_there(place) else torch.device("cpu")
@@ -177,7 +187,7 @@ def profile_call(
     keeps_memory: bool = True,
     counts: bool = True,
 ) -> Any:
-    """Profile a graph as it is called: its sizes, its costs. Returns what it returns."""
+    """Fill the sizes and costs of a graph's nodes. Return the graph's result."""
     place = _place(checked(gm), call, device)
 
     def run(*, really: bool) -> Any:
@@ -196,7 +206,7 @@ def profile_call(
 
 
 class _ProfilingRunner(NodeRunner):
-    """Runs a graph forward and backward, and notes what each node saves and costs."""
+    """An interpreter that runs a graph forward and backward, and collects the saved tensors and costs of each node."""
 
     def __init__(self, module: GraphModule, counters: Uncounted) -> None:
         super().__init__(module)
@@ -205,14 +215,14 @@ class _ProfilingRunner(NodeRunner):
         self._forward: dict[Node, Costs] = {}
         self._of_backward: dict[Node, Costs] = {}
         self._saved: dict[Node, TensorSet] = {}
-        self._results: dict[Node, Any] = {}  # all are kept, or their places in memory would be taken by others
+        self._results: dict[Node, Any] = {}  # all stay alive, so that their memory is not reused
         self._given: dict[Node, list[Tensor]] = {}
-        self._begins: list[int] = []  # number of the first autograd node that each node may make
+        self._begins: list[int] = []  # sequence number of the first autograd node that each node may create
         self._registered: dict[Node, tuple[int, ...]] = {}
         self._own = {memory for memory, _ in (*self._env.param_ctx, *self._env.buffer_ctx)}
 
     def profile(self, args: list[Any], *, runs_backward: bool) -> Any:
-        """Run forward, and backward where asked for. Returns the result."""
+        """Run forward, and backward if asked for. Return the result."""
         with self._env:
             result = self.run(*args)
         if runs_backward:
@@ -227,7 +237,7 @@ class _ProfilingRunner(NodeRunner):
 
     @contextmanager
     def around(self, node: Node) -> Iterator[None]:
-        """Context in which a node runs: what it saves and costs is its own."""
+        """Run the body with saved tensors and costs attributed to a node."""
         self._env.ctx = self._saved[node] = TensorSet()
         self._counters.running = self._forward[node] = Costs()
         self._begins.append(_next_number())
@@ -237,7 +247,7 @@ class _ProfilingRunner(NodeRunner):
         yield
 
     def _register(self, node: Node) -> None:
-        """The costs that the user registered."""
+        """Note the costs that the user registered for a node."""
         if node.op not in ("call_module", "call_function", "call_method"):
             return
         target: Any = node.target
@@ -255,10 +265,10 @@ class _ProfilingRunner(NodeRunner):
         self._registered[node] = tuple(costs)
 
     def after(self, node: Node, result: Any) -> None:
-        """Keep the result."""
+        """Keep the result of a node."""
         self._results[node] = result
 
-    # ------------------------------------------------------------------------------------- what it means
+    # ------------------------------------------------------------------------------------------- results
 
     def write_sizes(self) -> None:
         """Fill the sizes of each node's ``MetaInfo``."""
@@ -269,7 +279,7 @@ class _ProfilingRunner(NodeRunner):
             info.outputs = TensorSet() if node.op == "get_attr" else TensorSet.of(self._results[node])
             info.kept = later.intersect(info.outputs)
             info.param_size, info.backward_size = self._param_size(node), self._backward_size(node)
-            # what a node saves of its own results is no reason to keep those of others
+            # a result that this node makes and saves is its own: earlier nodes do not keep it
             later = later.union(info.saved.subtract(info.outputs))
         held, so_far = TensorSet(), 0
         for node in self._results:
@@ -309,12 +319,12 @@ def _info(node: Node) -> MetaInfo:
 
 
 def _next_number() -> int:
-    """The number that the next autograd node gets."""
+    """Return the sequence number that the next autograd node gets."""
     return int(_torch.next_node_number())
 
 
 def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
-    """Run the backward from all results; ``pays`` is given the number of each autograd node before it runs."""
+    """Run the backward from all results. Call ``pays`` with the number of each autograd node before it runs."""
     roots = [tensor for tensor in tensors_of(result) if tensor.requires_grad and tensor.grad_fn is not None]
     if not roots:
         return
@@ -327,7 +337,7 @@ def _backward(result: Any, pays: Callable[[int], None] | None = None) -> None:
             continue
         seen.add(node)
         pending.extend(each for each, _ in node.next_functions)
-        if not hasattr(node, "variable") and pays is not None:  # who adds up the gradient of a leaf pays nothing
+        if not hasattr(node, "variable") and pays is not None:  # nodes that accumulate gradients cost nothing
             handles.append(node.register_prehook(_paying(pays, node._sequence_nr())))
     unique = list({id(tensor): tensor for tensor in roots}.values())
     try:

@@ -1,7 +1,7 @@
-"""Registries: what the user tells about modules and functions that tracing or profiling does not know.
+"""Registries of user code for modules and functions that tracing or profiling does not know.
 
-Each is filled by a decorator and refuses a second registration. Functions are those that a model calls: a function of
-torch, an operator ``torch.ops.mylib.my_op``, or ``MyFunction.apply`` of a ``torch.autograd.Function``.
+Each is filled by a decorator and refuses a second registration. Keys are the functions that a model calls: a function
+of torch, an operator ``torch.ops.mylib.my_op``, or ``MyFunction.apply`` of a ``torch.autograd.Function``.
 """
 
 from __future__ import annotations
@@ -50,82 +50,107 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def register_tracer_impl(func: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Register what ``symbolic_trace`` calls in the place of a function: the graph then has what this calls.
+    """Register a function that ``symbolic_trace`` calls instead of another one. The graph has the calls it makes.
 
     Args:
-        func: the function; a plain Python function is replaced where the modules of the model import it by name.
+        func: function to replace. A plain Python function is replaced where the model's modules import it by name.
 
     Raises:
-        RegistrationError: it has one already, or one of them is no function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
+
+    >>> import torch
+    >>> def area(x):  # NumPy cannot be traced
+    ...     return torch.from_numpy(x.numpy() ** 2)
+    >>> @register_tracer_impl(area)
+    ... def traced_area(x):
+    ...     return x * x
     """
     return _registering("register_tracer_impl", _tracer_impls, func)
 
 
 def register_leaf_module(cls: _M) -> _M:
-    """Register that a class of modules is not opened: its calls stay ``call_module`` nodes. Usable as a decorator.
+    """Register a module class whose calls stay ``call_module`` nodes. Usable as a decorator.
 
     Raises:
-        RegistrationError: it is registered already, or no class of modules.
+        RegistrationError: ``cls`` is already registered, or is not a module class.
+
+    >>> from modelsummary.fx import symbolic_trace
+    >>> import torch
+    >>> @register_leaf_module
+    ... class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.relu(x) + 1
+    >>> print(symbolic_trace(nn.Sequential(Block()), meta_args={"input": torch.rand(2)}).code.strip())
+    def forward(self, input):
+        input_1 = input
+        _0 = getattr(self, "0")(input_1);  input_1 = None
+        return _0
     """
     return _register_leaf("register_leaf_module", cls, is_leaf=True)
 
 
 def register_non_leaf_module(cls: _M) -> _M:
-    """Register that a class of modules is opened, such as ``nn.MultiheadAttention``. Usable as a decorator.
+    """Register a module class that is opened, such as ``nn.MultiheadAttention``. Usable as a decorator.
 
     Raises:
-        RegistrationError: it is registered already, or no class of modules.
+        RegistrationError: ``cls`` is already registered, or is not a module class.
     """
     return _register_leaf("register_non_leaf_module", cls, is_leaf=False)
 
 
 def register_leaf_module_impl(cls: type[nn.Module]) -> Callable[[_F], _F]:
-    """Register what gives the result of a module where no values are computed, and that it is not opened.
+    """Register a function that returns the result of a module on tensors without data. The module is not opened.
 
-    For layers whose operators have no kernel for tensors without values. The function gets the module and the arguments
-    of its forward, and returns empty tensors of the right shapes, dtypes and devices.
+    It is for layers whose operators have no kernel for such tensors. The function gets the module and the arguments of
+    its forward, and returns empty tensors of the right shapes, dtypes and devices.
 
     Raises:
-        RegistrationError: the class has one already, is registered as to be opened, or is no class of modules.
+        RegistrationError: ``cls`` already has an implementation, is registered to be opened, or is not a module class.
     """
     _check_class("register_leaf_module_impl", cls)
     if _leaves.get(cls) is False:
-        raise RegistrationError(f"register_leaf_module_impl: {cls.__name__} is registered as a module to be opened")
+        raise RegistrationError(f"register_leaf_module_impl: {cls.__name__} is already registered as opened")
     return _registering("register_leaf_module_impl", _leaf_impls, cls)
 
 
 def register_shape_impl(func: Any) -> Callable[[_F], _F]:
-    """Register what gives the result of a function where no values are computed.
+    """Register a function that returns the result of another one on tensors without data.
 
-    The implementation gets the arguments of the function, and returns empty tensors of the right shapes, dtypes and
-    devices.
+    It gets the same arguments, and returns empty tensors of the right shapes, dtypes and devices.
 
     Raises:
-        RegistrationError: the function has one already, or is no function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
     """
     return _registering("register_shape_impl", shape_impls, func)
 
 
 def register_flop_count_impl(func: Any) -> Callable[[_F], _F]:
-    """Register the FLOPs of a function, or of a class of modules: ``(fwd_flop, bwd_flop)``, 2 a multiply-add.
+    """Register a function that returns the FLOPs of a function or module class: ``(fwd_flop, bwd_flop)``.
 
-    The implementation gets the arguments of the function (of the module's forward, after the module), as tensors
-    without values.
+    A multiply-add is 2 FLOPs. The function gets the arguments of the call as tensors without data; for a module class,
+    the module comes first.
 
     Raises:
-        RegistrationError: it has one already, or one of them is no function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
+
+    >>> class Doubling(nn.Module):
+    ...     def forward(self, x):
+    ...         return 2 * x
+    >>> @register_flop_count_impl(Doubling)
+    ... def flops_of_doubling(module, x):
+    ...     return x.numel(), x.numel()
     """
     return _registering("register_flop_count_impl", flop_impls, func)
 
 
 def register_profile_impl(func: Any) -> Callable[[_F], _F]:
-    """Register all costs of a function or class of modules: ``(fwd_flop, bwd_flop, fwd_comm, bwd_comm)``.
+    """Register a function that returns all costs of a function or module class.
 
-    FLOPs, 2 a multiply-add, and bytes that are communicated. Arguments as for ``register_flop_count_impl``, over which
-    it takes precedence.
+    It returns ``(fwd_flop, bwd_flop, fwd_comm, bwd_comm)``: FLOPs, 2 per multiply-add, and bytes communicated. It gets
+    the same arguments as for ``register_flop_count_impl``, and takes precedence over it.
 
     Raises:
-        RegistrationError: it has one already, or one of them is no function.
+        RegistrationError: ``func`` already has an implementation, or one of the two is not callable.
     """
     return _registering("register_profile_impl", profile_impls, func)
 
@@ -138,7 +163,7 @@ def _registering(name: str, impls: Impls, key: Any) -> Callable[[_F], _F]:
         if not callable(impl):
             raise RegistrationError(f"{name}: expected a function for {key}, got {type(impl).__name__}: {impl!r:.80}")
         if key in impls:
-            raise RegistrationError(f"{name}: {key} has an implementation already: {impls[key]}")
+            raise RegistrationError(f"{name}: {key} already has an implementation: {impls[key]}")
         impls[key] = impl
         return impl
 
@@ -149,18 +174,18 @@ def _register_leaf(name: str, cls: _M, *, is_leaf: bool) -> _M:
     _check_class(name, cls)
     if cls in _leaves or cls in _leaf_impls:
         kind = "opened" if _leaves.get(cls) is False else "a leaf"
-        raise RegistrationError(f"{name}: {cls.__name__} is registered already, as {kind}")
+        raise RegistrationError(f"{name}: {cls.__name__} is already registered as {kind}")
     _leaves[cls] = is_leaf
     return cls
 
 
 def _check_class(name: str, cls: Any) -> None:
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise RegistrationError(f"{name}: expected a class of modules, got {type(cls).__name__}: {cls!r:.80}")
+        raise RegistrationError(f"{name}: expected a module class, got {type(cls).__name__}: {cls!r:.80}")
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """A module stays one node: as registered, else a layer of torch that is no container, as for ``torch.fx``."""
+    """Return True if a module stays one node: as registered, else a layer of torch that is not a container."""
     kind = type(module)
     registered = True if kind in _leaf_impls else _leaves.get(kind)
     if registered is not None:
@@ -169,11 +194,11 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def rules(model: nn.Module, used: set[Any]) -> TraceRules:
-    """What a tracer does, by the registrations of now.
+    """Return the rules of a trace from the current registrations.
 
     Args:
-        model: what is traced; it is opened, whatever it is.
-        used: gets the functions and classes whose implementations were called.
+        model: the traced model; it is always opened.
+        used: set that gets the functions and classes whose implementations are called.
     """
 
     def noting(impls: Impls) -> Impls:
@@ -197,7 +222,7 @@ def rules(model: nn.Module, used: set[Any]) -> TraceRules:
 
 @contextmanager
 def replaced(model: nn.Module, rules: TraceRules) -> Iterator[None]:
-    """Context in which plain Python functions are replaced where the modules of a model know them by name."""
+    """Run the body with plain Python functions replaced in the Python modules that define the model's classes."""
     functions = {key: impl for key, impl in rules.substitutes.items() if isinstance(key, FunctionType)}
     names = dict.fromkeys(type(module).__module__ for module in model.modules())
     homes = [vars(sys.modules[name]) for name in names if name in sys.modules]
@@ -218,14 +243,14 @@ def replaced(model: nn.Module, rules: TraceRules) -> Iterator[None]:
 
 
 def find_impl(impls: Impls, target: Any) -> Callable[..., Any] | None:
-    """What is registered for a function, or for the class of a module."""
+    """Return the implementation registered for a function, or for the class of a module; None if not registered."""
     key = type(target) if isinstance(target, nn.Module) else target
     try:
         return impls.get(key)
-    except TypeError:  # it has no hash
+    except TypeError:  # the key is not hashable
         return None
 
 
 def leaf_impl(module: nn.Module) -> Callable[..., Any] | None:
-    """What gives the result of a module where no values are computed."""
+    """Return the function registered by ``register_leaf_module_impl`` for a module's class; None if not registered."""
     return _leaf_impls.get(type(module))

@@ -1,4 +1,4 @@
-"""Run a graph without data, node by node: shapes, and what else can be seen of each node while it runs."""
+"""Run a graph node by node on tensors without data, and note the shapes of each node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "no
 
 
 class NodeRunner(Interpreter):
-    """Runs a graph and notes the shapes of each node."""
+    """An interpreter that runs a graph and notes the shapes of each node."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self.extra_traceback = False  # the error names the node
 
     def run_node(self, n: Node) -> Any:
-        """Run one node. Raises ``TraceError`` if that fails."""
+        """Run one node. Raise ``TraceError`` if it fails."""
         try:
             with self.around(n):
                 result = super().run_node(n)
@@ -55,31 +55,31 @@ class NodeRunner(Interpreter):
         return result
 
     def around(self, node: Node) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Context in which a node runs."""
+        """Return a context in which a node runs."""
         return nullcontext()
 
     def after(self, node: Node, result: Any) -> None:
-        """A node has run."""
+        """Handle the result of a node that has run."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function, or what is registered to give its shape."""
+        """Call a function, or its registered shape implementation."""
         impl = registry.find_impl(registry.shape_impls, target)
         return target(*args, **kwargs) if impl is None else _opaque(impl, args, kwargs)
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method, or what is registered to give the shape of that of tensors."""
+        """Call a method, or its registered shape implementation."""
         impl = registry.find_impl(registry.shape_impls, getattr(Tensor, target, None))
         return super().call_method(target, args, kwargs) if impl is None else _opaque(impl, args, kwargs)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module, or what is registered to give its shape."""
+        """Call a module, or its registered shape implementation."""
         module = self.fetch_attr(target)
         impl = registry.leaf_impl(module)
         return module(*args, **kwargs) if impl is None else _opaque(impl, (module, *args), kwargs)
 
 
 def _opaque(impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an implementation gives; gradients pass through, so that what comes before has a backward."""
+    """Return the result of an implementation. It depends on the inputs, so that earlier nodes have a backward."""
     result = impl(*args, **kwargs)
     modules = [each for each in args[:1] if isinstance(each, nn.Module)]
     given = [*tensors_of((args, kwargs)), *(each for module in modules for each in module.parameters())]
@@ -90,25 +90,32 @@ def _opaque(impl: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 class _Connected(torch.autograd.Function):
-    """A tensor that depends on others in a way that is not known."""
+    """An identity whose result depends on other tensors in an unknown way."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, *given: Tensor) -> Tensor:
-        """The first tensor."""
+        """Return a copy of the first tensor."""
         ctx.given = [(each.shape, each.dtype, each.device) for each in given]
         return result.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *_grads: Tensor) -> Any:
-        """Gradients of the right shapes."""
+        """Return empty gradients of the right shapes."""
         return None, *(torch.empty(size, dtype=dtype, device=device) for size, dtype, device in ctx.given)
 
 
 class ShapeProp:
-    """Gives every node ``meta["tensor_meta"]`` and ``meta["info"].shape`` without computing anything.
+    """A pass that fills ``meta["tensor_meta"]`` and ``meta["info"].shape`` of every node without computing anything.
 
     Args:
-        module: the graph, which may hold functions that have a ``register_shape_impl`` only.
+        module: the graph. Its functions need a meta kernel, or a shape registered by ``register_shape_impl``.
+
+    Raises:
+        InputError: ``module`` is not a graph module.
+
+    >>> gm = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+    >>> ShapeProp(gm).propagate(torch.empty(2, 3, 16, 16)).shape
+    torch.Size([2, 8, 14, 14])
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -119,10 +126,11 @@ class ShapeProp:
         """Run the graph on tensors like ``args``, without data.
 
         Args:
-            device: that the tensors say they are on, which need not be there; None: that of the module.
+            *args: inputs of the graph; only their shapes and dtypes matter.
+            device: device that the tensors report, present or not. Default: the device of the module.
 
         Returns:
-            The result, of tensors without data.
+            The graph's result, with tensors without data.
 
         Raises:
             TraceError: a node failed.
@@ -133,7 +141,7 @@ class ShapeProp:
 
 
 def checked(module: GraphModule) -> GraphModule:
-    """The graph module. Raises ``InputError`` if it is none."""
+    """Return a graph module unchanged. Raise ``InputError`` for anything else."""
     if not isinstance(module, GraphModule):
         hint = "; trace it first: symbolic_trace(model, meta_args={...})" if isinstance(module, nn.Module) else ""
         raise InputError(f"expected a torch.fx.GraphModule, got {type(module).__name__}: {module!r:.80}{hint}")
@@ -143,10 +151,13 @@ def checked(module: GraphModule) -> GraphModule:
 def note_shapes(
     module: GraphModule, call: CallArguments, origins: Mapping[Node, tuple[str, int]], execution: str
 ) -> None:
-    """Note the shapes of every node, and where it comes from.
+    """Note the shapes and the origin of every node.
 
     Args:
-        execution: ``"shape"``: on meta, ``"real"``: with values.
+        module: the graph.
+        call: its inputs.
+        origins: node -> FQN and call index of its module.
+        execution: ``"shape"`` on meta tensors, ``"real"`` on data.
     """
     for node in module.graph.nodes:
         node.meta["info"] = MetaInfo(*origins.get(node, ("", 0)))
@@ -160,7 +171,7 @@ def note_shapes(
 
 
 def in_order(module: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Arguments as the placeholders take them. Raises ``TraceError`` if they are not those of the graph."""
+    """Return the arguments in the order of the placeholders. Raise ``TraceError`` if they do not match."""
     names = [str(node.target) for node in module.graph.nodes if node.op == "placeholder"]
     given = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
     if len(given) != len(names) or not kwargs.keys() <= set(names):
@@ -177,15 +188,16 @@ def without_data(
     *,
     really: bool = False,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Context in which a module runs with gradients on tensors without data; yields the arguments.
+    """Run the body with a module, and yielded arguments, on tensors without data and with gradients.
 
-    The tensors are on ``device``, which need not be there, so that its kernels are chosen. The module is afterwards as
-    it was.
+    The tensors report ``device``, present or not, so that its kernels are chosen. The module is restored afterwards.
 
     Args:
-        device: None: that of the module.
-        counting: gets the costs of the operators.
-        really: run with values, on the module's own device.
+        module: the module.
+        call: its arguments.
+        device: device of the tensors; None: the device of the module.
+        counting: counter that gets the costs of the operators.
+        really: run on data, on the module's own device.
     """
     leaves = {id(each): each if each.is_leaf else each.detach().requires_grad_() for each in call.tensors()}
     call = CallArguments(*call.on_meta(lambda tensor: leaves.get(id(tensor), tensor)), call.device, call.nothing_found)
@@ -203,11 +215,11 @@ def without_data(
 
 
 def said(error: Exception) -> str:
-    """Kind of an error, and the first line of what it says."""
+    """Return the type of an error and the first line of its message."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"
 
 
 def needs_values(error: BaseException | None) -> bool:
-    """What failed is an operator whose result depends on the values of tensors."""
+    """Return True if an operator failed because its result depends on the values of tensors."""
     return isinstance(error, DataDependentError)

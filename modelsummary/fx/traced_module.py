@@ -23,7 +23,7 @@ __all__ = ["FunctionModule", "TracedModule", "graph_module"]
 
 
 class FunctionModule(nn.Module):
-    """A function as a module; of a method of a module, that one is inside."""
+    """A function as a module. The owner of a bound method becomes a submodule if it is a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -36,19 +36,18 @@ class FunctionModule(nn.Module):
 class TracedModule(GraphModule):
     """A graph module that pickles node by node.
 
-    ``GraphModule`` pickles its code and traces that again, which loses what is no tensor: the mode and sizes become
-    constants.
+    ``GraphModule`` pickles its code and traces it again on loading, which turns the mode and sizes into constants.
     """
 
     def to_folder(self, folder: str | os.PathLike[str], module_name: str = "FxModule") -> None:
-        """Write the graph as a package: ``from folder import module_name``, and ``module_name()`` is it again.
+        """Write the graph as a package: ``from folder import module_name``, then ``module_name()`` loads it.
 
-        ``module.py`` has the code, ``state.pt`` next to it the layers as they are: with shared parameters, hooks, modes
-        and dtypes, which ``GraphModule.to_folder`` does not keep.
+        ``module.py`` has the code. ``state.pt`` has the layers with shared parameters, hooks, modes and dtypes, which
+        ``GraphModule.to_folder`` does not keep.
 
         Args:
-            folder: becomes a package.
-            module_name: of the class in it.
+            folder: folder of the package; created if needed.
+            module_name: name of the class in it.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,15 +57,15 @@ class TracedModule(GraphModule):
         (folder / "__init__.py").write_text(f"from .module import {module_name}\n")
 
     def _state(self) -> dict[str, Any]:
-        """All but the graph, and what comes of it."""
+        """Return the attributes without the graph, its code and its metadata."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_graph", "_code", "meta")}
 
     def __reduce__(self) -> Any:
-        # apart: torch.save uses an old protocol, in which memory formats cannot be told
+        # nodes are pickled separately: torch.save uses an old protocol that cannot pickle memory formats
         return _restored, (self._state(), pickle.dumps(_nodes_of(self.graph)), type(self).__name__, self.meta)
 
 
-# forward stands outside of the class, in which names with two underscores (``__main___Output``) would be others
+# forward is defined outside the class, because names with two underscores (``__main___Output``) are mangled inside it
 _CODE = """{imports}
 from pathlib import Path
 
@@ -86,7 +85,7 @@ class {name}(torch.nn.Module):
 
 
 def _imports(graph: Graph) -> str:
-    """What the code of a graph names, imported; ``apply`` of autograd functions from their class."""
+    """Return the import lines for the names in a graph's code; ``apply`` of autograd functions via their class."""
     named = dict(graph.python_code("self").globals)
     applied = {name: named.pop(name).function for name, each in list(named.items()) if isinstance(each, Apply)}
     classes = _format_import_block({f"_{name}": function for name, function in applied.items()}, sys_importer)
@@ -96,7 +95,7 @@ def _imports(graph: Graph) -> str:
 
 
 def _nodes_of(graph: Graph) -> list[tuple[Any, ...]]:
-    """The nodes as plain data, with names in the place of nodes."""
+    """Return the nodes as plain data, with names for nodes in arguments."""
 
     def plain(argument: Any) -> Any:
         return map_arg(argument, lambda node: _Name(node.name))
@@ -108,11 +107,11 @@ def _nodes_of(graph: Graph) -> list[tuple[Any, ...]]:
 
 
 class _Name(str):
-    """Name of a node."""
+    """The name of a node in pickled arguments."""
 
 
 def _by_name(target: Any) -> Any:
-    """A function of torch, which may not pickle itself, by its name."""
+    """Return a function of torch by name, because it may not be picklable; return other targets unchanged."""
     if callable(target) and str(getattr(target, "__module__", "")).partition(".")[0] == "torch":
         return torch_function(target)
     return target
@@ -147,7 +146,7 @@ def _restored(state: dict[str, Any], nodes: bytes, class_name: str, meta: dict[s
 
 
 def graph_module(model: nn.Module, graph: Graph, constants: Mapping[str, Any]) -> TracedModule:
-    """The graph with the model's own modules and tensors at their own paths; keys of its state are the model's."""
+    """Return a graph module with the model's own modules and tensors at their own paths, and its state dict's keys."""
     root = nn.Module()
     for name, value in vars(model).items():
         if name not in ("_modules", "_parameters", "_buffers", "forward"):
@@ -164,7 +163,7 @@ def graph_module(model: nn.Module, graph: Graph, constants: Mapping[str, Any]) -
     own = {id(each) for each in model.modules() if each is not model}
     for fqn, scope in module.named_modules():
         if id(scope) in own:
-            continue  # the model's own
+            continue  # a module of the model itself
         source = model.get_submodule(fqn)
         scope.training = source.training
         persistent = source._buffers.keys() - source._non_persistent_buffers_set

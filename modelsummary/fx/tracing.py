@@ -1,4 +1,4 @@
-"""``symbolic_trace``: a model as a ``torch.fx.GraphModule``, made from a record of what its forward did."""
+"""``symbolic_trace``: a model as a ``torch.fx.GraphModule``, built from a record of its forward."""
 
 from __future__ import annotations
 
@@ -39,34 +39,39 @@ def symbolic_trace(
     trace_act_ckpt: bool = False,
     bias_addition_split: bool = False,
 ) -> GraphModule:
-    """A model as a graph of calls of its layers, and of functions between them.
+    """Return a model as a graph of calls of its layers, and of functions between them.
 
-    The forward is recorded on shapes at several batch sizes and in both modes; the graph does what was recorded, so
-    Python control flow is what the given values make of it. Layers of ``torch.nn`` stay one node, other modules are
-    opened, except where their forward cannot be written as a list of calls (it decides by values, say): these stay one
-    node, too. Sizes that follow the batch are computed from an input; constants that depend on the mode are chosen by
-    ``training``. Before it is returned, the graph was compared with the model, operator by operator.
+    The forward is recorded on shapes at several batch sizes and in both modes. The graph repeats the recorded calls, so
+    Python control flow is fixed by the given values. Layers of ``torch.nn`` stay one node. Other modules are opened,
+    unless their forward cannot be written as a list of calls (for example because it decides by values). Sizes that
+    follow the batch are computed from an input. Constants that depend on the mode are chosen by ``training``. The graph
+    is compared with the model, operator by operator, before it is returned.
 
     Args:
         root: the model, which is not changed, or a function of tensors.
         concrete_args: name of an argument of the forward -> its value, which becomes part of the graph.
-        meta_args: name of an argument -> a tensor, or a container of tensors; only shapes, dtypes and (if the forward
-            needs them) values matter. Arguments that hold no tensor, and those that are not given, are concrete.
-        trace_act_ckpt: mark what runs under ``torch.utils.checkpoint``, so that it does in the graph.
-        bias_addition_split: make layers and functions that add a bias two nodes: the product, and the addition.
+        meta_args: name of an argument -> a tensor, or a container of tensors. Only shapes and dtypes matter, and values
+            if the forward needs them. Arguments without tensors, and those not given, are concrete.
+        trace_act_ckpt: mark the regions under ``torch.utils.checkpoint``, so that they run under it in the graph.
+        bias_addition_split: split layers and functions that add a bias into two nodes: the product, and the addition.
 
     Returns:
         A graph module with the model's own modules, parameters and buffers under their own names. Each node has
         ``meta["info"]`` (``MetaInfo``) with the FQN of its module, and ``meta["tensor_meta"]``.
 
     Raises:
-        InputError: an argument is unknown or missing, or holds what it cannot (it is a ``ValueError``).
-        TraceError: the forward cannot be written as a graph, or failed; the message says why.
+        InputError: an argument is unknown, missing, or of the wrong kind. It is a ``ValueError``.
+        TraceError: the forward failed, or cannot be written as a graph; the message says why.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    >>> gm = symbolic_trace(model, meta_args={"input": torch.empty(4, 8, device="meta")})
+    >>> [(node.op, node.meta["info"].fqn, node.meta["info"].shape) for node in gm.graph.nodes]
+    [('placeholder', '', (4, 8)), ('call_module', '0', (4, 16)), ('call_module', '1', (4, 16)), ('output', '', ...)]
     """
     model = _as_module(root)
     for kind, given in (("concrete_args", concrete_args), ("meta_args", meta_args)):
         if not isinstance(given, (Mapping, NoneType)):
-            raise InputError(f"{kind}: expected a dict from the names of arguments, got {type(given).__name__}")
+            raise InputError(f"{kind} must be a dict from argument names to values, got {type(given).__name__}")
     call, names = _call_of(model, dict(concrete_args or {}), dict(meta_args or {}))
     return trace_call(model, call, names, marks=trace_act_ckpt, splits_bias=bias_addition_split)
 
@@ -80,8 +85,8 @@ def _as_module(root: Any) -> nn.Module:
     try:
         inspect.signature(root)
     except ValueError:
-        raise InputError(f"{root!r:.80} does not tell the names of its arguments; wrap it in a function") from None
-    # under the name and in the place of the function: errors tell it, and what is registered is looked for there
+        raise InputError(f"{root!r:.80} has no signature with argument names; wrap it in a function") from None
+    # Errors name the class, and registered replacements are looked up in its module: use the function's own.
     named = {"__module__": getattr(root, "__module__", None) or __name__}
     kind: type[FunctionModule] = type(getattr(root, "__name__", type(root).__name__), (FunctionModule,), named)
     return kind(root)
@@ -90,18 +95,18 @@ def _as_module(root: Any) -> nn.Module:
 def _call_of(
     model: nn.Module, concrete: dict[str, Any], meta: dict[str, Any]
 ) -> tuple[CallArguments, dict[str | int, str]]:
-    """The arguments; and by position or name those that stay inputs of the graph."""
+    """Return the call's arguments, and a dict from position or name to graph input for tensor arguments."""
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     for kind, given in (("concrete_args", concrete), ("meta_args", meta)):
         unknown = [name for name in given if name not in parameters]
         if unknown and not takes_any:
             expected = ", ".join(parameters) or "none"
-            raise InputError(f"{kind} names {unknown[0]!r}, which is no argument of the forward; it takes: {expected}")
+            raise InputError(f"{kind} names {unknown[0]!r}, but the arguments of the forward are: {expected}")
     size = next((name for name, value in meta.items() if _is_size(value)), None)
-    if size is not None and not any(map(_holds_tensor, meta.values())):  # beside a tensor it is an argument like others
+    if size is not None and not any(map(_holds_tensor, meta.values())):  # beside a tensor, a size is a plain argument
         tensor = f"torch.empty({list(meta[size])}, device='meta')"
-        raise InputError(f"meta_args[{size!r}] is {meta[size]!r}; pass a tensor, such as {tensor}")
+        raise InputError(f"meta_args[{size!r}] must be a tensor, got {meta[size]!r}; pass {tensor}")
     twice = sorted(concrete.keys() & meta.keys())
     if twice:
         raise InputError(f"argument {twice[0]!r} is in concrete_args and in meta_args; pass it in one of them")
@@ -110,9 +115,11 @@ def _call_of(
         raise InputError(f"concrete_args[{held!r}] holds a tensor; pass it in meta_args")
     args: list[str] = []
     given = {**concrete, **meta}
-    for name, parameter in parameters.items():  # by position, as far as there is no gap
+    for name, parameter in parameters.items():  # by position, up to the first gap
         if parameter.kind is parameter.VAR_POSITIONAL and name in given:
-            raise InputError(f"the forward takes *{name}, which has no names to give arguments by; wrap it in a module")
+            raise InputError(
+                f"the forward takes *{name}, whose values have no names; wrap the model in a module that names them"
+            )
         if parameter.kind is parameter.VAR_KEYWORD or parameter.kind is parameter.KEYWORD_ONLY or name not in given:
             break
         args.append(name)
@@ -144,7 +151,7 @@ def trace_call(
     marks: bool = False,
     splits_bias: bool = False,
 ) -> TracedModule:
-    """The graph of a model as it is called. ``names``: position or name of an argument -> that of the graph's input."""
+    """Return the graph of a model for one call. ``names`` maps positions or names of arguments to graph inputs."""
     lazy = next((fqn for fqn, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
         raise TraceError(f"parameter {lazy!r} is not initialised; run the model once, then trace it")
@@ -167,9 +174,9 @@ def trace_call(
 
 
 def _without_values(call: CallArguments) -> CallArguments:
-    """The arguments with floating point tensors on meta: other batch sizes of them then take no memory.
+    """Return the arguments with floating point tensors on meta, so that larger batches take no memory.
 
-    Integers keep their values: a layer that stays whole may look at them.
+    Integers keep their values: a layer that stays whole may read them.
     """
     twins: dict[int, Tensor] = {}
 
@@ -185,9 +192,9 @@ def _without_values(call: CallArguments) -> CallArguments:
 
 
 def _execution(model: nn.Module, call: CallArguments) -> str:
-    """How the model can be run: on shapes, if that is the same as a real run."""
+    """Return ``"shape"`` if the model can run on shapes with the same result, else ``"real"``."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return "real"  # autocast does nothing to tensors on meta
+        return "real"  # autocast has no effect on meta tensors
     recording = capture(model, call, "auto")
     return "shape" if recording.error is not None else recording.execution
 
@@ -203,9 +210,10 @@ def _first(
     marks: bool,
     splits_bias: bool,
 ) -> TracedModule:
-    """The graph of the first record that can be made one; they come from the one that holds for most.
+    """Return the graph of the first record that can be written as one.
 
-    A record that leaves out a batch of one is preferred where it opens more modules.
+    Records come in order, from the one that holds for the most inputs and modes. A record for batches of two or more is
+    preferred over one for all batches if it opens more modules.
     """
     reason: TraceError | None = None
     every = iter(records)
@@ -219,7 +227,7 @@ def _first(
                         if _builder(model, following, names, marks).kept_whole != builder.kept_whole:
                             continue
             traced = graph_module(model, builder.graph, builder.constants)
-            if not used:  # else other operators run, and shall
+            if not used:  # registered implementations run other operators on purpose
                 with checkpoints_opened():
                     _check(model, traced, each, call, names, execution)
         except TraceError as error:
@@ -247,26 +255,26 @@ def _check(
     names: Mapping[str | int, str],
     execution: str,
 ) -> None:
-    """Raise ``TraceError`` if the graph does not run the operators of the model, at another batch size, too."""
+    """Raise ``TraceError`` unless the graph runs the same operators as the model, also at another batch size."""
 
     def differs(call: CallArguments, **options: bool) -> str:
         given = _graph_call(call, names)
         return difference(model, traced, [traced], call, execution, other_call=given, **options)
 
-    # with and without gradients; at another batch size; in the other mode: two runs of each tell all of it
+    # two runs cover gradients on and off, another batch size and the other mode
     larger = call
     if recorded.batch_size is not None:
         larger = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
     found = differs(larger, grad=True) or differs(call, grad=False, other_mode=not recorded.no_other_mode)
     if found:
         raise TraceError(
-            f"the graph is not the model: it runs {found}. The forward does what cannot be recorded between layers "
-            "(a TorchScript function, a global hook, an overridden __call__, other things without gradients): move "
-            "that into a module and register it with register_leaf_module"
+            f"the graph differs from the model: it runs {found}. The forward does something between its layers that "
+            "cannot be recorded (a TorchScript function, a global hook, an overridden __call__, other operators "
+            "without gradients); move it into a module and register that with register_leaf_module"
         )
 
 
 def _graph_call(call: CallArguments, names: Mapping[str | int, str]) -> CallArguments:
-    """The call of the graph that is the same as this call of the model."""
+    """Return the arguments of the graph for a call of the model."""
     given = {name: call.args[key] if isinstance(key, int) else call.kwargs[key] for key, name in names.items()}
     return CallArguments((), given, call.device)

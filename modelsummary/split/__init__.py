@@ -32,12 +32,12 @@ __all__ = [
 
 
 class Splitter:
-    """Cuts one model.
+    """A splitter of one model.
 
     Args:
-        records: makes those of its forward, from the one that holds for most; a later one is used where the earlier
-            ones cannot be cut as asked, or not as evenly.
-        rows: of its tree.
+        records: function that records the forward. The first record holds for the most inputs. A later one is used if
+            the earlier ones cannot be cut as asked, or only less evenly.
+        rows: rows of the model's tree.
     """
 
     def __init__(self, model: nn.Module, records: Callable[[], Iterator[Record]], rows: Sequence[LayerInfo]) -> None:
@@ -47,12 +47,12 @@ class Splitter:
         self._tried: list[CallSequence | SplitError] = []
 
     def split(self, by: By, wishes: Wishes) -> Stages:
-        """Return stages as ``Statistics.split`` says."""
+        """Return the stages that ``Statistics.split`` returns."""
         self._check(by, wishes)
         return self._stages(self._best(by, wishes))
 
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
-        """Return what the stages would be, without making them; None if there are not so many."""
+        """Return the facts of the stages without building them; None if the model has too few places to cut."""
         check_by(by, self._rows)
         try:
             return self._facts(self._best(by, Wishes(n_stages)))
@@ -60,7 +60,7 @@ class Splitter:
             return None
 
     def _check(self, by: By, wishes: Wishes) -> None:
-        """Raise ``InputError`` for misspelt names before anything is recorded."""
+        """Raise ``InputError`` for unknown names before anything is recorded."""
         check_by(by, self._rows)
         names = {row.fqn for row in self._rows}
         for fqn in wishes.boundaries or ():
@@ -72,9 +72,9 @@ class Splitter:
     def _best(self, by: By, wishes: Wishes) -> Choice:
         """Return the cuts of the first record that balances as well as any other, within ``AS_GOOD``.
 
-        Records come in the order of what they hold for: another one is worth its restrictions only if it opens
-        what the earlier ones keep whole, and that makes the largest stage smaller. Raises what the first record raised
-        if none can be cut as asked, as that error says most.
+        Records come in order, from the one that holds for the most inputs and modes. A later one pays only if it opens
+        modules that the earlier ones keep whole, and if that makes the largest stage smaller. If no record can be cut
+        as asked, raise the error of the first record, which is the most informative.
         """
         first_error: Exception | None = None
         found: list[Choice] = []
@@ -99,7 +99,7 @@ class Splitter:
         return Choice(sequence, costs, choose_cuts(sequence, costs, wishes, self.model))
 
     def _sequences(self) -> Iterator[CallSequence | SplitError]:
-        """The calls of each record, or why it cannot be opened; records are made when they are needed."""
+        """Yield the calls of each record, or the error that says why it cannot be opened. Record on demand."""
         yield from self._tried
         while (record := self._next_record()) is not None:
             try:
@@ -111,7 +111,7 @@ class Splitter:
     def _next_record(self) -> Record | None:
         try:
             return next(self._records, None)
-        except BaseException:  # the forward raised, or was interrupted: a later call begins anew
+        except BaseException:  # the forward raised or was interrupted: the next call must start again
             self._records, self._tried = self._make_records(), []
             raise
 

@@ -1,7 +1,7 @@
-"""From a record to the sequence of calls that can be cut, and the places where it may be.
+"""Flatten a record into a sequence of calls, and find the places where it can be cut.
 
-A module call is a *unit* if calling the module again does the same, and can be *opened* if its calls one after the
-other do the same. The sequence is that of the smallest calls: every module that can be opened is.
+A module call is a *unit* if calling the module again has the same effect. It can be *opened* if running its inner calls
+one after the other has the same effect. The sequence holds the smallest calls: every module that can be opened is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Cut:
     """A place between two calls.
 
     Attributes:
-        position: before which call.
-        values: what is made before it and used after it.
+        position: index of the call after the cut.
+        values: values made before the cut and used after it.
         obstacle: why the model cannot be cut here; empty if it can.
     """
 
@@ -35,21 +35,21 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Bytes crossing, of the recorded batch."""
+        """Bytes that cross here, for the recorded batch."""
         return sum(value.nbytes for value in self.values)
 
 
 @dataclass
 class CallSequence:
-    """The calls that can be cut, in order.
+    """The smallest calls of a record, in order, and the cuts between them.
 
     Attributes:
         calls: the smallest calls.
-        cuts: all places between two of them.
-        span: module call -> first and one after the last of its smallest calls; a smallest call spans itself.
+        cuts: every place between two calls.
+        span: call -> half-open range of its smallest calls; a smallest call spans itself.
         units: module calls that can be called as they are.
-        why_whole: smallest call that is a module with calls of its own -> why it cannot be replaced by them.
-        made: for each call the tensors that it makes, without views of others.
+        why_whole: smallest call with inner calls -> why it cannot be replaced by them.
+        made: for each call, the tensors that it makes, without views of others.
     """
 
     record: Record
@@ -61,19 +61,19 @@ class CallSequence:
     made: list[list[Value]] = field(default_factory=list)
 
     def activation_bytes(self, call: int) -> int:
-        """Bytes of the tensors that a call makes, without views of others."""
+        """Return the bytes of the tensors that a call makes, without views of others."""
         return sum(value.nbytes for value in self.made[call])
 
 
 def analyse(record: Record) -> CallSequence:
-    """Find out what can be opened, and flatten it. Raises ``SplitError`` if the model itself cannot be opened."""
+    """Flatten a record into its smallest calls. Raise ``SplitError`` if the model itself cannot be opened."""
     openings = Openings(record.root)
     reason = openings.why_closed(record.root)
     if reason:
         raise SplitError(f"{reason}; the model can only be run as one stage", possible=1)
     calls = list(_smallest(record.root, openings))
     if not calls:
-        raise SplitError(f"the forward of the model calls nothing that could be cut: {record.root!r:.80}", possible=1)
+        raise SplitError(f"the model's forward makes no calls that can be cut: {record.root!r:.80}", possible=1)
     span = _spans(record.root, calls)
     why_whole = {
         call: openings.why_whole(call) for call in calls if call.is_module and (call.children or call.obstacle)
@@ -109,7 +109,7 @@ def _spans(root: Event, calls: list[Event]) -> dict[Event, tuple[int, int]]:
 
 
 def _cuts(sequence: CallSequence) -> tuple[list[Cut], list[list[Value]]]:
-    """All places between two calls; and what each call makes in memory of its own."""
+    """Return every place between two calls, and the tensors that each call allocates."""
     calls, root = sequence.calls, sequence.record.root
     n_calls = len(calls)
     made_at = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
@@ -124,7 +124,7 @@ def _cuts(sequence: CallSequence) -> tuple[list[Cut], list[list[Value]]]:
                 if value.storages[0] not in seen_storages:
                     seen_storages.add(value.storages[0])
                     made[-1].append(value)
-    for event, (first, _) in sequence.span.items():  # a module that is called as a unit gets all of its arguments
+    for event, (first, _) in sequence.span.items():  # a module called as a unit needs all of its arguments
         if event is not root:
             for value in values_in((event.args, event.kwargs)):
                 last_use[value] = max(first, last_use.get(value, -1))
@@ -139,7 +139,7 @@ def _cuts(sequence: CallSequence) -> tuple[list[Cut], list[list[Value]]]:
 
 
 class _Obstacles:
-    """Why the calls cannot be cut at a place."""
+    """The reasons why a sequence cannot be cut at a place."""
 
     def __init__(self, sequence: CallSequence) -> None:
         self._calls = sequence.calls
@@ -159,21 +159,21 @@ class _Obstacles:
         self._together = [*_same_state(sequence), *_same_tensor(sequence)]
 
     def at(self, position: int, values: Iterable[Value]) -> str:
-        """Empty if nothing stands in the way."""
+        """Return why ``values`` cannot cross at a position; empty if they can."""
         values = list(values)
         if not values:
             return "no tensor crosses"
         for value in values:
             keys = list(enumerate(value.storages))
             writes = [self._last_write.get(key, -1) for key in keys]
-            # An input that nobody looks at before the cut may be written behind it: a cache of keys and values.
+            # An input that is first used after the cut may be written there: a cache of keys and values.
             passes_by = not value.requires_grad and all(self._first_use.get(key, position) >= position for key in keys)
             if max(writes) >= position and not passes_by:
                 return f"{self._calls[max(writes)].name!r} writes in place into a tensor that crosses"
             if value.is_dynamic:
                 return "the size of a tensor that crosses depends on values"
         if position <= self._last_batch and not any(value.batch for value in values):
-            return "no tensor that crosses shows the batch size, which is needed later"
+            return "no tensor that crosses has the batch size, which a later call needs"
         for first, last, reason in self._together:
             if first < position <= last:
                 return reason
@@ -181,7 +181,10 @@ class _Obstacles:
 
 
 def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
-    """Calls of a module that changes itself must stay together: two stages would have two of it."""
+    """Yield (first call, last call, reason) for modules that change their own attributes.
+
+    Their calls must stay in one stage: two stages would hold two copies of the attributes.
+    """
     positions: defaultdict[str, list[int]] = defaultdict(list)
     stateful: set[str] = set()
     for event, (first, _) in sequence.span.items():
@@ -195,7 +198,7 @@ def _same_state(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
 
 
 def _same_tensor(sequence: CallSequence) -> Iterator[tuple[int, int, str]]:
-    """A tensor of the model that a call writes must stay with all that use it."""
+    """Yield (first call, last call, reason) for model tensors written in place: one stage must hold all their users."""
     storages_of = sequence.record.storages_of
     owner = {(run, storage): fqn for fqn, each in storages_of.items() for run, storage in enumerate(each)}
     written = {

@@ -1,4 +1,4 @@
-"""Make stages from a sequence of calls and the places to cut it."""
+"""Build the stages from a sequence of calls and its cuts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["build", "inputs_of"]
 
 
 def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
-    """A stage for each part: a plain ``nn.Sequential`` where the part is a chain of layers, else a ``Stage``."""
+    """Return one stage per part: a plain ``nn.Sequential`` if the part is a chain of layers, else a ``Stage``."""
     holdings = Holdings(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
     for number, part in enumerate(parts):
@@ -32,7 +32,7 @@ def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], input
 
 
 def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -> Inputs:
-    """How the model was called."""
+    """Return the arguments that the model was called with, as templates."""
     record = sequence.record
     names: list[str] = []
     defaults: dict[str | int, Any] = {}
@@ -50,7 +50,11 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
 
 
 def _fixed_sizes(sequence: CallSequence, parts: Sequence[Part]) -> dict[int, tuple[int | None, ...]]:
-    """Inputs whose sizes went into constants, if a module that is opened read sizes: all but the batch size."""
+    """Return the sizes that inputs must have; empty if they may vary.
+
+    An opened module that reads sizes turns them into constants, so all sizes but the batch size are fixed. A record
+    without a batch size fixes all sizes.
+    """
     record = sequence.record
     called = {event for part in parts for event in part.events}
     opened = (event for event in sequence.span if event.is_module and event not in called and not _above(event, called))
@@ -66,7 +70,7 @@ def _fixed_sizes(sequence: CallSequence, parts: Sequence[Part]) -> dict[int, tup
 
 
 def _above(event: Event, called: set[Event]) -> bool:
-    """One of the modules around an event is called as a whole."""
+    """Return True if a module around an event is called as a whole."""
     while event.parent is not None:
         event = event.parent
         if event in called:
@@ -79,7 +83,7 @@ def _slots(template: Any) -> Any:
 
 
 class _StageBuilder:
-    """Builds one stage."""
+    """A builder of one stage."""
 
     def __init__(self, model: nn.Module, sequence: CallSequence, part: Part, paths: list[str]) -> None:
         self._model = model
@@ -90,7 +94,7 @@ class _StageBuilder:
     # ---------------------------------------------------------------------------------------- chains
 
     def chain(self, is_first: bool, is_last: bool, inputs: Inputs) -> nn.Sequential | None:
-        """A plain ``nn.Sequential``; None if the part is no chain of layers at their own places."""
+        """Return a plain ``nn.Sequential``; None if the part is not a chain of layers in the order of the tree."""
         part, root = self._part, self._record.root
         if len(part.takes) != 1 or len(part.gives) != 1 or self._record.no_other_mode:
             return None
@@ -126,7 +130,7 @@ class _StageBuilder:
         return _sequential(tree, self._model, "")
 
     def _tree_of_chain(self) -> dict[str, Any] | None:
-        """Names -> modules or trees, in the order of the calls; None if they are not in the order of the tree."""
+        """Return a nested dict of modules in the order of the calls; None if that differs from the model's tree."""
         tree: dict[str, Any] = {}
         last_path: list[str] = []
         for event in self._part.events:
@@ -163,7 +167,7 @@ class _StageBuilder:
     # ---------------------------------------------------------------------------------------- stages
 
     def stage(self, is_first: bool, is_last: bool, inputs: Inputs) -> Stage:
-        """A stage with a plan."""
+        """Return a ``Stage`` that follows a plan."""
         part, record = self._part, self._record
         showing = next((value for value in part.takes if value.batch is not None), None)
         plan = StageProgram(
@@ -184,7 +188,7 @@ class _StageBuilder:
         return stage
 
     def _is_dtype_bound(self, is_last: bool) -> bool:
-        """A dtype is a constant of a call, or of an object in the model's result."""
+        """Return True if a call or the model's result holds a dtype as a constant."""
         result = leaves_of(self._record.root.result) if is_last else ()
         return any(event.dtype_bound for event in self._part.events) or any(
             isinstance(leaf, torch.dtype) for leaf in result
@@ -221,11 +225,11 @@ class _StageBuilder:
         ]
 
     def _place(self, stage: Stage, path: str) -> None:
-        """Put a module or tensor of the model at its own path, below scopes."""
+        """Put a module or tensor of the model at its own path in the stage."""
         owner_path, _, name = path.rpartition(".")
         owner = self._place_scope(stage, owner_path)
         if owner is None:
-            return  # inside of a module that is held as a whole
+            return  # inside a module that is held as a whole
         source = self._model.get_submodule(owner_path)
         if name in source._modules:
             if name not in owner._modules or isinstance(owner._modules[name], StageScope):
@@ -240,7 +244,7 @@ class _StageBuilder:
             owner.__dict__[name] = source.__dict__[name]
 
     def _place_scope(self, stage: Stage, path: str) -> nn.Module | None:
-        """The scope at a path, made if need be; None inside of a module of the model."""
+        """Return the scope at a path, creating it if needed; None if the path lies inside a module of the model."""
         scope: nn.Module = stage
         source: nn.Module = self._model
         for name in path.split(".") if path else ():
@@ -257,12 +261,12 @@ class _StageBuilder:
 
 
 def _is_sole(args: Any, kwargs: Any, value: Value) -> bool:
-    """The arguments are this one value, and nothing else."""
+    """Return True if ``value`` is the only argument."""
     return not kwargs and len(args) == 1 and args[0] is value
 
 
 def _is_simple(event: Event, value: Value) -> bool:
-    """Constants and the one value, from which the batch size can be had if it is needed."""
+    """Return True if the arguments are ``value`` and constants, and any batch size they need follows from ``value``."""
     leaves = leaves_of((event.args, event.kwargs))
     if any(isinstance(leaf, (Attribute, Tensor)) for leaf in leaves):
         return False
@@ -270,7 +274,7 @@ def _is_simple(event: Event, value: Value) -> bool:
 
 
 def _scope_of(event: Event) -> str:
-    """Path of the module whose code made a call."""
+    """Return the path of the module whose forward made a call."""
     return event.fqn if event.function is not None else (event.parent.fqn if event.parent is not None else "")
 
 
@@ -288,7 +292,7 @@ def _one_or_all(slots: list[Slot]) -> Any:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """``name``, or ``name_1`` ... if it is taken."""
+    """Return ``name``, or the first free of ``name_1``, ``name_2`` ... if it is taken."""
     number, free = 0, name
     while free in taken:
         number += 1

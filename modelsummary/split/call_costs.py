@@ -1,4 +1,4 @@
-"""What each call of a sequence costs, as integers."""
+"""Integer costs of the calls of a sequence."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "mea
 
 By = str | Mapping[str, float] | Callable[[LayerInfo], float]
 COSTS = ("macs", "flops", "params", "param_bytes", "activation_bytes", "latency")
-_SCALE = 2**40  # of costs that are no integers: their sum
+_SCALE = 2**40  # fractional costs are scaled to integers with this sum
 
 
 @dataclass(frozen=True)
 class CallCosts:
-    """Costs of the calls of a sequence.
+    """The costs of the calls of a sequence.
 
     Attributes:
-        name: what the costs are: ``"macs"``, or ``"cost"`` for the user's own.
-        costs: one a call.
-        unit: integer costs are in this fraction of the user's unit; 1 for integers.
+        name: the kind of cost, such as ``"macs"``; ``"cost"`` for the user's own.
+        costs: one integer per call.
+        unit: what 1 is worth in the user's unit; 1.0 unless the costs were scaled.
     """
 
     name: str
@@ -37,7 +37,7 @@ class CallCosts:
 
 
 def check_by(by: By, rows: Sequence[LayerInfo]) -> None:
-    """Raise ``InputError`` if no record could have these costs: an unknown name, or what no row has."""
+    """Raise ``InputError`` for an unknown kind of cost, or for costs of layers that were not called."""
     if isinstance(by, Mapping):
         _checked(by, rows)
     elif by == "latency":
@@ -45,18 +45,18 @@ def check_by(by: By, rows: Sequence[LayerInfo]) -> None:
     elif not callable(by) and by not in COSTS:
         meant = close_to(by, COSTS) if isinstance(by, str) else ""
         known = ", ".join(COSTS)
-        raise InputError(f"by={by!r} is unknown; expected one of {known}, a dict FQN -> cost, or a function{meant}")
+        raise InputError(f"by must be one of {known}, a dict FQN -> cost, or a function, got {by!r}{meant}")
 
 
 def call_costs(by: By, sequence: CallSequence, model: nn.Module, rows: Sequence[LayerInfo]) -> CallCosts:
-    """Cost of each call.
+    """Return the cost of each call.
 
     Args:
-        by: as in ``Statistics.split``, and checked by ``check_by``.
-        rows: rows of the tree, for costs that are told by row.
+        by: as in ``Statistics.split``; already checked by ``check_by``.
+        rows: rows of the tree, for costs given by row.
 
     Raises:
-        InputError: ``by`` gives a negative cost, or adds up to nothing.
+        InputError: a cost is not a number >= 0, or all costs are 0.
     """
     calls = sequence.calls
     if by == "latency":
@@ -91,7 +91,7 @@ def _named(by: str, sequence: CallSequence, model: nn.Module) -> list[int]:
 
 
 def held_by_calls(sequence: CallSequence, model: nn.Module) -> list[list[Tensor]]:
-    """Parameters and buffers that each call uses."""
+    """Return the parameters and buffers that each call uses."""
     tensors_of: dict[str, list[Tensor]] = {}
     held: list[list[Tensor]] = []
     for call in sequence.calls:
@@ -114,19 +114,19 @@ Key = tuple[str, int]
 
 
 def _checked(by: Mapping[str, float], rows: Sequence[LayerInfo]) -> dict[Key, float]:
-    """Costs by FQN as costs of calls: the calls of a module share its cost evenly."""
+    """Return costs by call from costs by FQN: the calls of a module share its cost evenly."""
     calls: dict[str, list[Key]] = {}
     for row in rows:
         if row.executed:
             calls.setdefault(row.fqn, []).append((row.fqn, row.call_index))
     unknown = [fqn for fqn in by if fqn not in calls]
     if unknown:
-        raise InputError(f"by gives a cost to {unknown[0]!r}, which is no layer that was called")
+        raise InputError(f"by gives a cost to {unknown[0]!r}, but no layer of this name was called")
     return {key: _number(fqn, cost) / len(calls[fqn]) for fqn, cost in by.items() for key in calls[fqn]}
 
 
 def _seconds(rows: Sequence[LayerInfo]) -> dict[Key, float]:
-    """Measured latencies of calls; the estimated ones if nothing was measured."""
+    """Return the measured latency of each call in seconds; the estimated one if nothing was measured."""
     measured = any(row.latency_ms is not None for row in rows)
     found = {
         (row.fqn, row.call_index): milliseconds / 1e3
@@ -163,16 +163,20 @@ def _told(by: Callable[[LayerInfo], float], row: LayerInfo) -> float:
 
 def _number(fqn: str, cost: Any) -> float:
     if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
-        raise InputError(f"by gives {fqn!r} the cost {cost!r}; expected a number >= 0")
+        raise InputError(f"by must give {fqn!r} a cost >= 0, got {cost!r}")
     return float(cost)
 
 
 def _of_rows(costs: Mapping[Key, float], sequence: CallSequence) -> list[float]:
-    """The cost of a module call is that of everything in it: what no inner one has goes to the rest by its MACs."""
+    """Return the cost of each call from costs by row.
+
+    The cost of a module call includes its inner calls. The part that no inner row has is spread over the remaining
+    calls by their MACs.
+    """
     calls: list[float] = [0.0] * len(sequence.calls)
 
     def spread(event: Event) -> float:
-        """Give the calls within ``event`` their costs; returns the sum."""
+        """Set the costs of the calls within ``event``. Return their sum."""
         inner = [child for child in event.children if child in sequence.span] if event not in index else []
         total = sum(map(spread, inner))
         own = costs.get((event.fqn, event.call_index)) if event.is_module else None

@@ -1,4 +1,4 @@
-"""Choose where to cut: from what the user wants to the cuts, or an error that says what is possible."""
+"""Choose the cuts that meet the user's wishes, or raise an error that says what is possible."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from modelsummary.split.schedule import StageLoad, simulate
 
 __all__ = ["AS_GOOD", "Choice", "Limit", "Wishes", "choose_cuts"]
 
-AS_GOOD = 1.05  # stages whose largest is larger by less count as balanced as well
+AS_GOOD = 1.05  # splits whose largest stages differ by less than this factor count as equally balanced
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What ``Statistics.split`` was asked for; see there."""
+    """The arguments of ``Statistics.split``; see there."""
 
     n_stages: int
     max_memory: int | Sequence[int] | None = None
@@ -34,15 +34,15 @@ class Wishes:
 
     def __post_init__(self) -> None:
         if type(self.n_stages) is not int or self.n_stages < 1:
-            raise InputError(f"n_stages={self.n_stages!r} is no number of stages; expected an integer >= 1")
+            raise InputError(f"n_stages must be an integer >= 1, got {self.n_stages!r}")
         self._check_bytes()
         if isinstance(self.boundaries, str):
-            raise InputError(f"boundaries={self.boundaries!r} is one name; pass a list: [{self.boundaries!r}]")
+            raise InputError(f"boundaries must be a list of layer names, got one name; pass [{self.boundaries!r}]")
         names = self.boundaries if self.boundaries is not None else []
         if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-            raise InputError(f"boundaries={self.boundaries!r}; expected a list of names of layers")
+            raise InputError(f"boundaries must be a list of layer names, got {self.boundaries!r}")
         if not isinstance(self.single_tensor_cuts, bool):
-            raise InputError(f"single_tensor_cuts={self.single_tensor_cuts!r}; expected True or False")
+            raise InputError(f"single_tensor_cuts must be True or False, got {self.single_tensor_cuts!r}")
         if self.boundaries is not None and len(set(self.boundaries)) > self.n_stages - 1:
             raise InputError(
                 f"{len(set(self.boundaries))} boundaries make {len(set(self.boundaries)) + 1} stages, "
@@ -53,19 +53,19 @@ class Wishes:
         caps = self.caps or []
         if any(type(cap) is not int or cap < 0 for cap in caps):
             raise InputError(
-                f"max_memory={self.max_memory!r} is no number of bytes; expected an integer or one a stage"
+                f"max_memory must be an integer >= 0 in bytes, or one such integer per stage, got {self.max_memory!r}"
             )
         if self.max_memory is not None and len(caps) != self.n_stages:
             raise InputError(
-                f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one number, or one a stage"
+                f"max_memory has {len(caps)} entries for {self.n_stages} stages; pass one integer, or one per stage"
             )
         crossing = self.max_crossing_bytes
         if crossing is not None and not (isinstance(crossing, (int, float)) and crossing >= 0):
-            raise InputError(f"max_crossing_bytes={crossing!r}; expected a number of bytes >= 0")
+            raise InputError(f"max_crossing_bytes must be a number >= 0, got {crossing!r}")
 
     @property
     def caps(self) -> list[int] | None:
-        """Bytes that each stage may hold."""
+        """Bytes that each stage may hold; None if unlimited."""
         if self.max_memory is None:
             return None
         if isinstance(self.max_memory, Sequence):
@@ -74,11 +74,11 @@ class Wishes:
 
 
 class Limit(NamedTuple):
-    """What keeps the largest stage larger than the mean.
+    """A call that keeps the largest stage larger than the mean.
 
     Attributes:
-        name: of a call in that stage.
-        share: of the cost of all stages that the call has, 0 to 1.
+        name: name of the call.
+        share: its cost divided by the cost of all stages, 0 to 1.
         reason: why it is not cut.
     """
 
@@ -89,10 +89,10 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a sequence of calls is cut, and how even that is.
+    """The cuts of a sequence of calls, and how even the stages are.
 
     Attributes:
-        cuts: positions in ``sequence.calls`` at which a stage begins, without the first.
+        cuts: positions in ``sequence.calls`` at which a stage begins; the first stage's 0 is left out.
     """
 
     sequence: CallSequence
@@ -101,23 +101,23 @@ class Choice:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The first and one after the last call of each stage."""
+        """Half-open range of the calls of each stage."""
         return list(pairwise([0, *self.cuts, len(self.costs.costs)]))
 
     @property
     def largest(self) -> float:
-        """Share of the cost that the largest stage has."""
+        """Cost of the largest stage divided by the cost of all stages."""
         return max(sum(self.costs.costs[begin:end]) for begin, end in self.ranges) / sum(self.costs.costs)
 
     @property
     def could_be(self) -> float:
-        """A lower bound of ``largest`` for every record: as if what is kept whole could be cut anywhere."""
+        """A lower bound of ``largest`` over all records: modules kept whole count as if they could be cut anywhere."""
         calls = zip(self.sequence.calls, self.costs.costs, strict=True)
         largest = max((cost for call, cost in calls if call not in self.sequence.why_whole), default=0)
         return max(1 / len(self.ranges), largest / sum(self.costs.costs))
 
     def limits(self) -> list[Limit]:
-        """Return what makes the largest stage larger than the mean by more than ``AS_GOOD``; empty if it is not."""
+        """Return why the largest stage exceeds the mean by more than ``AS_GOOD``; empty if it does not."""
         total, mean = sum(self.costs.costs), sum(self.costs.costs) / len(self.ranges)
         begin, end = max(self.ranges, key=lambda each: sum(self.costs.costs[slice(*each)]))
         excess = sum(self.costs.costs[begin:end]) - mean
@@ -134,16 +134,16 @@ class Choice:
         if not limits and obstacles:
             reason, count = obstacles.most_common(1)[0]
             first = self.sequence.calls[begin]
-            limits.append(Limit(first.name, self.largest, f"{count} places behind it cannot be cut, as {reason}"))
+            limits.append(Limit(first.name, self.largest, f"{count} places after it cannot be cut: {reason}"))
         return limits
 
 
 def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model: nn.Module) -> list[int]:
-    """The best cuts that fit the wishes.
+    """Return the best cuts that meet the wishes.
 
     Raises:
-        InputError: a boundary names no layer.
-        SplitError: there are no such cuts; says how many stages are possible.
+        InputError: a boundary is not a layer that can begin a stage.
+        SplitError: no cuts meet the wishes; the message says how many stages are possible.
     """
     legal = [cut for cut in sequence.cuts if not _obstacle(cut, wishes)]
     required = [_boundary(sequence, fqn, wishes) for fqn in wishes.boundaries or ()]
@@ -162,8 +162,8 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
             f"than {max(wishes.caps):,} bytes; raise max_memory",
         )
     raise SplitError(
-        f"max_memory={wishes.max_memory!r} allows no {wishes.n_stages} stages; with {max(wishes.caps):,} bytes a stage "
-        f"it takes at least {fewest}",
+        f"max_memory={wishes.max_memory!r} is too small for {wishes.n_stages} stages; with {max(wishes.caps):,} bytes "
+        f"per stage, at least {fewest} are needed",
         fewest,
     )
 
@@ -194,15 +194,15 @@ def _obstacle(cut: Cut, wishes: Wishes) -> str:
 
 
 def _boundary(sequence: CallSequence, fqn: str, wishes: Wishes) -> int:
-    """The cut before the first call of a module."""
+    """Return the position of the cut before the first call of a module."""
     spans = [span for event, span in sequence.span.items() if event.is_module and event.fqn == fqn]
     if not spans:
         inside = next((event for event in sequence.calls if event.is_module and fqn.startswith(f"{event.fqn}.")), None)
-        why = f"it is inside of {inside.fqn!r}, which is called as a whole" if inside else "this layer was not called"
+        why = f"it is inside {inside.fqn!r}, which is called as a whole" if inside else "this layer was not called"
         raise InputError(f"boundaries names {fqn!r}, but {why}")
     position = min(first for first, _ in spans)
     if position == 0:
-        raise InputError(f"boundaries names {fqn!r}, with which the first stage begins anyway; leave it out")
+        raise InputError(f"boundaries names {fqn!r}, where the first stage begins anyway; leave it out")
     obstacle = _obstacle(sequence.cuts[position - 1], wishes)
     if obstacle:
         raise SplitError(f"no stage can begin at {fqn!r}: {obstacle}; choose a layer nearby")

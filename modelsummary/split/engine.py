@@ -1,7 +1,7 @@
 """Run stages on torch's own pipeline engine, ``torch.distributed.pipelining``.
 
-Every rank has all stages as modules, moves its own to its device (or makes them there, when the model was built on
-meta), and steps a schedule. Shapes of what crosses are known, so nothing is inferred at run time.
+Every rank has all stages as modules, moves its own to its device (or creates them there, if the model was built on
+meta), and steps a schedule. The shapes of the crossing tensors are known, so nothing is inferred at run time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ENGINE_SCHEDULES", "Pipeline", "pipeline_stages"]
 
 
 class Stages(Protocol):
-    """What the engine needs of ``modelsummary.Stages``."""
+    """The part of ``modelsummary.Stages`` that the engine uses."""
 
     inputs: Inputs
     crossing: list[tuple[Crossing, ...]]
@@ -46,14 +46,14 @@ class Shared(Protocol):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Which."""
+        """Numbers of the stages."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name in each."""
+        """Its name in each stage."""
 
 
-# name -> class in torch.distributed.pipelining, whether it takes one stage a rank, whether its ranks hold a V
+# name -> class in torch.distributed.pipelining, whether it takes one stage per rank, whether stages are dealt in a V
 ENGINE_SCHEDULES = {
     "gpipe": ("ScheduleGPipe", True, False),
     "1f1b": ("Schedule1F1B", True, False),
@@ -64,7 +64,7 @@ ENGINE_SCHEDULES = {
 }
 
 
-_OLDEST = (2, 11)  # older engines were not run, or (2.6) wait for ever on gloo
+_OLDEST = (2, 11)  # older engines are untested, or (2.6) wait forever on gloo
 _CARRIES_INTEGERS = (2, 13)
 
 
@@ -73,7 +73,7 @@ def _version() -> tuple[int, ...]:
 
 
 def rank_of(stage: int, n_ranks: int, *, in_v: bool) -> int:
-    """Rank that runs a stage: dealt in turn, or down and up again (a V)."""
+    """Return the rank that runs a stage. Stages are dealt in turn, or down and up again (a V)."""
     return min(stage, 2 * n_ranks - 1 - stage) if in_v else stage % n_ranks
 
 
@@ -87,16 +87,16 @@ def pipeline_stages(
     checkpoint: Checkpoint | None = None,
     init: Init | None = None,
 ) -> list[PipelineStage]:
-    """The stages of this rank as ``PipelineStage``, on their device.
+    """Return the stages of this rank as ``PipelineStage``, on their device.
 
     Raises:
-        SplitError: the stages cannot be dealt to the ranks of the group.
+        SplitError: the stages cannot be dealt evenly to the ranks of the group.
     """
     from torch.distributed.pipelining import PipelineStage
 
     rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
     if len(stages) % n_ranks or (in_v and len(stages) != 2 * n_ranks):
-        expected = f"{2 * n_ranks} stages, two a rank" if in_v else f"a multiple of {n_ranks} stages"
+        expected = f"{2 * n_ranks} stages, two per rank" if in_v else f"a multiple of {n_ranks} stages"
         raise SplitError(f"{len(stages)} stages cannot be dealt to {n_ranks} ranks; split into {expected}")
     own = [number for number in range(len(stages)) if rank_of(number, n_ranks, in_v=in_v) == rank]
     materialize([stages[number] for number in own], device, checkpoint, init)
@@ -119,25 +119,26 @@ def pipeline_stages(
 
 
 def _contiguous(_module: nn.Module, _args: Any, out: Any) -> Any:
-    """Only contiguous tensors can be sent."""
+    """Return the results made contiguous: other tensors cannot be sent."""
     return tuple(each.contiguous() for each in out) if isinstance(out, tuple) else out.contiguous()
 
 
 def _positional(stages: Stages, number: int) -> Sequence[Any]:
-    """What a stage takes by position: all that crosses; of the model's inputs those that are tensors by position."""
+    """Return the crossings that a stage takes by position; for the first stage, the model's positional tensors."""
     crossing = stages.crossing[number]
     return crossing if number else crossing[: stages.n_positional_inputs]
 
 
 def _checked_size(stages: Stages, microbatch_size: int | None) -> int | None:
-    """The batch size of a micro-batch; None for the recorded one."""
+    """Return the batch size of a micro-batch; None for the recorded one."""
     if microbatch_size is None or microbatch_size == stages.batch_size:
         return None
     if type(microbatch_size) is not int or microbatch_size < 1:
-        raise InputError(f"microbatch_size={microbatch_size!r}; expected an integer >= 1")
+        raise InputError(f"microbatch_size must be an integer >= 1, got {microbatch_size!r}")
     if stages.batch_size is None:
         raise SplitError(
-            f"microbatch_size={microbatch_size}, but these stages take the recorded sizes only; record a micro-batch"
+            f"microbatch_size={microbatch_size}, but these stages take inputs of the recorded sizes only; leave it "
+            f"out, or split with an input of {microbatch_size} samples"
         )
     return microbatch_size
 
@@ -148,9 +149,13 @@ def _checked_size(stages: Stages, microbatch_size: int | None) -> int | None:
 class Pipeline:
     """A schedule over the stages of this rank. Every rank calls ``step`` with the same arguments.
 
+    Made by ``Stages.schedule``.
+
     Attributes:
-        schedule: of ``torch.distributed.pipelining``.
-        stages: the ``PipelineStage`` of this rank; ``stage.submod`` is the module.
+        schedule: the schedule object of ``torch.distributed.pipelining``.
+        stages: list of this rank's ``PipelineStage``; ``stage.submod`` is the module.
+        n_microbatches: micro-batches in a step.
+        microbatch_size: samples in a micro-batch; None if the stages take the recorded sizes only.
     """
 
     def __init__(
@@ -169,13 +174,13 @@ class Pipeline:
         from torch.distributed import pipelining
 
         if name not in ENGINE_SCHEDULES:
-            raise InputError(f"schedule {name!r} is unknown; expected one of {', '.join(map(repr, ENGINE_SCHEDULES))}")
+            raise InputError(f"schedule must be one of {', '.join(map(repr, ENGINE_SCHEDULES))}, got {name!r}")
         if type(n_microbatches) is not int or n_microbatches < 1:
-            raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1")
+            raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
         if not dist.is_initialized():
             raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")
         if _version() < _OLDEST:
-            raise SplitError(f"the engine needs torch {'.'.join(map(str, _OLDEST))} or newer, not {torch.__version__}")
+            raise SplitError(f"the engine needs torch >= {'.'.join(map(str, _OLDEST))}, got {torch.__version__}")
         if holds_objects(stages.inputs.arguments):
             raise SplitError("an argument is an object that holds tensors, which cannot be dealt to micro-batches")
         class_name, is_single, in_v = ENGINE_SCHEDULES[name]
@@ -183,7 +188,7 @@ class Pipeline:
         n_ranks = dist.get_world_size(group)
         if is_single and len(stages) != n_ranks:
             raise SplitError(
-                f"{name!r} takes one stage a rank, but there are {len(stages)} stages and {n_ranks} ranks; "
+                f"{name!r} takes one stage per rank, but there are {len(stages)} stages and {n_ranks} ranks; "
                 f"split into {n_ranks}, or use 'interleaved1f1b'"
             )
         place = torch.device(device) if device is not None else _default_device()
@@ -197,7 +202,7 @@ class Pipeline:
         if kind is None:
             raise SplitError(f"torch {torch.__version__} has no {class_name}; choose another schedule")
         given: Any = self.stages[0] if is_single else self.stages
-        # The engine scales each stage's gradients, and so twice a parameter that two stages of a rank share.
+        # The engine scales the gradients of each stage: twice for a parameter that two stages of a rank share.
         self._batch_dims = _batch_dims(stages)
         args_spec, kwargs_spec = _chunk_specs(stages, self._batch_dims)
         self.schedule: Any = kind(
@@ -214,27 +219,27 @@ class Pipeline:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Parameters of this rank's stages, each once: for the optimizer."""
+        """Parameters of this rank's stages, each once; pass them to the optimizer."""
         unique = {id(each): each for stage in self.stages for each in stage.submod.parameters()}
         return list(unique.values())
 
     def step(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
-        """One step over all micro-batches: forward, and backward if there is a loss.
+        """Run one step over all micro-batches: forward, and backward if there is a loss.
 
-        Gradients are those of the mean of the micro-batches' losses, added to what is there; those of shared parameters
-        are summed over the ranks that hold them.
+        The loss of the batch is the mean of the micro-batches' losses. Its gradients are added to ``parameter.grad``.
+        Gradients of shared parameters are summed over the ranks that hold them.
 
         Args:
-            *args: of the model, for the whole batch; used where the first stage is.
-            **kwargs: likewise, by name.
-            target: second argument of the loss, for the whole batch; used where the last stage is.
-            losses: gets the loss of each micro-batch, where the last stage is.
+            *args: the model's arguments, for the whole batch; used on the rank of the first stage.
+            **kwargs: the model's keyword arguments, likewise.
+            target: second argument of the loss, for the whole batch; used on the rank of the last stage.
+            losses: list that gets the loss of each micro-batch on the rank of the last stage.
 
         Returns:
-            The model's result for the whole batch where the last stage is, else None.
+            The model's result for the whole batch on the rank of the last stage, None on the others.
 
         Raises:
-            SplitError: the batch is no multiple of the micro-batches, or they have another size than the stages.
+            SplitError: the batch does not divide into ``n_microbatches`` micro-batches of ``microbatch_size`` samples.
         """
         is_first, is_last = (any(getattr(each, where) for each in self.stages) for where in ("is_first", "is_last"))
         own_args: tuple[Any, ...] = ()
@@ -275,9 +280,10 @@ class Pipeline:
             )
 
     def _merge(self, outputs: list[Any]) -> Any:
-        """The result for the whole batch; the engine's own merge knows dimension 0 of plain containers only.
+        """Return the result for the whole batch. The engine's own merge handles dimension 0 of plain containers only.
 
-        Tensors without a batch dimension: the mean over the micro-batches if they are floats, else the last one.
+        A tensor without a batch dimension becomes the mean over the micro-batches if it is floating point, else the
+        last one.
         """
         every = zip(*(leaves_of(each) for each in outputs), strict=True)
         known = iter(self._all.crossing[-1])
@@ -286,7 +292,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _reduce_shared(self) -> None:
-        """Sum the gradients of shared parameters over their owners."""
+        """Sum the gradients of shared parameters over the ranks that hold them."""
         for fqn, owners in self._owners:
             own = next(each for stage in self.stages for name, each in _parameters(stage.submod) if name in fqn)
             if own.requires_grad:
@@ -296,7 +302,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _scale(self) -> None:
-        """From the sum over the micro-batches to the mean."""
+        """Divide gradients summed over the micro-batches by their number."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(self.n_microbatches)
@@ -314,7 +320,7 @@ def _merged(parts: Sequence[Tensor], crossing: Crossing | None) -> Tensor:
 
 
 def _batch_dims(stages: Stages) -> dict[int, int]:
-    """Number of each input that has a batch -> its dimension."""
+    """Return a dict from the number of each input with a batch to its batch dimension."""
     every = [leaf for each in stages.inputs.arguments.values() for leaf in leaves_of(each) if isinstance(leaf, Slot)]
     slots = dict.fromkeys(every)
     if stages.batch_size is None:
@@ -326,7 +332,7 @@ def _batch_dims(stages: Stages) -> dict[int, int]:
 
 
 def _chunk_specs(stages: Stages, dims: Mapping[int, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How the engine deals the model's arguments to micro-batches: along the batch, or the same to all."""
+    """Return how the engine deals arguments to micro-batches: chunks along the batch, or the same value for all."""
     from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 
     def spec(leaf: Any) -> Any:
@@ -341,7 +347,7 @@ def _chunk_specs(stages: Stages, dims: Mapping[int, int]) -> tuple[tuple[Any, ..
 
 
 def _default_device() -> torch.device:
-    """The accelerator of this process, else the CPU."""
+    """Return the accelerator of this process, else the CPU."""
     if torch.accelerator.is_available():
         accelerator = torch.accelerator.current_accelerator()
         assert accelerator is not None
@@ -350,7 +356,7 @@ def _default_device() -> torch.device:
 
 
 def _check_crossing(stages: Stages, name: str) -> None:
-    """Refuse what the engine cannot carry."""
+    """Raise ``SplitError`` if the engine cannot send a crossing tensor."""
     inner = stages.crossing[1:-1]
     if name.startswith("zb") and any(len(each) > 1 for each in inner):
         raise SplitError(
@@ -360,15 +366,15 @@ def _check_crossing(stages: Stages, name: str) -> None:
     for number, crossing in enumerate(inner, 1):
         if _version() < _CARRIES_INTEGERS and any(not each.dtype.is_floating_point for each in crossing):
             raise SplitError(
-                f"a tensor of integers crosses into stage {number}, which the engine of torch {torch.__version__} "
-                "cannot carry in training; use torch 2.13 or newer, or choose other boundaries"
+                f"an integer tensor crosses into stage {number}, which the engine of torch {torch.__version__} cannot "
+                "carry in training; use torch >= 2.13, or choose other boundaries"
             )
 
 
 def _owner_groups(
     stages: Stages, n_ranks: int, in_v: bool, group: dist.ProcessGroup | None
 ) -> list[tuple[set[str], dist.ProcessGroup]]:
-    """Names of each parameter that this rank shares with others, and the group of those who hold it."""
+    """Return the names of each parameter shared with other ranks, and the group of the ranks that hold it."""
     rank = dist.get_rank(group)
     found = []
     for shared in stages.shared_parameters:

@@ -1,4 +1,4 @@
-"""Where stages that version 0.1.0 pickled look for what is known of them."""
+"""Old home of the facts of stages: pickles of version 0.1.0 import them from here."""
 
 from modelsummary.split.stage_facts import Crossing, StageFacts
 

@@ -1,4 +1,4 @@
-"""Which modules and tensors of the model each stage holds."""
+"""The modules and tensors of the model that each stage holds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Holdings"]
 
 
 class Holdings:
-    """Which tensors and modules of the model, besides those its calls need, a stage holds.
+    """The paths of the modules and tensors that each stage holds: those its calls use, and unused ones.
 
-    A module that the forward does not call still has parameters: it goes where the one before it goes, so the stages
-    together have the keys of the model. A module under several paths is held under all of them.
+    An unused parameter or buffer goes to the stage of the one before it, so that the stages together have the keys of
+    the model's state dict. A module with several paths is held under all of them.
     """
 
     def __init__(self, model: nn.Module, parts: Sequence[Part], result: Any) -> None:
@@ -36,7 +36,7 @@ class Holdings:
             paths = [alias for fqn in modules for alias in self._aliases[id(model.get_submodule(fqn))]]
             used = [(event.args, event.kwargs) for event in part.events]
             if number == len(parts) - 1:
-                used.append(result)  # the model may return a tensor of its own
+                used.append(result)  # the model may return its own parameter or buffer
             for templates in used:
                 for attribute in attributes_in(templates):
                     paths.append(attribute.fqn)
@@ -59,19 +59,19 @@ class Holdings:
                 self._extra[last].append(fqn)
 
     def of(self, number: int) -> list[str]:
-        """Paths that the stage holds; ones of tensors that no call needs last."""
+        """Return the paths that a stage holds, unused tensors last."""
         return [*dict.fromkeys([*self._placed[number], *self._extra[number]])]
 
 
 def _is_within(fqn: str, paths: set[str]) -> bool:
-    """Return True if the name, or that of a module around it, is among ``paths``."""
+    """Return True if ``paths`` has the name itself or the name of a module around it."""
     while fqn and fqn not in paths:
         fqn = fqn.rpartition(".")[0]
     return bool(fqn)
 
 
 def _in_order(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers in the order of the modules."""
+    """Yield parameters and buffers in the order of the modules."""
     for fqn, module in model.named_modules(remove_duplicate=False):
         prefix = f"{fqn}." if fqn else ""
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):

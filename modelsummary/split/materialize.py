@@ -1,4 +1,4 @@
-"""Bring stages to their device: move what has values, make and fill there what is on meta."""
+"""Put stages on their device: move tensors with values, create and fill tensors on meta."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Init = Callable[[nn.Module], object]
 def materialize(
     stages: Sequence[nn.Module], device: torch.device, checkpoint: Checkpoint | None = None, init: Init | None = None
 ) -> None:
-    """Move stages to a device; make there what is on meta, and fill it.
+    """Move stages to a device. Create their meta parameters and buffers there, and fill them.
 
     Args:
-        checkpoint: state dict of the model, or path of one saved with ``torch.save`` (it is mapped, not read whole):
-            each stage takes its own keys.
-        init: called with each module that has a parameter or buffer on meta, to fill it; where both are given, the
-            checkpoint comes last.
+        checkpoint: state dict of the model, or path of one saved with ``torch.save``. The file is memory-mapped. Each
+            stage takes its own keys.
+        init: called with each module that has meta tensors, to fill them. Values of ``checkpoint`` are loaded
+            afterwards.
 
     Raises:
-        SplitError: something on meta would be left without values.
+        SplitError: a tensor on meta gets no values, or has another shape in the checkpoint.
     """
     made: dict[int, Tensor] = {}
     empty: dict[str, nn.Module] = {}
@@ -57,7 +57,10 @@ def materialize(
 
 
 def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> bool:
-    """Empty tensors on the device for those on meta; a tensor met twice is made once, so tied ones stay tied."""
+    """Replace a module's meta tensors by empty ones on the device. Return True if there are any.
+
+    ``made`` holds the replacements, so tied tensors stay tied.
+    """
     places: list[Any] = [module._parameters, module._buffers]
     found = False
     for tensors in places:
@@ -69,7 +72,7 @@ def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> b
                 if isinstance(tensor, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=tensor.requires_grad)
                 made[id(tensor)] = new
-                made[-id(tensor)] = tensor  # kept alive: its id must not be used again
+                made[-id(tensor)] = tensor  # kept alive, so that its id is not reused
             tensors[name] = made[id(tensor)]
             found = True
     if found and isinstance(module, nn.RNNBase):
@@ -79,7 +82,7 @@ def _make(module: nn.Module, device: torch.device, made: dict[int, Tensor]) -> b
 
 @torch.no_grad()
 def _load(stages: Sequence[nn.Module], checkpoint: Checkpoint) -> set[int]:
-    """Copy values by name; returns the ids of the tensors that got some."""
+    """Copy values by name. Return the ids of the filled tensors."""
     values: Any = checkpoint
     if not isinstance(checkpoint, Mapping):
         values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
@@ -92,7 +95,7 @@ def _load(stages: Sequence[nn.Module], checkpoint: Checkpoint) -> set[int]:
             if name in values:
                 if values[name].shape != tensor.shape:
                     raise SplitError(
-                        f"{name!r} has the shape {list(tensor.shape)}, in the checkpoint {list(values[name].shape)}"
+                        f"{name!r} has shape {list(tensor.shape)}, but {list(values[name].shape)} in the checkpoint"
                     )
                 tensor.copy_(values[name])
                 filled.add(id(tensor))

@@ -1,4 +1,4 @@
-"""``ModelSplitter``: record a live model, cut the record, check the stages against the model."""
+"""Record a live model, cut the record, check the stages against the model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["ModelSplitter"]
 
 
 class ModelSplitter:
-    """Cuts one model as it is called in one way.
+    """A splitter of one live model, called with one input.
 
     Args:
-        live: None after pickling, or where the model had no input.
-        rows: of its tree.
+        live: the model and its input; None after pickling, or if no input was given.
+        rows: rows of the model's tree.
 
     Raises:
-        SplitError: there is no live model with an input, or a parameter of it has no shape yet.
+        SplitError: ``live`` is None, or a parameter is not initialised.
     """
 
     def __init__(self, live: LiveModel | None, rows: Sequence[LayerInfo]) -> None:
@@ -37,7 +37,7 @@ class ModelSplitter:
             )
         check_initialized(live.model)
         self._model, self._call = live.model, live.call
-        # Autocast does nothing to tensors on meta.
+        # Autocast has no effect on meta tensors.
         under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._execution = "real" if under_autocast else live.execution
         self._surroundings = surroundings()
@@ -46,23 +46,23 @@ class ModelSplitter:
         self.n_samples = live.call.size_along(live.batch_dim or 0) or 1
 
     def is_current(self) -> bool:
-        """Autocast and the like are as they were: the record holds."""
+        """Return True if autocast and other process-wide settings are unchanged, so that the record still holds."""
         return self._surroundings == surroundings()
 
     def split(self, by: By, wishes: Wishes) -> Stages:
-        """Stages as ``Statistics.split`` says, checked."""
+        """Return the stages that ``Statistics.split`` returns, checked against the model."""
         stages = self._splitter.split(by, wishes)
         self._check(stages)
         return stages
 
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
-        """What the stages would be, without making them; None if there are no so many."""
+        """Return the facts of the stages without building them; None if the model has too few places to cut."""
         return self._splitter.facts(n_stages, by)
 
     def _check(self, stages: Stages) -> None:
-        """Raise ``SplitError`` unless the stages run the model's operators.
+        """Raise ``SplitError`` unless the stages run the same operators as the model.
 
-        Compared are the sample without gradients, another batch size with them, and the other mode.
+        Runs are compared without gradients, with gradients at another batch size, and in the other mode.
         """
         recorded, model, call = stages.record, self._model, self._call
         assert recorded is not None
@@ -75,12 +75,13 @@ class ModelSplitter:
             found = differs(call=call, grad=True)
             if not found:
                 raise SplitError(
-                    "the model does other things without gradients; it can only be run as one stage", possible=1
+                    "the model runs other operators without gradients; it can only be run as one stage", possible=1
                 )
         if not recorded.no_other_mode:
             found = found or differs(call=other, grad=False, other_mode=True)
         if found:
             raise SplitError(
-                f"the stages are not the model: they run {found}. Its forward does what cannot be recorded between "
-                "layers (a TorchScript function, a global hook, an overridden __call__): move that into a layer"
+                f"the stages differ from the model: they run {found}. The forward does something between its layers "
+                "that cannot be recorded (a TorchScript function, a global hook, an overridden __call__); move it into "
+                "a layer"
             )

@@ -1,7 +1,7 @@
-"""Cut a sequence of costs into contiguous parts: the smallest possible largest part, then the fewest bytes crossing.
+"""Cut a sequence of costs into contiguous parts: minimize the largest part, then the bytes crossing.
 
-Integers only; what the costs mean is the caller's affair. The bottleneck is found by parametric search (the smallest
-limit under which the parts reach the end), the cuts by dynamic programming over what that limit leaves.
+Costs are integers of any meaning. The bottleneck is found by parametric search: the smallest limit under which the
+parts reach the end. The cuts are found by dynamic programming over the partitions that keep to that limit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _INFINITE = float("inf")
 
 @dataclass(frozen=True)
 class Chain:
-    """What is to be cut.
+    """A sequence of calls, and where it may be cut.
 
     Attributes:
         costs: cost of each call, integers >= 0.
         crossing: legal cut -> bytes that cross it; a cut ``c`` lies before call ``c``, 0 < c < len(costs).
         required: cuts that must be made.
-        holds: for each call what it keeps in memory; the same key in two calls of a part counts once.
+        holds: for each call, keys of the memory it holds; a key that several calls of a part share counts once.
         sizes: bytes of each key in ``holds``.
     """
 
@@ -37,31 +37,40 @@ class Chain:
 
     @property
     def points(self) -> list[int]:
-        """Where parts may begin or end."""
+        """Positions where parts may begin or end."""
         return [0, *sorted(self.crossing), len(self.costs)]
 
 
 def bottleneck_of(costs: Sequence[int], cuts: Sequence[int]) -> int:
-    """Cost of the dearest part."""
+    """Return the cost of the most expensive part.
+
+    >>> bottleneck_of([5, 4, 3, 6, 2, 7], cuts=[2, 4])
+    9
+    """
     return max(sum(costs[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(costs)], strict=True))
 
 
 def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> list[int] | None:
-    """The ``n_parts - 1`` cuts that make the dearest part as cheap as possible; among those the fewest bytes crossing.
+    """Return the ``n_parts - 1`` cuts with the smallest bottleneck; among those, the ones that the fewest bytes cross.
 
     Args:
-        caps: bytes that each part may hold, one a part; None: any.
+        chain: calls and legal cuts.
+        n_parts: number of parts.
+        caps: bytes that each part may hold, one number per part; None: no limit.
 
     Returns:
         The cuts in ascending order; None if no partition keeps to the legal and required cuts and the caps.
+
+    >>> partition(Chain([5, 4, 3, 6, 2, 7], crossing={cut: 8 for cut in range(1, 6)}), n_parts=3)
+    [2, 4]
     """
     return next(partitions(chain, n_parts, caps), None)
 
 
 def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> Iterator[list[int]]:
-    """Partitions whose dearest part is as cheap as possible: that of ``partition``, then that with the most up front.
+    """Yield two partitions with the smallest bottleneck: first the fewest bytes crossing, then the most cost up front.
 
-    Raises nothing; there are none if no partition keeps to the cuts and the caps.
+    Yield nothing if no partition keeps to the cuts and the caps.
     """
     points = chain.points
     n_segments = len(points) - 1
@@ -86,7 +95,14 @@ def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) ->
 
 
 def fewest_parts(chain: Chain, cap: int | None = None) -> int | None:
-    """The smallest number of parts that keeps to the required cuts and the cap; None if a single call exceeds it."""
+    """Return the smallest number of parts that keeps to the required cuts and the cap.
+
+    Return None if a single call exceeds the cap.
+
+    >>> chain = Chain([1, 1, 1], {1: 0, 2: 0}, holds=["a", "b", "c"], sizes={"a": 4, "b": 4, "c": 4})
+    >>> fewest_parts(chain, cap=8)
+    2
+    """
     points = chain.points
     earliest = _earliest(chain, points, cap)
     count, end = 0, len(points) - 1
@@ -98,7 +114,7 @@ def fewest_parts(chain: Chain, cap: int | None = None) -> int | None:
 
 
 def _limits(chain: Chain, points: list[int], n_parts: int, caps: Sequence[int] | None) -> list[list[int]]:
-    """For each part: the earliest point at which it may begin, by the point at which it ends."""
+    """Return, for each part, the earliest point at which it may begin for each end."""
     by_cap: dict[int | None, list[int]] = {}
     for cap in caps or (None,):
         if cap not in by_cap:
@@ -107,7 +123,7 @@ def _limits(chain: Chain, points: list[int], n_parts: int, caps: Sequence[int] |
 
 
 def _earliest(chain: Chain, points: list[int], cap: int | None) -> list[int]:
-    """For each end the earliest begin (as indices of points) that required cuts and the cap allow."""
+    """Return, for each end, the earliest begin that required cuts and the cap allow. Both are indices of points."""
     earliest = [0]
     begin = held_bytes = 0
     held: Counter[Hashable] = Counter()
@@ -130,12 +146,12 @@ def _earliest(chain: Chain, points: list[int], cap: int | None) -> list[int]:
 
 
 class _Reach:
-    """Which points parts can end at, under a limit to their cost. All points are indices.
+    """The points that parts can end at under a limit to their cost. All points are indices.
 
     Args:
         sums: cost up to each point.
-        earliest: for each part, by its end, the earliest begin; it does not descend, so a part of an allowed
-            part is allowed.
+        earliest: for each part, the earliest begin for each end. It never decreases, so any piece of an allowed part is
+            allowed too.
     """
 
     def __init__(self, sums: list[int], earliest: list[list[int]]) -> None:
@@ -146,10 +162,10 @@ class _Reach:
         self._latest = _inverse(earliest[0]) if self._alike else []
 
     def fits(self, limit: int) -> bool:
-        """The end can be reached with exactly so many parts, none dearer than ``limit``."""
+        """Return True if exactly the given number of parts reaches the end, each with a cost <= ``limit``."""
         if not self._alike:
             return self._ends(limit)[-1][-1] < _INFINITE
-        point = 0  # with one rule for all parts, going as far as possible is best, and a part can always be cut further
+        point = 0  # if all parts have the same caps, the greedy choice is optimal, and any part can be cut further
         for _ in self._earliest:
             point = self._furthest(point, limit)
         return point == self._n_points - 1
@@ -158,7 +174,7 @@ class _Reach:
         return min(bisect_right(self.sums, self.sums[begin] + limit) - 1, self._latest[begin])
 
     def cheapest(self, limit: int, crossing: list[int]) -> list[int]:
-        """The cuts under ``limit`` that the fewest bytes cross."""
+        """Return the cuts under ``limit`` that the fewest bytes cross."""
         best = self._ends(limit, crossing)
         cuts = [self._n_points - 1]
         for part in range(len(self._earliest) - 1, 0, -1):
@@ -168,18 +184,18 @@ class _Reach:
         return cuts[:0:-1]
 
     def _begin(self, part: int, end: int, limit: int) -> int:
-        """Earliest begin of ``part`` if it ends at ``end``."""
+        """Return the earliest begin of ``part`` if it ends at ``end``."""
         begin = self._earliest[part][end]
         return max(begin, bisect_right(self.sums, self.sums[end] - limit - 1))
 
     def _ends(self, limit: int, crossing: list[int] | None = None) -> list[list[float]]:
-        """For each number of parts and each end the fewest bytes crossing; infinite where it cannot be reached."""
+        """Return the fewest bytes crossing for each number of parts and each end; infinite if it cannot be reached."""
         crossing = crossing or [0] * self._n_points
         n_parts = len(self._earliest)
         best: list[list[float]] = [[0, *[_INFINITE] * (self._n_points - 1)]]
         for part in range(n_parts):
             before, after = best[-1], [_INFINITE] * self._n_points
-            window: deque[int] = deque()  # begins with ascending bytes: the first is the best
+            window: deque[int] = deque()  # begins in ascending order of bytes: the first is the best
             next_begin = 0
             for end in range(part + 1, self._n_points - (n_parts - 1 - part)):
                 for begin in range(next_begin, end):
@@ -197,7 +213,7 @@ class _Reach:
 
 
 def _inverse(earliest: list[int]) -> list[int]:
-    """For each begin the latest end that allows it."""
+    """Return the latest end that each begin may have."""
     latest = [0] * len(earliest)
     for end, begin in enumerate(earliest):
         if begin < end or end == 0:

@@ -1,9 +1,9 @@
-"""Simulate pipeline schedules: who computes what when, how long a step takes, how much waits, how much memory is held.
+"""Simulate pipeline schedules: the time of a step, the bubble, and the activations that each device holds.
 
-A schedule is an order of actions for each device; an action begins when the device is free and what it needs has come:
-a forward needs the stage before it, a backward the stage behind it. Transfers take ``bytes / bandwidth`` and leave the
-devices free. Orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al.
-2021), zero bubble ZB-H1 (Qi et al. 2023), which splits the backward into that of the input and that of the weights.
+A schedule is an order of actions for each device. An action begins when its device is free and its input has arrived:
+a forward needs the previous stage, a backward the next one. Transfers take ``bytes / bandwidth`` and do not occupy the
+devices. Orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021), and
+zero bubble ZB-H1 (Qi et al. 2023), which computes the gradients of inputs and of weights in separate actions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb")
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What one micro-batch asks of a stage.
+    """The time and memory that one micro-batch takes in a stage.
 
     Attributes:
-        forward, backward_input, backward_weight: time; the unit is the caller's.
-        crossing_bytes: that go to the next stage, and come back as gradients.
-        activation_bytes: held from the forward to the end of the backward.
+        forward: time of the forward, in any unit.
+        backward_input: time of the gradient of the inputs, in the same unit.
+        backward_weight: time of the gradient of the weights, in the same unit.
+        crossing_bytes: bytes sent to the next stage, and received from it as gradients. Default: 0.
+        activation_bytes: bytes held from the forward to the end of the backward. Default: 0.
+
+    >>> StageLoad(forward=1.0, backward_input=1.0, backward_weight=1.0, activation_bytes=2**20).activation_bytes
+    1048576
     """
 
     forward: float
@@ -39,7 +44,7 @@ class StageLoad:
 
 
 class Action(NamedTuple):
-    """One piece of work: ``"F"`` forward, ``"B"`` backward, ``"I"`` and ``"W"`` its two halves."""
+    """An action of a device: ``"F"`` forward, ``"B"`` backward, or its halves ``"I"`` (inputs), ``"W"`` (weights)."""
 
     kind: str
     stage: int
@@ -50,16 +55,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step.
+    """A simulated training step; ``print`` shows a table with one row per device.
 
     Attributes:
-        schedule: its name.
+        schedule: name of the schedule.
         n_microbatches: micro-batches in the step.
-        makespan: from the first forward to the end of the last backward, in the unit of the loads.
-        bubble: part of the devices' time that they wait, 0 to 1.
-        busy: time that each device computes.
-        peak_activation_bytes: the most that each device holds at a time.
-        actions: of each device, in order.
+        makespan: time from the first forward to the end of the last backward, in the unit of the loads.
+        bubble: fraction of the devices' time spent waiting, 0 to 1.
+        busy: time that each device computes, in the unit of the loads.
+        peak_activation_bytes: the most bytes of activations that each device holds at one time.
+        actions: timed actions of each device, in order.
     """
 
     schedule: str
@@ -71,9 +76,16 @@ class Simulation:
     actions: list[list[Action]]
 
     def timeline(self, width: int = 100) -> str:
-        """A picture with a line for each device: time goes to the right, a dot is waiting.
+        """Return the step as text with one line per device: time runs to the right, dots are waiting.
 
-        Forwards are digits, backwards letters: 0 and a are micro-batch 0; the backward of the weights is in capitals.
+        Digits are forwards, letters backwards: 0 and a are micro-batch 0. Capitals are backwards of the weights.
+
+        Args:
+            width: columns for the whole step.
+
+        >>> print(simulate([StageLoad(1, 1, 1)] * 2, n_microbatches=2, schedule="gpipe").timeline(width=27))
+          0 000111.........aaaaaabbbbbb
+          1 ...000111aaaaaabbbbbb......
         """
         lines = []
         for number, actions in enumerate(self.actions):
@@ -109,14 +121,19 @@ def simulate(
     """Simulate one training step.
 
     Args:
-        loads: of the stages for one micro-batch.
+        loads: load of each stage for one micro-batch.
         n_microbatches: micro-batches in the step.
         schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
-        stages_per_device: of the interleaved schedule, default 2; device ``d`` of ``p`` has the stages d, d + p ...
-        bandwidth: bytes in the unit of time between two stages; None: transfers take no time.
+        stages_per_device: stages per device of the interleaved schedule. Default: 2. Device ``d`` of ``p`` has the
+            stages d, d + p ...
+        bandwidth: bytes per unit of time between two stages; None: transfers take no time.
 
     Raises:
-        InputError: an argument is unusable.
+        InputError: an argument is out of range, or the stages cannot be dealt evenly to devices.
+
+    >>> step = simulate([StageLoad(1.0, 1.0, 1.0)] * 4, n_microbatches=8)  # a forward takes 1, a backward 2
+    >>> step.makespan, round(step.bubble, 3)  # (p - 1) / (m + p - 1) = 3 / 11
+    (33.0, 0.273)
     """
     per_device = _checked(loads, n_microbatches, schedule, stages_per_device, bandwidth)
     n_devices = len(loads) // per_device
@@ -140,23 +157,25 @@ def _checked(
     stages_per_device: int | None,
     bandwidth: float | None,
 ) -> int:
-    """Stages a device."""
+    """Return the number of stages per device. Raise ``InputError`` if an argument is out of range."""
     if schedule not in SCHEDULES:
-        raise InputError(f"schedule={schedule!r} is unknown; expected one of {', '.join(map(repr, SCHEDULES))}")
+        raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}")
     if type(n_microbatches) is not int or n_microbatches < 1:
-        raise InputError(f"n_microbatches={n_microbatches!r}; expected an integer >= 1")
+        raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
     if bandwidth is not None and not bandwidth > 0:
-        raise InputError(f"bandwidth={bandwidth!r}; expected bytes in the unit of time, > 0")
+        raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
     per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else 1
     if stages_per_device is not None and stages_per_device != per_device:
-        raise InputError(f"stages_per_device={stages_per_device} is for 'interleaved1f1b'; {schedule!r} has one")
+        raise InputError(f"stages_per_device must be 1 for {schedule!r}, got {stages_per_device}; leave it out")
     if not loads or len(loads) % per_device:
-        raise InputError(f"{len(loads)} stages cannot be dealt to devices by {per_device}; split into a multiple of it")
+        raise InputError(
+            f"schedule={schedule!r} needs a multiple of {per_device} stages, at least {per_device}, got {len(loads)}"
+        )
     n_devices = len(loads) // per_device
     if per_device > 1 and n_microbatches % max(1, n_microbatches // n_devices):
         raise InputError(
-            f"interleaved1f1b on {n_devices} devices deals micro-batches in equal rounds; n_microbatches="
-            f"{n_microbatches} is no multiple of {n_devices}"
+            f"interleaved1f1b on {n_devices} devices needs equal rounds of micro-batches, which "
+            f"n_microbatches={n_microbatches} does not give; pass a multiple of {n_devices}"
         )
     return per_device
 
@@ -165,7 +184,7 @@ def _checked(
 
 
 def _order(schedule: str, device: int, n_devices: int, per_device: int, m: int) -> list[Action]:
-    """What a device does, in order."""
+    """Return the actions of a device, in order."""
     if schedule == "gpipe":
         return [Action(kind, device, number) for kind in "FB" for number in range(m)]
     if schedule == "zb":
@@ -193,7 +212,7 @@ Transfer = Callable[[int], float]
 
 
 def _timed(orders: Sequence[Sequence[Action]], loads: Sequence[StageLoad], transfer: Transfer) -> list[list[Action]]:
-    """The same actions with their times."""
+    """Return the same actions with their times."""
     done: dict[tuple[str, int, int], float] = {}
     timed: list[list[Action]] = [[] for _ in orders]
     position = [0] * len(orders)
@@ -214,7 +233,7 @@ def _timed(orders: Sequence[Sequence[Action]], loads: Sequence[StageLoad], trans
                 progress = True
             if position[device] == len(orders[device]):
                 waiting.discard(device)
-        assert progress, "a schedule that waits for itself"
+        assert progress, "the schedule deadlocks"
     return timed
 
 
@@ -224,7 +243,7 @@ def _duration(kind: str, load: StageLoad) -> float:
 
 
 def _ready(action: Action, n_stages: int, done: dict[tuple[str, int, int], float], transfer: Transfer) -> float | None:
-    """When all that an action needs has come; None if that is not known yet."""
+    """Return the time at which everything that an action needs has arrived; None if that is not known yet."""
     kind, stage, number = action[:3]
     needs: list[tuple[tuple[str, int, int], float]] = []
     if kind == "F" and stage:
@@ -241,8 +260,11 @@ def _ready(action: Action, n_stages: int, done: dict[tuple[str, int, int], float
 
 
 def _zero_bubble(stage: int, n_stages: int, m: int) -> list[Action]:
-    """ZB-H1: as 1F1B, but the backward of the weights comes ``stage`` micro-batches later, so each holds what the first
-    stage of 1F1B holds, and the last ones fill the waiting at the end."""
+    """Return the actions of a stage in ZB-H1.
+
+    The order is 1F1B, but backwards of the weights run ``stage`` micro-batches later. So each stage holds as many
+    activations as the first stage of 1F1B, and the last backwards of the weights fill the bubble at the end.
+    """
     warmup = min(m, n_stages - stage)
     order = [Action("F", stage, number) for number in range(warmup)]
     for number in range(m):

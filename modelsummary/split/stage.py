@@ -1,8 +1,8 @@
-"""What runs: ``Stage``, an ``nn.Sequential`` that follows a plan, and ``Function``, a call of torch among its layers.
+"""The modules that stages are made of: ``Stage``, which follows a plan, and ``Function``, a torch call between layers.
 
-A stage holds the model's own modules, parameters and buffers at their own paths, so that ``get_submodule``,
-``state_dict`` and everything that goes by names works as on the model. Paths are looked up at every call: what replaces
-a submodule (``fully_shard``, conversion to SyncBatchNorm) is used from then on.
+A stage holds the model's own modules, parameters and buffers at their own paths. So ``get_submodule``, ``state_dict``
+and everything that uses names works as on the model. Paths are looked up at every call: a module that replaces a
+submodule (``fully_shard``, conversion to SyncBatchNorm) is used from then on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Function", "Inputs", "Slot", "Stage", "StageCall", "StageProgram", "
 
 @dataclass(frozen=True)
 class Slot(Marker):
-    """A value by its number."""
+    """A placeholder for a value, by its number."""
 
     index: int
 
@@ -41,15 +41,16 @@ class StageCall(NamedTuple):
     """One call of a stage's plan.
 
     Attributes:
-        path: of the module to call; ``function`` is None then.
+        path: path of the module to call; empty for a function.
+        function: function to call; None for a module.
         args, kwargs: templates with slots for values.
-        binds: position among the leaves of the result -> number of the value it becomes.
-        scope: path of the module whose code made the call; its mode decides what depends on the mode.
-        grad: gradients were enabled.
-        checkpointed: call it under activation checkpointing; a bool, or ``ModeChoice``.
-        frees: numbers of the values that nobody needs afterwards.
-        n_leaves: how many values the result holds; more or fewer is another result than the recorded one.
-        expects: what the result must be, as the forward decided by it; empty if it may be anything.
+        binds: pairs of a leaf's position in the result and the number of the value it becomes.
+        scope: path of the module whose forward made the call; its mode decides arguments that depend on the mode.
+        grad: True if gradients were enabled.
+        checkpointed: True if the call runs under activation checkpointing; a bool or a ``ModeChoice``.
+        frees: numbers of the values that no later call needs.
+        n_leaves: number of leaves of the recorded result.
+        expects: the result that the forward decided by, as a template in a tuple; empty if any result will do.
     """
 
     path: str
@@ -69,16 +70,16 @@ Arguments = dict[str | int, Any]
 
 
 class Inputs(NamedTuple):
-    """How a forward was called, to take the same calls again.
+    """The recorded arguments of a forward, against which later calls are checked.
 
     Attributes:
         parameters: names of the forward's positional parameters, in order.
         defaults: default values by name.
         arguments: name (or position, beyond the named ones) -> template.
-        sizes: number of a value -> its size where it must be as it was recorded; None where it may differ.
-        batches: ``(number, dim, factor)`` of the values that show the batch size.
-        smallest_batch: the smallest batch size there may be.
-        n_positional: how many of the arguments, the first ones, were given by position.
+        sizes: number of a value -> its required sizes, with None where any size will do.
+        n_positional: number of arguments given by position; they come first in ``arguments``.
+        batches: ``(number, dim, factor)`` of the values with a batch: their size along ``dim`` is batch size x factor.
+        smallest_batch: the smallest batch size allowed.
     """
 
     parameters: tuple[str, ...]
@@ -90,7 +91,10 @@ class Inputs(NamedTuple):
     smallest_batch: int = 1
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
-        """Number of each value -> tensor. Raises ``SplitError`` if the call is not one like the recorded one."""
+        """Return a dict from the number of each value to its tensor.
+
+        Raise ``SplitError`` if the arguments do not match the recorded ones.
+        """
         given: Arguments = {**self.defaults, **self.named(args, kwargs)}
         values: dict[int, Tensor] = {}
         recorded: Arguments = {**self.defaults, **self.arguments}
@@ -108,22 +112,24 @@ class Inputs(NamedTuple):
             if len(shape) != len(size) or any(own not in (None, each) for own, each in zip(size, shape, strict=True)):
                 expected = ["any" if own is None else own for own in size]
                 raise SplitError(
-                    f"an input has the shape {list(shape)}, but the stages were made for {expected}: the model's "
-                    "forward computes with sizes; split again with an input of this shape"
+                    f"an input has shape {list(shape)}, but the stages were made for {expected}, because the forward "
+                    "computes with sizes; split again with an input of this shape"
                 )
         sizes = {index: values[index].shape[dim] / factor for index, dim, factor in self.batches}
         if len(set(sizes.values())) > 1:
             shapes = [list(values[index].shape) for index in sizes]
-            raise SplitError(f"inputs of the shapes {shapes} have different batch sizes; they were recorded with one")
+            raise SplitError(
+                f"inputs must have the same batch size, as when they were recorded, got the shapes {shapes}"
+            )
         if sizes and min(sizes.values()) < self.smallest_batch:
             raise SplitError(
-                f"a batch of {int(min(sizes.values()))}: the model does other things with it than with at least "
-                f"{self.smallest_batch}, for which it was split; split again with a batch of this size"
+                f"the batch size must be >= {self.smallest_batch}, got {int(min(sizes.values()))}, for which the "
+                "forward runs other operators; split again with a batch of this size"
             )
         return values
 
     def as_recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments, those by position that were recorded by position."""
+        """Return the same arguments by position or by name, as they were recorded."""
         self.bind(args, kwargs)
         given: Arguments = {**self.defaults, **self.named(args, kwargs)}
         names = list(self.arguments)
@@ -131,7 +137,7 @@ class Inputs(NamedTuple):
         return positional, {str(name): given[name] for name in names[self.n_positional :]}
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Arguments by name where they have one, by position else."""
+        """Return a dict from the name of each argument to its value; arguments without a name go by position."""
         by_name: Arguments = {
             self.parameters[position] if position < len(self.parameters) else position: value
             for position, value in enumerate(args)
@@ -174,11 +180,11 @@ def _match(name: str | int, template: Any, value: Any, values: dict[int, Tensor]
 
 
 class StageScope(nn.Module):
-    """A part of an opened module: what of it belongs to this stage. It is not called itself."""
+    """The part of an opened module that belongs to one stage. It holds submodules and tensors, and is never called."""
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Raises ``SplitError``: the stage calls what is inside."""
-        raise SplitError("this module was cut by the split and cannot be called by itself; call the stage")
+        """Raise ``SplitError``: the stage calls the modules inside."""
+        raise SplitError("this module was cut by the split and cannot be called; call the stage")
 
 
 class Function(nn.Module):
@@ -187,7 +193,7 @@ class Function(nn.Module):
     Args:
         function: the function.
         args, kwargs: templates; every slot is the input.
-        batch: ``(dim, factor)``: the batch size is ``input.shape[dim] // factor``; None if it is not needed.
+        batch: ``(dim, factor)``, where the batch size is ``input.shape[dim] // factor``; None if it is not needed.
     """
 
     def __init__(
@@ -209,23 +215,23 @@ class Function(nn.Module):
         return self.function.name
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments as text."""
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         return ", ".join(given).replace(repr(Slot(0)), "input")
 
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What a stage does.
+    """The plan of a stage.
 
     Attributes:
         steps: its calls, in order.
-        inputs: of the first stage: how the model is called.
-        takes: numbers of the values that it is given.
-        gives: template of what it returns.
-        batch: ``(value, dim, factor)``: the batch size is ``value.shape[dim] // factor``.
-        dtypes: ``(value, dtype)`` that it is bound to: a dtype that the model read is a constant here.
-        recorded_mode: the mode it is bound to; None if it is bound to none.
+        inputs: the model's arguments, for the first stage; None for the others.
+        takes: numbers of the values that cross into the stage.
+        gives: template of the result.
+        batch: ``(value, dim, factor)``, where the batch size is ``value.shape[dim] // factor``; None if not known.
+        dtypes: ``(value, dtype)`` pairs that the inputs must have, because a dtype that the forward read is a constant.
+        recorded_mode: the value that ``training`` must have; None if the stage works in both modes.
     """
 
     steps: tuple[StageCall, ...]
@@ -238,27 +244,29 @@ class StageProgram:
 
 
 class Stage(nn.Sequential):
-    """Part of a model that is no chain of layers: it takes the values that cross into it and returns those that leave.
+    """A part of a model that is not a chain of layers.
 
-    Called with one tuple, or with its values one by one. The last stage returns what the model returns.
+    It takes the values that cross into it, as one tuple or one by one, and returns the values that cross out of it. The
+    first stage takes the model's arguments. The last stage returns the model's result.
     """
 
     def __init__(self, plan: StageProgram) -> None:
         super().__init__()
-        self._plan = plan  # the only attribute of its own: the children have the names of the model's
+        self._plan = plan  # the only attribute besides the children, which have the model's names
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Follow the plan. Raises ``SplitError`` if the call does not fit to what was recorded."""
+        """Follow the plan. Raise ``SplitError`` if the arguments do not match the recorded ones."""
         if self._plan.recorded_mode is not None and self.training is not self._plan.recorded_mode:
             modes = ("train" if self._plan.recorded_mode else "eval", "train" if self.training else "eval")
             raise SplitError(
-                f"split in {modes[0]} mode, and the model does other things in {modes[1]} mode; split again"
+                f"the model was split in {modes[0]} mode and is in {modes[1]} mode, in which its forward runs other "
+                "operators; split again"
             )
         values = self._values(args, kwargs)
         for index, dtype in self._plan.dtypes:
             if values[index].dtype is not dtype:
                 raise SplitError(
-                    f"the stage was made for {dtype}, which the model reads and computes with, but is given "
+                    f"the stage was made for {dtype}, because the forward reads the dtype, but is given "
                     f"{values[index].dtype}; convert the model before you split it, or split it under the same autocast"
                 )
         size = device = None
@@ -298,7 +306,7 @@ class Stage(nn.Sequential):
         if step.expects and (expected := self._fill(step.expects[0], values, size, device, training)) != out:
             raise SplitError(
                 f"the forward decides by values: {step.function!r} gave {expected!r:.80} when it was recorded, and "
-                f"gives {out!r:.80}; split again with such an input"
+                f"gives {out!r:.80} now; split again with this input"
             )
         if len(step.binds) == 1 and isinstance(out, Tensor):
             values[step.binds[0][1]] = out
@@ -307,7 +315,7 @@ class Stage(nn.Sequential):
             if len(leaves) != step.n_leaves:
                 raise SplitError(
                     f"{step.path or step.function!r} gave {len(leaves)} results, but {step.n_leaves} when it was "
-                    "recorded; split again with an input of this size"
+                    "recorded; split again with this input"
                 )
             for position, index in step.binds:
                 values[index] = leaves[position]
@@ -317,7 +325,7 @@ class Stage(nn.Sequential):
     def _fill(
         self, template: Any, values: dict[int, Tensor], size: int | None, device: torch.device | None, training: bool
     ) -> Any:
-        """``template`` with everything in its place."""
+        """Return ``template`` with its markers replaced by values."""
         if isinstance(template, Slot):
             return values[template.index]
         if isinstance(template, Attribute):
@@ -340,17 +348,24 @@ class Stage(nn.Sequential):
         return map_template(fill, template, makes_objects=True)
 
     def __getitem__(self, index: Any) -> Any:
-        """A child by its position; a slice gives a list, for only the whole stage follows the plan."""
+        """Return a child by its position; a list for a slice, because only the whole stage follows the plan."""
         return list(self._modules.values())[index]
 
     def extra_repr(self) -> str:
-        """What the plan calls besides the modules shown."""
+        """Return the functions that the plan calls, as text."""
         functions = [step.function.short_name for step in self._plan.steps if step.function is not None]
         return f"{len(self._plan.steps)} calls, of these functions: {', '.join(functions) or 'none'}"
 
 
 def constant(leaf: Any, size: int | None, device: torch.device | None, training: bool) -> Any:
-    """What a leaf of a template that is no value of the forward stands for."""
+    """Return the value of a template's leaf that is not a slot or an attribute.
+
+    Args:
+        leaf: marker or constant.
+        size: batch size; None if it is not known.
+        device: device of the inputs; constant tensors are moved there.
+        training: mode of the module whose forward made the call.
+    """
     if isinstance(leaf, BatchSize):
         assert size is not None
         return leaf.at(size)
@@ -364,7 +379,7 @@ def constant(leaf: Any, size: int | None, device: torch.device | None, training:
 
 
 def find(module: nn.Module, path: str) -> Any:
-    """What is at a path: a module, a parameter, a buffer, an attribute."""
+    """Return the module, parameter, buffer or attribute at a path."""
     found: Any = module
     for name in path.split("."):
         # An attribute or method of the stage may have the name of a child.
@@ -377,5 +392,5 @@ def find(module: nn.Module, path: str) -> Any:
     return found
 
 
-# Names that version 0.1.0 pickled stages with.
+# Pickles of version 0.1.0 use these names.
 Plan, Scope, Step = StageProgram, StageScope, StageCall

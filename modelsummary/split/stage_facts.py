@@ -1,4 +1,4 @@
-"""What is known of a stage, as plain data."""
+"""Facts of stages as plain data: counts, bytes, costs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ __all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
 
 @dataclass(frozen=True)
 class StageFacts:
-    """What is known of a stage.
+    """The facts of one stage, for the recorded batch.
 
     Attributes:
         first, last: names of the first and the last call.
-        calls: modules and functions that the stage calls.
-        params: elements of its parameters; one that several stages hold counts in each.
-        param_bytes, buffer_bytes: bytes of its parameters and buffers.
+        calls: number of modules and functions that the stage calls.
+        params: elements of its parameters; a parameter that several stages hold counts in each.
+        param_bytes, buffer_bytes: bytes of its parameters and of its buffers.
         macs: multiply-adds of one forward.
-        cost: what was balanced, in the user's unit.
-        share: of the cost of all stages, 0 to 1.
-        crossing_bytes: bytes of the tensors that cross from this stage into the next, for the recorded batch.
-        crossing_tensors: how many.
+        cost: the cost that was balanced, in its unit.
+        share: ``cost`` divided by the cost of all stages, 0 to 1.
+        crossing_bytes: bytes of the tensors that cross into the next stage.
+        crossing_tensors: number of these tensors.
         activation_bytes: bytes of the tensors that its calls make.
-        forward_seconds, backward_seconds: measured time of its calls; None where that was not measured.
+        forward_seconds, backward_seconds: measured time of its calls; None if not measured.
+
+    >>> from modelsummary import Statistics
+    >>> model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False))
+    >>> first = Statistics(model, (2, 8)).split(2).facts[0]  # 2 x 8 x 16 MACs; 2 x 16 floats of 4 bytes cross
+    >>> first.macs, first.share, first.crossing_bytes
+    (256, 0.5, 128)
     """
 
     first: str
@@ -60,8 +66,11 @@ class Crossing:
     """A tensor that crosses into a stage.
 
     Attributes:
-        shape: of the recorded batch.
-        sizes: with ``BatchSize`` in the place of what moves with the batch; None where it moves otherwise.
+        shape: its shape for the recorded batch.
+        sizes: its shape with a ``BatchSize`` for each size that follows the batch, and None for one that varies in
+            another way.
+        dtype: its dtype.
+        requires_grad: whether it takes a gradient.
     """
 
     shape: tuple[int, ...]
@@ -71,18 +80,21 @@ class Crossing:
 
     @classmethod
     def of(cls, value: Value) -> Crossing:
-        """What is known of a value."""
+        """Return the crossing of a recorded value."""
         return cls(value.shape, value.sizes, value.dtype, value.requires_grad)
 
     def at(self, batch_size: int | None) -> torch.Tensor:
-        """A tensor like it on meta, for a batch size; None: the recorded one.
+        """Return a meta tensor like it for a batch size; None: the recorded one.
 
-        Raises ``SplitError`` if its shape at another batch size is not known.
+        Raise ``SplitError`` if its shape at another batch size is not known.
         """
         shape = self.shape
         if batch_size is not None:
             if None in self.sizes:
-                raise SplitError(f"the shape of a crossing tensor, {list(shape)}, is known for the recorded batch only")
+                raise SplitError(
+                    f"the shape of a crossing tensor, {list(shape)}, is known for the recorded batch only; leave "
+                    "microbatch_size out"
+                )
             shape = tuple(size.at(batch_size) if isinstance(size, BatchSize) else size or 0 for size in self.sizes)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad)
 
@@ -96,14 +108,14 @@ def loads_of(facts: Sequence[StageFacts], seconds: Callable[[StageFacts], float]
 
 
 def load_of(facts: StageFacts, forward: float, backward_input: float, backward_weight: float) -> StageLoad:
-    """Return the load of a stage whose parts take these times."""
+    """Return the load of a stage with these times."""
     return StageLoad(forward, backward_input, backward_weight, facts.crossing_bytes, facts.activation_bytes)
 
 
 def facts_of_parts(
     choice: Choice, parts: Sequence[Part], held: Sequence[Sequence[Tensor]], rows: Sequence[LayerInfo]
 ) -> list[StageFacts]:
-    """Return the facts of each part, which holds the parameters and buffers in ``held``."""
+    """Return the facts of each part; ``held`` has the parameters and buffers of each."""
     sequence, costs = choice.sequence, choice.costs
     forward, backward = measured_seconds(sequence, rows)
     total = sum(costs.costs)

@@ -1,4 +1,4 @@
-"""What each stage is made of: its calls, and what crosses into it and out of it."""
+"""The calls of each stage, and the values that cross into it and out of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Part", "parts_of"]
 
 @dataclass(eq=False)
 class Part:
-    """What a stage is made of.
+    """The calls and crossing values of one stage.
 
     Attributes:
-        events: calls of the stage, modules as whole as possible.
-        takes: values that cross into it; for the first part the inputs.
-        gives: values that cross out of it; for the last part the values in the model's result.
+        events: calls of the stage; a module that lies in it entirely is one call, if it is a unit.
+        takes: values that cross into it; the model's inputs for the first part.
+        gives: values that cross out of it; the values in the model's result for the last part.
     """
 
     events: list[Event]
@@ -28,7 +28,7 @@ class Part:
 
 
 def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
-    """The calls and the crossing values of each part."""
+    """Return the part of each stage."""
     root = sequence.record.root
     bounds = [0, *cuts, len(sequence.calls)]
     every = [list(_events(sequence, begin, end)) for begin, end in pairwise(bounds)]
@@ -50,7 +50,7 @@ def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
 
 
 def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:
-    """The calls from ``begin`` to ``end``, with modules that lie inside as a whole called as such."""
+    """Yield the calls from ``begin`` to ``end``. A unit that lies inside entirely is yielded as one call."""
 
     def visit(event: Event) -> Iterator[Event]:
         if event not in sequence.span:

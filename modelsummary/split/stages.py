@@ -1,4 +1,4 @@
-"""``Stages``: a model cut into ``nn.Sequential`` parts that together are the model."""
+"""``Stages``: a model cut into ``nn.Sequential`` parts that together compute the same."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["SharedParameter", "Stages"]
 
 @dataclass(frozen=True)
 class SharedParameter:
-    """A parameter that several stages hold: one object here, to be reduced where the stages are apart.
+    """A parameter that several stages hold, such as a tied weight.
 
     Attributes:
         fqn: its first name in the model.
         stages: numbers of the stages.
-        names: its name in each of these.
+        names: its name in each stage.
     """
 
     fqn: str
@@ -45,23 +45,31 @@ class SharedParameter:
 
 
 class Stages(Sequence[nn.Sequential]):
-    """The stages of a model, in order; called, they are the model.
+    """The stages of a model, in order. Calling them runs one after the other and returns the model's result.
 
     Each stage is an ``nn.Sequential`` with the model's own modules, parameters and buffers under their own names.
-    Training a stage trains the model.
+    Training a stage trains the model. Made by ``Statistics.split``; ``print`` shows a table with one row per stage.
 
     Attributes:
-        facts: what is known of each stage.
-        by: what was balanced.
-        ideal: the mean cost of a stage: that of each if all were equal.
-        limits: what keeps the largest stage larger than that by 5 % or more; empty if nothing does.
-        record: of the forward that was cut; None after pickling.
-        calls: of each stage, from the record; empty after pickling.
-        batch_size: of the recorded input; None if the stages take inputs of its sizes only.
-        batch_dim: dimension of the inputs that is the batch.
-        inputs: how the model was called.
-        n_positional_inputs: how many of its inputs that are tensors were given by position.
-        crossing: the tensors that enter each stage; last those in the result.
+        facts: a ``StageFacts`` per stage.
+        by: the kind of cost that was balanced, such as ``"macs"``.
+        ideal: mean cost of a stage.
+        limits: a ``Limit`` per call that keeps the largest stage more than 5 % above ``ideal``; empty if none does.
+        record: record of the forward that was cut; None after pickling.
+        calls: recorded calls of each stage; empty after pickling.
+        batch_size: batch size of the recorded input; None if the stages take inputs of the recorded sizes only.
+        batch_dim: batch dimension of the inputs.
+        inputs: the recorded arguments of the model.
+        n_positional_inputs: number of input tensors given by position.
+        crossing: a ``Crossing`` per tensor that enters each stage, and at the end per tensor in the result.
+
+    >>> from modelsummary import Statistics
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+    >>> stages = Statistics(model, (4, 8)).split(2)
+    >>> [list(stage.state_dict()) for stage in stages]
+    [['0.weight', '0.bias'], ['2.weight', '2.bias']]
+    >>> stages.verify(torch.rand(16, 8)).outputs
+    0.0
     """
 
     def __init__(
@@ -113,7 +121,7 @@ class Stages(Sequence[nn.Sequential]):
         return iter(self._stages)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the stages one after the other: what the model returns."""
+        """Run the stages one after the other. Return the model's result."""
         first = self._stages[0]
         value = first(*args, **kwargs) if isinstance(first, Stage) else first(*self.inputs.bind(args, kwargs).values())
         for stage in self._stages[1:]:
@@ -124,28 +132,27 @@ class Stages(Sequence[nn.Sequential]):
         return {**self.__dict__, "_model": None, "record": None, "calls": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over a state, also that of version 0.1.0, which knew less."""
+        """Restore a pickled state. Pickles of version 0.1.0 lack some attributes."""
         self.__dict__.update({"limits": [], "_validity": "", "_not_assigned": []} | state)
 
     @property
     def model(self) -> nn.Module:
-        """The model that was split. Raises ``SplitError`` where it is gone, after pickling."""
+        """The model that was split. Raise ``SplitError`` after pickling, which leaves the model out."""
         if self._model is None:
-            raise SplitError("these stages were pickled without the model they were made of; call split() again")
+            raise SplitError("these stages were pickled without the model; call split() again")
         return self._model
 
     def verify(self, *args: Any, **kwargs: Any) -> Verification:
-        """Run the model and the stages on these inputs, forward and backward, and compare everything.
+        """Run the model and the stages on the same inputs, forward and backward, and compare their results.
 
-        The stages run detached from one another, as in a pipeline. Gradients, buffers and random generators are
-        afterwards as before.
+        The stages run detached from one another, as in a pipeline. Gradients, buffers and generators are restored.
 
         Returns:
-            The largest differences: 0.0 where all is bit-equal. (Gradients may differ by rounding: tensors that cross
-            into several stages sum theirs in another order.)
+            The largest differences; 0.0 means bit-equal. Gradients may differ by rounding: the gradient of a tensor
+            that crosses into several stages is summed in another order.
 
         Raises:
-            SplitError: something differs by more than rounding, or is missing.
+            SplitError: values differ by more than rounding, or are missing on one side.
         """
         return verify(self.model, self, self.inputs, args, kwargs)
 
@@ -158,24 +165,29 @@ class Stages(Sequence[nn.Sequential]):
         backward: float = 2.0,
         seconds: Sequence[Sequence[float]] | None = None,
     ) -> Simulation:
-        """Simulate a training step of these stages, each on a device of its own (interleaved: two per device).
+        """Simulate a training step with one stage per device (two with ``"interleaved1f1b"``).
 
-        A micro-batch is the recorded batch. Times are ``seconds`` if given; else what
-        ``measure_latency(backward=True)`` measured before the split; else the cost that was balanced, in its unit.
+        A micro-batch is the recorded batch. The times of a stage are ``seconds`` if given, else those measured by
+        ``measure_latency(backward=True)`` before the split, else its cost.
 
         Args:
             n_microbatches: micro-batches in the step.
             schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
             bandwidth: bytes per unit of time between two stages; None: transfers take no time.
-            backward: time of a backward, as a multiple of its forward, where only the cost is known.
-            seconds: of each stage, for one micro-batch: forward, gradient of the inputs, gradient of the weights; or
-                forward and backward, of which each gradient then takes a half.
+            backward: time of a backward as a multiple of its forward, if the times are costs. Default: 2.0.
+            seconds: times of each stage for one micro-batch: (forward, gradient of the inputs, gradient of the
+                weights), or (forward, backward), where each gradient takes half of the backward.
 
         Raises:
-            InputError: an argument is unusable.
+            InputError: an argument is out of range.
+
+        >>> from modelsummary import Statistics
+        >>> stages = Statistics(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (4, 8)).split(2)
+        >>> stages.predict(4, seconds=[(0.1, 0.2), (0.1, 0.2)]).bubble  # (p - 1) / (m + p - 1) = 1 / 5
+        0.2...
         """
         if not isinstance(backward, (int, float)) or not 0 <= backward < float("inf"):
-            raise InputError(f"backward={backward!r}; expected a multiple of the forward's time, such as 2.0")
+            raise InputError(f"backward must be a number >= 0, as a multiple of the forward's time, got {backward!r}")
         if seconds is None and all(None not in (each.forward_seconds, each.backward_seconds) for each in self.facts):
             seconds = [(each.forward_seconds or 0.0, each.backward_seconds or 0.0) for each in self.facts]
         if seconds is None:
@@ -187,7 +199,7 @@ class Stages(Sequence[nn.Sequential]):
         return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth)
 
     def _checked(self, seconds: Sequence[Sequence[float]]) -> list[tuple[float, float, float]]:
-        """Return the three times of each stage."""
+        """Return the three times of each stage. Raise ``InputError`` if ``seconds`` does not have them."""
         usable = isinstance(seconds, Sequence) and len(seconds) == len(self)
         if not usable or not all(
             isinstance(each, Sequence)
@@ -215,26 +227,26 @@ class Stages(Sequence[nn.Sequential]):
         checkpoint: Checkpoint | None = None,
         init: Init | None = None,
     ) -> PipelineStage:
-        """Stage ``rank`` as ``torch.distributed.pipelining.PipelineStage``, for one stage a rank.
+        """Return stage ``rank`` as a ``torch.distributed.pipelining.PipelineStage``, for one stage per rank.
 
-        Only this stage is moved to ``device``. Sum the gradients of ``shared_parameters`` yourself, or use
-        ``schedule``, which does.
+        Only this stage is moved to ``device``. ``schedule`` sums gradients of ``shared_parameters``; this does not.
 
         Args:
-            rank: of this process in the group.
+            rank: rank of this process in the group.
+            device: device of this process.
             group: process group of the pipeline; None: the default group.
-            microbatch_size: batch size of a micro-batch; default: the recorded one.
-            checkpoint, init: how to fill what is on meta; see ``schedule``.
+            microbatch_size: samples in a micro-batch. Default: the recorded batch size.
+            checkpoint, init: values for a model built on meta, as for ``schedule``.
 
         Raises:
-            SplitError: there are not as many stages as ranks, or ``rank`` is not that of this process.
+            SplitError: ``rank`` is not the rank of this process, or there are not as many stages as ranks.
         """
         if not (dist.is_available() and dist.is_initialized()):
-            raise SplitError("there is no process group; run under torchrun and call dist.init_process_group first")
+            raise SplitError("no process group: call torch.distributed.init_process_group, or run under torchrun")
         if rank != dist.get_rank(group) or len(self) != dist.get_world_size(group):
             raise SplitError(
                 f"rank={rank} of {len(self)} stages, but this process is rank {dist.get_rank(group)} of "
-                f"{dist.get_world_size(group)}; one stage a rank is needed"
+                f"{dist.get_world_size(group)}; pass this process's rank, and split into one stage per rank"
             )
         options: dict[str, Any] = {"microbatch_size": microbatch_size, "checkpoint": checkpoint, "init": init}
         return pipeline_stages(self, torch.device(device), group, **options)[0]
@@ -251,23 +263,23 @@ class Stages(Sequence[nn.Sequential]):
         checkpoint: Checkpoint | None = None,
         init: Init | None = None,
     ) -> Pipeline:
-        """A schedule over this rank's stages on ``torch.distributed.pipelining``; ``step`` trains a batch.
+        """Return a schedule over this rank's stages on ``torch.distributed.pipelining``; its ``step`` trains a batch.
 
         Args:
-            name: ``"gpipe"``, ``"1f1b"`` (one stage a rank), ``"interleaved1f1b"``, ``"loopedbfs"``, ``"zb"`` (any
-                number a rank) or ``"zbv"`` (two). The last two take cuts that one tensor crosses:
+            name: ``"gpipe"``, ``"1f1b"`` (one stage per rank), ``"interleaved1f1b"``, ``"loopedbfs"``, ``"zb"`` (any
+                number per rank) or ``"zbv"`` (two per rank). ``"zb"`` and ``"zbv"`` need a split with
                 ``single_tensor_cuts=True``.
             n_microbatches: micro-batches in a step.
-            loss_fn: of the model's result and the target; None: forward only.
-            device: of this rank; default: its accelerator, else the CPU.
+            loss_fn: function of the model's result and the target; None: forward only.
+            device: device of this rank. Default: its accelerator, else the CPU.
             group: process group of the pipeline; None: the default group.
-            microbatch_size: batch size of a micro-batch; default: the recorded one.
-            checkpoint: for a model built on meta: its state dict, or the path of one; each rank takes its own keys.
-            init: for a model built on meta: called with each module that has something there, to fill it.
+            microbatch_size: samples in a micro-batch. Default: the recorded batch size.
+            checkpoint: state dict of a model built on meta, or its path; each rank takes its own keys.
+            init: function called with each module that has meta tensors, to fill them.
 
         Raises:
-            InputError: an argument is unusable.
-            SplitError: stages and ranks do not fit together, or the engine cannot carry what crosses.
+            InputError: an argument is out of range.
+            SplitError: the stages cannot be dealt to the ranks, or the engine cannot send a crossing tensor.
         """
         options: dict[str, Any] = {"microbatch_size": microbatch_size, "checkpoint": checkpoint, "init": init}
         return Pipeline(self, name, n_microbatches, loss_fn, device=device, group=group, **options)
@@ -276,7 +288,7 @@ class Stages(Sequence[nn.Sequential]):
 
     @property
     def shared_parameters(self) -> list[SharedParameter]:
-        """Parameters that more than one stage holds."""
+        """Parameters that several stages hold, such as tied weights."""
         holders: dict[int, dict[int, str]] = {}
         for number, stage in enumerate(self._stages):
             for name, parameter in stage.named_parameters(remove_duplicate=False):
@@ -291,25 +303,25 @@ class Stages(Sequence[nn.Sequential]):
         return self._keys.index(fqn) if fqn in self._keys else len(self._keys)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the model: every key once, in the model's order."""
+        """Return the model's state dict: every key once, in the model's order."""
         found: dict[str, Any] = {}
         for stage in self._stages:
             found.update(stage.state_dict())
         return {key: found[key] for key in [*self._keys, *found] if key in found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of the model. Raises ``SplitError`` if its keys are not those of the model."""
+        """Load a state dict of the model. Raise ``SplitError`` if keys are missing or unexpected."""
         if not isinstance(state_dict, Mapping):
-            raise InputError(f"expected a state dict, got {type(state_dict).__name__}")
+            raise InputError(f"state_dict must be a dict, got {type(state_dict).__name__}")
         own = {key for stage in self._stages for key in stage.state_dict(keep_vars=True)}
         if own != set(state_dict):
             missing, unexpected = sorted(own - set(state_dict)), sorted(set(state_dict) - own)
-            raise SplitError(f"the state dict does not fit: missing {missing[:3]}, unexpected {unexpected[:3]}")
+            raise SplitError(f"state_dict needs the model's keys: missing {missing[:3]}, unexpected {unexpected[:3]}")
         for stage in self._stages:
             stage.load_state_dict({key: state_dict[key] for key in stage.state_dict(keep_vars=True)})
 
     def stage_of(self, fqn: str) -> int:
-        """Number of the (first) stage that holds a module, parameter or buffer of the model.
+        """Return the number of the first stage that holds a module, parameter or buffer of the model.
 
         Raises:
             LayerNotFoundError: no stage holds it.
@@ -318,27 +330,27 @@ class Stages(Sequence[nn.Sequential]):
             names = (each for each, _ in (*stage.named_modules(), *stage.named_parameters(), *stage.named_buffers()))
             if fqn and fqn in names:
                 return number
-        raise LayerNotFoundError(f"no stage holds {fqn!r}; it must be the name of a called module or of a parameter")
+        raise LayerNotFoundError(f"no stage holds {fqn!r}; pass the name of a called module, parameter or buffer")
 
     def train(self, mode: bool = True) -> Stages:
-        """Set the mode of all stages."""
+        """Set the mode of all stages. Return self."""
         for stage in self._stages:
             stage.train(mode)
         return self
 
     def eval(self) -> Stages:
-        """``train(False)``."""
+        """Set eval mode in all stages. Return self."""
         return self.train(False)
 
     # ----------------------------------------------------------------------------------------- views
 
     @property
     def balance(self) -> float:
-        """Cost of the largest stage, as a multiple of ``ideal``."""
+        """Cost of the largest stage divided by ``ideal``."""
         return max(each.cost for each in self.facts) / self.ideal
 
     def to_records(self) -> list[dict[str, Any]]:
-        """A dict for each stage."""
+        """Return one dict per stage: its number and its facts."""
         return [{"stage": number, **asdict(each)} for number, each in enumerate(self.facts)]
 
     def __str__(self) -> str:
@@ -359,7 +371,7 @@ class Stages(Sequence[nn.Sequential]):
             summary.append(f"Valid for {self._validity}")
         if self._not_assigned:
             names = ", ".join(self._not_assigned)
-            summary.append(f"Not assigned by the stages, as the forward does not depend on it: {names}")
+            summary.append(f"Not assigned by the stages, because the forward does not read it: {names}")
         for shared in self.shared_parameters:
             summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
         return ruled_table(rows, headers, f"rll{'r' * (len(headers) - 3)}", [summary])
@@ -381,7 +393,7 @@ def _validity(record: Record, decides: bool) -> str:
     elif record.smallest_batch > 1 and record.batch_size != 1:
         holds.append(f"batches of {record.smallest_batch} or more")
     if decides:
-        holds.append("inputs by whose values the forward decides alike")
+        holds.append("inputs whose values lead to the same decisions")
     if record.no_other_mode:
         holds.append(f"{mode} mode only")
     return " and ".join(holds)

@@ -1,4 +1,4 @@
-"""Compare stages with the model that they were made of: values, gradients, buffers."""
+"""Compare stages with the model that they were cut from: outputs, gradients, buffers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ __all__ = ["Verification", "run_detached", "verify"]
 
 @dataclass(frozen=True)
 class Verification:
-    """Largest differences between a model and its stages; 0.0 is bit-equal.
+    """The largest absolute differences between a model and its stages; 0.0 means bit-equal.
 
     Attributes:
-        outputs, gradients, buffers: the largest absolute difference. ``gradients`` is nan if the model itself has no
-            backward: torch raises in it.
-        compared: how many tensors were compared.
+        outputs: largest difference between the results.
+        gradients: largest difference between the gradients of parameters and inputs; nan if the model's own backward
+            raises an error.
+        buffers: largest difference between the buffers after the run.
+        compared: number of tensors compared.
     """
 
     outputs: float
@@ -40,7 +42,7 @@ class Verification:
 def verify(
     model: nn.Module, stages: Sequence[nn.Sequential], inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Verification:
-    """See ``Stages.verify``."""
+    """Run and compare a model and its stages, as ``Stages.verify`` does."""
     inputs.bind(args, kwargs)
 
     def run(
@@ -71,7 +73,7 @@ def verify(
     differentiates = True
     try:
         expected = run(whole, differentiates=True)
-    except RuntimeError:  # of its backward; if it is the forward's, it comes again
+    except RuntimeError:  # probably the backward; an error of the forward is raised again
         expected, differentiates = run(whole, differentiates=False), False
     found = run(parts, differentiates=differentiates)
     differences = {kind: _difference(kind, expected[kind], found[kind]) for kind in expected}
@@ -83,8 +85,8 @@ def verify(
 def run_detached(
     stages: Sequence[nn.Sequential], inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Callable[[list[Tensor]], None]]:
-    """The result of the stages, each with a graph of its own, and the backward through all of them."""
-    links: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []  # what a stage gave, and what the next one took
+    """Run each stage with its own autograd graph. Return the result, and a function that runs the backward of all."""
+    links: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []  # results of a stage, inputs of the next one
     first = stages[0]
     value = first(*args, **kwargs) if isinstance(first, Stage) else first(*inputs.bind(args, kwargs).values())
     for stage in stages[1:]:
@@ -104,7 +106,7 @@ def run_detached(
 
 
 def _backward(outputs: list[Tensor]) -> None:
-    """Backward from all outputs, with gradients that tell their elements apart."""
+    """Run the backward from all outputs, with a different gradient for each element."""
     with_grad = list({id(each): each for each in outputs if each.requires_grad}.values())
     if with_grad:
         grads = [
@@ -114,7 +116,7 @@ def _backward(outputs: list[Tensor]) -> None:
 
 
 def _copy(leaf: Any) -> Any:
-    """A copy of an input: a forward may write into it."""
+    """Return a copy of an input, because a forward may write into it."""
     if isinstance(leaf, Tensor):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     return copy.copy(leaf)
@@ -122,7 +124,7 @@ def _copy(leaf: Any) -> Any:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Context with gradients and without earlier ones, after which everything is as before, values of buffers too."""
+    """Run the body with gradients enabled and cleared. Restore the model afterwards, including values of buffers."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with unchanged(modules_of(model), (), lazy_device=None), torch.enable_grad():
         for parameter in model.parameters():
@@ -136,24 +138,27 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _difference(kind: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> float:
-    """The largest difference. Raises ``SplitError`` if it is more than rounding."""
+    """Return the largest difference. Raise ``SplitError`` if it exceeds rounding."""
     if expected.keys() != found.keys():
         wrong = sorted(expected.keys() ^ found.keys())
-        raise SplitError(f"the stages are not the model: {kind} {wrong[:3]} exist on one side only; please report this")
+        raise SplitError(
+            f"the stages differ from the model: {kind} {wrong[:3]} exist on one side only; please report this"
+        )
     largest = 0.0
     for name, one in expected.items():
         other = found[name]
         if one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other):
             continue
         try:
-            # Gradients of what crosses into several stages are summed in another order: rounding of the largest.
+            # A tensor that crosses into several stages sums its gradients in another order: allow rounding errors
+            # relative to the largest value.
             size = _size(one)
             scaled = (other / size, one / size) if size > 1 else (other, one)
             torch.testing.assert_close(*scaled, equal_nan=True)
         except AssertionError as error:
             detail = " ".join(str(error).split())[:200]
             raise SplitError(
-                f"the stages are not the model: {kind} {name!r} differ: {detail}; please report this"
+                f"the stages differ from the model: {kind} {name!r} differ: {detail}; please report this"
             ) from None
         largest = max(largest, float((one.double() - other.double()).abs().nan_to_num().max()))
     return largest

@@ -21,7 +21,7 @@ from tests.untouched import untouched
 
 
 class Regions(nn.Module):
-    """A function under checkpointing, a module, and one region inside of another."""
+    """A function and a module under checkpointing, and one region inside another."""
 
     def __init__(self, *, use_reentrant=False):
         super().__init__()
@@ -120,13 +120,13 @@ def test_a_plan_is_applied_to_a_graph():
     stats = Statistics(model, {"ids": ids(2)})
     graph = checkpoint_graph(stats.graph_module(), ["h.1", "h.3"])
     assert graph.code.count("torch.utils.checkpoint.checkpoint(") == 2
-    with pytest.raises(InputError, match=r"'h.1' has the node .*, which is in a region already"):
+    with pytest.raises(InputError, match=r"'h.1' has the node .*, which is already in a region"):
         checkpoint_graph(graph, ["h.1"])
     with pytest.raises(InputError, match=r"no node of the graph belongs to 'h.9'"):
         checkpoint_graph(graph, ["h.9"])
-    with pytest.raises(InputError, match="is one name"):
+    with pytest.raises(InputError, match="must be a list of module names"):
         checkpoint_graph(graph, "h.0")
-    with pytest.raises(InputError, match="expected names of modules, got int: 3"):
+    with pytest.raises(InputError, match="must be names of modules, got int: 3"):
         checkpoint_graph(graph, [3])
     assert_same(model, graph, {"ids": ids(3)})
 

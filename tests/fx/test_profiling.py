@@ -38,7 +38,7 @@ MIB = 2**20
 
 
 class Mlp(nn.Module):
-    """4 -> 8 -> ReLU -> 2, a residual sum between."""
+    """Layers 4 -> 8 -> ReLU -> 2, with a residual sum between."""
 
     def __init__(self):
         super().__init__()

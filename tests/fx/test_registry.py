@@ -38,7 +38,7 @@ from tests.graphs import assert_same, written
 
 @pytest.fixture(autouse=True)
 def _registrations():
-    """What a test registers is gone after it."""
+    """Undo the registrations of a test."""
     names = ("_tracer_impls", "_leaf_impls", "_leaves", "shape_impls", "flop_impls", "profile_impls")
     before = {name: dict(getattr(registry, name)) for name in names}
     yield
@@ -52,7 +52,7 @@ def targets(graph):
 
 
 class Square(torch.autograd.Function):
-    """x^2, with a backward of its own: 3x instead of 2x."""
+    """The square of x, with its own backward: 3x instead of 2x."""
 
     @staticmethod
     def forward(ctx, x):
@@ -145,7 +145,7 @@ def test_leaves_and_what_is_opened():
 
 @pytest.fixture(scope="module")
 def operator():
-    """An operator with a kernel for the CPU alone, as C++ extensions have them."""
+    """Define an operator with a CPU kernel only, as C++ extensions do."""
     library = torch.library.Library("fx_test", "DEF")
     library.define("scale(Tensor x, Tensor w) -> Tensor")
     library.impl("scale", lambda x, w: x @ w, "CPU")
@@ -228,7 +228,7 @@ def test_a_graph_may_hold_what_is_known_by_its_shape_alone():
 )
 def test_registries_refuse_duplicates_and_what_is_no_function(register):
     register(math.sqrt)(lambda x: x)
-    with pytest.raises(RegistrationError, match="has an implementation already"):
+    with pytest.raises(RegistrationError, match="already has an implementation"):
         register(math.sqrt)(lambda x: x)
     with pytest.raises(RegistrationError, match="expected a function, got int: 3"):
         register(3)
@@ -240,12 +240,12 @@ def test_registries_of_modules_refuse_duplicates():
 
     register_leaf_module(Own)
     for register in (register_leaf_module, register_non_leaf_module):
-        with pytest.raises(RegistrationError, match="Own is registered already, as a leaf"):
+        with pytest.raises(RegistrationError, match="Own is already registered as a leaf"):
             register(Own)
-    with pytest.raises(RegistrationError, match="expected a class of modules, got function"):
+    with pytest.raises(RegistrationError, match="expected a module class, got function"):
         register_leaf_module(lambda: None)
     register_non_leaf_module(nn.MultiheadAttention)
-    with pytest.raises(RegistrationError, match="as a module to be opened"):
+    with pytest.raises(RegistrationError, match="is already registered as opened"):
         register_leaf_module_impl(nn.MultiheadAttention)
 
 
@@ -326,7 +326,7 @@ def test_times_of_collectives():
     assert mesh.seconds("broadcast", nbytes) == pytest.approx(3 * (1e-5 + 1e-3))
     tree = MeshSpec(8, 1e9, 1e-5, "tree")
     assert tree.seconds("all_reduce", nbytes) == pytest.approx(6 * (1e-5 + 1e-3))
-    with pytest.raises(InputError, match="kind='gossip' is no collective"):
+    with pytest.raises(InputError, match=r"kind must be one of .* got 'gossip'"):
         mesh.seconds("gossip", 1)
 
 
@@ -342,9 +342,9 @@ def test_a_ring_all_reduce_is_reduce_scatter_and_all_gather(devices, nbytes, ban
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": 0, "bandwidth": 1.0}, "devices=0; expected an integer >= 1"),
-        ({"devices": 2, "bandwidth": 0}, "bandwidth=0 bytes/s"),
-        ({"devices": 2, "bandwidth": 1.0, "algorithm": "star"}, "algorithm='star'; expected 'ring' or 'tree'"),
+        ({"devices": 0, "bandwidth": 1.0}, "devices must be an integer >= 1, got 0"),
+        ({"devices": 2, "bandwidth": 0}, "bandwidth must be .* got 0 and"),
+        ({"devices": 2, "bandwidth": 1.0, "algorithm": "star"}, "algorithm must be 'ring' or 'tree', got 'star'"),
     ],
 )
 def test_bad_meshes(options, message):
@@ -366,7 +366,7 @@ def test_communication_of_a_graph():
     assert (new.meta["info"].fwd_comm, new.meta["info"].fwd_time) == (72, pytest.approx(6 + 0.072))
     assert total == 48 + 72
     assert seconds == pytest.approx(7.12)
-    with pytest.raises(InputError, match="expected a MeshSpec"):
+    with pytest.raises(InputError, match="mesh must be a MeshSpec"):
         CommunicationProfiler(graph, 4)
 
 

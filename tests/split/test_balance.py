@@ -12,7 +12,7 @@ from tests.models import Call
 
 
 def branching_body():
-    """Six layers behind a branch on the batch size, and a head: 6 x 256 + 64 MACs per row."""
+    """Return six layers behind a branch on the batch size, and a head: 6 x 256 + 64 MACs per sample."""
 
     def forward(self, x):
         if x.shape[0] > 1:
@@ -32,7 +32,7 @@ def test_a_body_is_opened_where_that_balances_better():
     assert stages.limits == []
     assert "Valid for batches of 2 or more" in str(stages)
     assert stages.verify(rows(5, 16)).outputs == 0.0
-    with pytest.raises(Exception, match="a batch of 1"):
+    with pytest.raises(Exception, match="the batch size must be >= 2, got 1"):
         stages(rows(1, 16))
 
 

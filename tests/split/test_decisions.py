@@ -13,7 +13,7 @@ from tests.models import Call
 
 
 def masking(self, x, mask):
-    """What transformers does: a mask that hides nothing is left out."""
+    """Leave out a mask that hides nothing, as transformers does."""
     hidden = None if mask.all() else (1 - mask)[..., None].bool()
     for layer in self.layers:
         x = layer(x)
@@ -36,7 +36,7 @@ def mask(batch, hidden=0):
 def test_stages_hold_for_inputs_that_decide_alike(hidden):
     stages = Statistics(model(), (rows(2, 3, 4), mask(2, hidden))).split(4)
     assert [each.macs for each in stages.facts] == [2 * 3 * 16] * 4
-    assert "Valid for inputs by whose values the forward decides alike" in str(stages)
+    assert "Valid for inputs whose values lead to the same decisions" in str(stages)
     assert stages.verify(rows(5, 3, 4), mask(5, hidden)).outputs == 0.0
     with pytest.raises(SplitError, match=rf"gave {not hidden} when it was recorded, and gives {bool(hidden)}"):
         stages(rows(2, 3, 4), mask(2, 1 - hidden))
@@ -84,7 +84,7 @@ def test_what_floats_decide_is_never_opened():
 
 
 def test_sizes_that_integers_decide():
-    """What a vision-language model does: the features of an image go where its tokens are."""
+    """Put the features of an image where its tokens are, as vision-language models do."""
 
     def forward(self, ids, image):
         x, features = self.embed(ids), self.vision(image)
@@ -122,7 +122,7 @@ def test_lists_that_integers_decide():
 
 
 def test_attributes_that_the_stages_do_not_assign_are_named():
-    """A forward leaves something for a step of generation; a second forward does the same as the first."""
+    """Split a forward that assigns an attribute for generation; a second forward runs the same operators."""
 
     def forward(self, x):
         self.seen = x.sum()
@@ -130,7 +130,7 @@ def test_attributes_that_the_stages_do_not_assign_are_named():
 
     model = Call(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     stages = Statistics(model, torch.ones(2, 4)).split(2)
-    assert "Not assigned by the stages, as the forward does not depend on it: seen" in str(stages)
+    assert "Not assigned by the stages, because the forward does not read it: seen" in str(stages)
     assert stages.verify(torch.rand(3, 4)).outputs == 0.0
     assert not hasattr(model, "seen")
 

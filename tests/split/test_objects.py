@@ -27,7 +27,7 @@ class Layer:
 
 
 class Cache:
-    """Keys of each layer; objects within a list within an object."""
+    """The keys of each layer: objects within a list within an object."""
 
     def __init__(self, n_layers):
         self.layers = [Layer() for _ in range(n_layers)]
@@ -61,7 +61,7 @@ def test_stages_return_the_object():
     for own, other in zip(expected["cache"].layers, found["cache"].layers, strict=True):
         assert torch.equal(own.keys, other.keys)
         assert own.length == other.length == 4
-    # the output, the keys of three layers, and the gradients of six parameters; there are no buffers
+    # the output, the keys of three layers, and the gradients of six parameters; the model has no buffers
     verified = stages.verify(x)
     assert (verified.outputs, verified.gradients, verified.compared) == (0.0, 0.0, 4 + 6)
     assert len(stages.crossing[2]) == 2  # the keys of the first two layers; the second are the input of the third
@@ -78,7 +78,7 @@ def test_graphs_return_the_object():
 
 
 def test_an_object_that_is_passed_on_is_not_made_again():
-    """What a layer does to an object that it is given must be seen by all others: such layers are opened."""
+    """Open layers that change an object they are given, so that all others see the change."""
     stages = Statistics(model(), rows(2, 4)).split(2)
     paths = [step.path for stage in stages for step in stage._plan.steps if step.path]
     assert paths == ["layers.0.linear", "layers.1.linear", "layers.2.linear"]
@@ -204,7 +204,7 @@ def test_a_model_without_a_backward_is_verified_by_its_values():
 
 
 class Settings:
-    """A plain object without tensors, which knows no equality."""
+    """A plain object without tensors and without ``__eq__``."""
 
     def __init__(self, scale):
         self.scale = scale

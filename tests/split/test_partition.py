@@ -9,7 +9,7 @@ from modelsummary.split.partition import Chain, bottleneck_of, fewest_parts, par
 
 
 def _best(chain: Chain, n_parts: int, caps: list[int] | None) -> tuple[int, int] | None:
-    """Bottleneck and bytes crossing of the best partition, by trying all of them."""
+    """Return bottleneck and bytes crossing of the best partition, by trying all of them."""
     best = None
     for cuts in combinations(sorted(chain.crossing), n_parts - 1):
         bounds = [0, *cuts, len(chain.costs)]
@@ -73,7 +73,7 @@ def test_by_hand():
     # 5 + 4 | 3 + 6 | 2 + 7: every other pair of cuts makes a part of 10 or more
     chain = Chain([5, 4, 3, 6, 2, 7], dict.fromkeys(range(1, 6), 0))
     assert partition(chain, 3) == [2, 4]
-    # without a cut before the third call: 5 + 4 + 3 is the dearest, wherever the rest is cut
+    # without a cut before the third call: 5 + 4 + 3 is the most expensive part, wherever the rest is cut
     assert partition(Chain(chain.costs, {1: 0, 3: 0, 4: 1, 5: 0}), 3) == [3, 5]
 
 

@@ -11,7 +11,7 @@ from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 
 
 def _equal(n_stages, time=1.0):
-    """Stages that take ``time`` for the forward and each half of the backward, and hold one byte."""
+    """Return stages that take ``time`` for the forward and each half of the backward, and hold one byte."""
     return [StageLoad(time, time, time, 0, 1)] * n_stages
 
 
@@ -27,7 +27,7 @@ def test_bubble_of_equal_stages(schedule, p, m):
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (4, 4), (8, 32)])
 def test_bubble_of_the_interleaved_schedule(p, m):
-    # Narayanan et al. 2021: v stages a device make the bubble v times smaller; halves take half the time
+    # Narayanan et al. 2021: v stages per device make the bubble v times smaller; halves take half the time
     result = simulate(_equal(2 * p, 0.5), m, "interleaved1f1b")
     assert result.bubble == pytest.approx((p - 1) / (2 * m + p - 1))
 
@@ -59,7 +59,7 @@ def test_by_hand():
 
 
 def test_transfers_take_their_time():
-    # 10 bytes at 5 a unit: 2 for the activations, 2 for their gradients
+    # 10 bytes at 5 per unit of time: 2 for the activations, 2 for their gradients
     loads = [StageLoad(1, 1, 1, 10), StageLoad(1, 1, 1)]
     assert simulate(loads, 1, "gpipe", bandwidth=5).makespan == simulate(loads, 1, "gpipe").makespan + 4
 
@@ -102,11 +102,11 @@ def test_the_picture_and_the_table():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schedule": "fastest"}, "schedule='fastest' is unknown; expected one of 'gpipe'"),
-        ({"n_microbatches": 0}, "n_microbatches=0"),
-        ({"bandwidth": 0}, "bandwidth=0"),
-        ({"stages_per_device": 2}, "stages_per_device=2 is for 'interleaved1f1b'"),
-        ({"schedule": "interleaved1f1b"}, "3 stages cannot be dealt to devices by 2"),
+        ({"schedule": "fastest"}, "schedule must be one of 'gpipe', .* got 'fastest'"),
+        ({"n_microbatches": 0}, "n_microbatches must be an integer >= 1, got 0"),
+        ({"bandwidth": 0}, "bandwidth must be .* got 0"),
+        ({"stages_per_device": 2}, "stages_per_device must be 1 for '1f1b', got 2"),
+        ({"schedule": "interleaved1f1b"}, "needs a multiple of 2 stages, at least 2, got 3"),
         ({"schedule": "interleaved1f1b", "stages_per_device": 1, "n_microbatches": 7}, ""),
     ],
 )
@@ -120,7 +120,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_uneven_rounds_are_refused():
-    with pytest.raises(InputError, match="n_microbatches=7 is no multiple of 3"):
+    with pytest.raises(InputError, match="n_microbatches=7 does not give; pass a multiple of 3"):
         simulate(_equal(6), 7, "interleaved1f1b")
 
 

@@ -251,7 +251,7 @@ REFUSED = {
     "a hook on a tensor": (hooks_a_tensor, r"calls register_hook\(\) of a tensor"),
     "asks for gradients": (
         lambda self, x: self.b(self.a(x)) * (1 if torch.is_grad_enabled() else 2),
-        "other things without gradients",
+        "other operators without gradients",
     ),
 }
 
@@ -267,7 +267,7 @@ def make(forward):
 
 
 def check(model, stages, batch, seed=0):
-    """Twice, in both modes, with and without gradients, against a copy of the model."""
+    """Compare stages with a copy of the model: twice, in both modes, with and without gradients."""
     twin = copy.deepcopy(model)
     for mode in (True, False):
         for each in (stages, twin, model):
@@ -332,7 +332,7 @@ def test_a_function_that_gives_more_results_than_recorded():
 def test_inputs_of_different_batch_sizes():
     model = make(lambda self, x, y: self.b(self.a(x)).repeat(y.shape[0], 1))
     stages = Statistics(model, (rows(2, 4), rows(2, 4))).split(2)
-    with pytest.raises(SplitError, match="different batch sizes"):
+    with pytest.raises(SplitError, match="the same batch size"):
         stages(rows(3, 4), rows(2, 4))
 
 
@@ -365,7 +365,7 @@ def test_a_batch_of_one_may_be_another_case():
     stages = Statistics(model, rows(2, 4)).split(2)
     for batch in (2, 5, 300):
         check(model, stages, batch)
-    with pytest.raises(SplitError, match="a batch of 1: the model does other things with it"):
+    with pytest.raises(SplitError, match="the batch size must be >= 2, got 1"):
         stages(rows(1, 4))
 
 
@@ -462,7 +462,7 @@ def test_checkpointed_layers_stay_checkpointed():
 
 
 def test_what_an_autograd_function_makes_has_gradients():
-    """The engine sends a gradient back only for what is said to have one."""
+    """Expect a gradient for the result: the engine sends gradients back only for tensors recorded with one."""
 
     def forward(self, x):
         return self.c(self.b(Square.apply(self.a(x))))
