@@ -20,7 +20,7 @@ LAYERS = [
     ["costs"],
     ["capture"],
     ["record", "latency", "memory"],
-    ["split", "fx", "views"],
+    ["split", "parallel", "fx", "views"],
     ["cluster"],
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],

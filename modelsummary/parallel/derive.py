@@ -136,6 +136,7 @@ def _add_pairs(found: Derivation) -> None:
         for each in columns:
             found.layers[each] = Layer(each, "column", gathers=True)
         found.layers[sink] = Layer(sink, "row", gathers=True)
+        found.reasons[sink] = found.reasons[fqn]
 
 
 def _owner(fqn: str) -> str:

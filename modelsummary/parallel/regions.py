@@ -6,6 +6,8 @@ ends where every path has reached a ``Linear`` that is split by rows. Nothing sh
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,8 +212,8 @@ class Region:
         rows: FQNs of ``Linear`` layers that are split by rows.
         norms: FQN of a module with replicated parameters -> dimension of its input that is sharded.
         sizes: extents that have to divide by the number of ranks.
+        groups: heads of keys and values, and of queries, where the two differ.
         layouts: of every sharded value.
-        reached: ``Linear`` layers that a sharded value reached, also where the region failed.
         functions: the functions that take sharded values.
         blocked: why it cannot be sharded; empty if it can.
     """
@@ -220,6 +222,7 @@ class Region:
     rows: dict[str, None] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
     sizes: set[int] = field(default_factory=set)
+    groups: tuple[int, int] = (sys.maxsize, 0)
     layouts: dict[Value, Sharded] = field(default_factory=dict)
     functions: list[Event] = field(default_factory=list)
     blocked: str = ""
@@ -265,6 +268,7 @@ class _Attempt:
         self.region = Region(list(seeds), layouts=dict(constants), functions=makers)
         self.event: Event | None = None
         self._sharded_calls: Counter[str] = Counter()  # of rows and norms
+        self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
 
     @property
     def at(self) -> str:
@@ -309,6 +313,7 @@ class _Attempt:
         (result,) = values_in(event.result)
         width = module.weight.shape[0] if isinstance(module, nn.Linear) else module.weight.shape[1]  # type: ignore[union-attr,index]
         self.region.sizes.add(int(width))
+        self._pieces[result] = int(width)
         self.region.layouts[result] = Sharded(len(result.shape) - 1)
 
     def _layer(self, event: Event) -> None:
@@ -325,19 +330,25 @@ class _Attempt:
             self.region.rows[event.fqn] = None
             self._sharded_calls[event.fqn] += 1
         elif isinstance(module, _ELEMENTWISE_LAYERS):
-            self.region.layouts.update(dict.fromkeys(results, layout))
+            self._pass_on(value, results)
         elif isinstance(module, (nn.Softmax, nn.LogSoftmax)) and type(module.dim) is int:
             if layout.dim == module.dim % len(value.shape):
                 raise Blocked(f"{event.fqn} works along the sharded dimension")
-            self.region.layouts.update(dict.fromkeys(results, layout))
+            self._pass_on(value, results)
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             if layout.dim >= len(value.shape) - len(module.normalized_shape) or layout.outer != 1:
                 raise Blocked(f"{event.fqn} works along the sharded dimension")
             if any(True for _ in module.parameters()):
                 self._add_norm(event.fqn, layout.dim)
-            self.region.layouts.update(dict.fromkeys(results, layout))
+            self._pass_on(value, results)
         else:
             raise Blocked(f"{event.fqn} ({type(module).__name__}) takes no sharded tensor")
+
+    def _pass_on(self, value: Value, results: Sequence[Value]) -> None:
+        """The results are sharded like what the layer takes."""
+        self.region.layouts.update(dict.fromkeys(results, self.region.layouts[value]))
+        if value in self._pieces:
+            self._pieces.update(dict.fromkeys(results, self._pieces[value]))
 
     def _add_norm(self, fqn: str, dim: int) -> None:
         self._sharded_calls[fqn] += 1
@@ -365,9 +376,16 @@ class _Attempt:
     def _function(self, event: Event, *, keeps_params: bool = False) -> None:
         if event.is_decision:
             raise Blocked(f"{event.fqn} decides by values that are sharded")
-        call = Call(event, self._operand, self.region.sizes, keeps_params=keeps_params)
+        own: set[int] = set()
+        call = Call(event, self._operand, own, keeps_params=keeps_params)
         layout = layout_after(call)
         assert layout is not None
+        self.region.sizes |= own
+        before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
+        if len(before) > 1 and min(before) < self.region.groups[0]:
+            self.region.groups = (min(before), max(before))
+        pieces = math.gcd(*before, *own)
+        self._pieces.update(dict.fromkeys(values_in(event.result), pieces))
         self.region.functions.append(event)
         self.region.layouts.update(dict.fromkeys(values_in(event.result), layout))
         for written in attributes_in(event.result):
@@ -392,7 +410,9 @@ def _sole_input(event: Event) -> Value:
 def _only_own_parameters(event: Event, module: nn.Module) -> bool:
     """Return True if a module calls functions alone and takes its own parameters: a norm written in Python."""
     own = {f"{event.fqn}.{name}" for name, each in module._parameters.items() if each is not None}
-    if not own or any(child.is_module for child in event.children) or any(module.buffers()):
+    if not own or any(child.is_module for child in event.children):
+        return False
+    if any(each.numel() != 1 for each in module.buffers()):  # a DTensor takes a plain tensor of one element only
         return False
     used = {each.fqn for child in event.children for each in attributes_in((child.args, child.kwargs))}
-    return bool(used) and used <= own
+    return bool(used & own) and used <= own | {f"{event.fqn}.{name}" for name in module._buffers}
