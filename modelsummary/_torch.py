@@ -50,6 +50,7 @@ __all__ = [
     "number_of_dispatch_modes",
     "number_of_function_modes",
     "pop_function_mode",
+    "process_groups",
     "running_backward",
     "select_conv_backend",
     "set_conj",
@@ -129,3 +130,14 @@ def export_serializer() -> Any:
     from torch._export.serde import serialize
 
     return serialize
+
+
+def process_groups() -> tuple[Any, Any, Any]:
+    """Return the store of fake process groups, and the getter and setter of what holds all process groups."""
+    from torch.distributed import distributed_c10d
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def set_world(world: Any) -> None:
+        distributed_c10d._world = world
+
+    return FakeStore, lambda: distributed_c10d._world, set_world

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from modelsummary._torch import FakeTensor
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.recurrent import fused_lstm
@@ -31,7 +33,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.plan import StepPlan
 
-__all__ = ["RowMemory", "check_initialized", "loss_of", "predict", "simulate", "simulate_step"]
+__all__ = ["RowMemory", "check_initialized", "loss_of", "predict", "simulate", "simulate_on_fakes", "simulate_step"]
 
 _CUDA_BLOCK = 512
 
@@ -144,6 +146,44 @@ def simulate_step(
         return run.estimate(str(wanted), "real", [f"The step ran for real: {reason}"]), run.by_call()
 
 
+def simulate_on_fakes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: StepPlan, device: torch.device
+) -> MemoryEstimate:
+    """Predict the memory of a step of a model of fake tensors, which FSDP2 takes; in its ``FakeTensorMode``.
+
+    Storages may be resized: FSDP2 frees gathered parameters like that.
+    """
+    block = plan.block_bytes or (_CUDA_BLOCK if device.type == "cuda" else 1)
+    make_optimizer = None if plan.make_optimizer is None else partial(_optimizer_of_fakes, plan.make_optimizer)
+    run = _Run(model, args, kwargs, replace(plan, make_optimizer=make_optimizer), device, block, counts_fakes=True)
+    original: Any = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        if storage.nbytes() != size:
+            run.allocations.resized(storage, size)
+        return original(storage, size)
+
+    with no_collection(), fused_lstm(), patch.object(torch.UntypedStorage, "resize_", resize_):
+        apply_checkpoint(model, plan.checkpoint)
+        run.step()
+    return run.estimate(str(device), "shape", [])
+
+
+def _optimizer_of_fakes(
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer], parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Return an optimizer whose step asks for the number of steps, which a fake tensor does not know."""
+    optimizer = make_optimizer(parameters)
+    step: Any = optimizer.step
+
+    def with_numbers(*args: Any, **kwargs: Any) -> Any:
+        with patch.object(FakeTensor, "item", lambda _: 1.0):
+            return step(*args, **kwargs)
+
+    optimizer.step = with_numbers  # type: ignore[method-assign]
+    return optimizer
+
+
 def _step(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -181,9 +221,12 @@ class _Run:
         plan: StepPlan,
         device: torch.device,
         block_bytes: int,
+        *,
+        counts_fakes: bool = False,
     ) -> None:
         self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
-        self.allocations = Allocations(block_bytes, lambda: self._timer.position())  # noqa: PLW0108 - the timer is made next
+        where = lambda: self._timer.position()  # noqa: E731, PLW0108 - the timer is made next
+        self.allocations = Allocations(block_bytes, where, counts_fakes=counts_fakes)
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["apply_plan", "shard_module", "ties_of"]
+__all__ = ["apply_plan", "meshes_of", "shard_module", "ties_of"]
 
 
 def apply_plan(
@@ -37,23 +37,31 @@ def apply_plan(
         rank, group = mesh["pipeline"].get_local_rank(), mesh["pipeline"].get_group()
         device = torch.device(mesh.device_type)
         stage = stages.pipeline_stage(rank, device, group, checkpoint=checkpoint, init=init)
-        shard_module(plan, stage.submod, mesh)
+        shard_module(plan, stage.submod, meshes_of(mesh))
         return stage
     empty = {name: module for name, module in model.named_modules() if _is_empty(module)}
-    shard_module(plan, model, mesh)
+    shard_module(plan, model, meshes_of(mesh))
     if empty:
         _fill(model, empty, mesh, checkpoint, init)
     return model
 
 
-def shard_module(plan: ParallelPlan, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard a model, or a stage of it, in place: tensors first, then checkpointing, then FSDP units."""
+def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
+    """Return the meshes of tensor parallelism and of FSDP, of those that the plan's mesh has."""
     names = mesh.mesh_dim_names or ()
-    if "tensor" in names:
-        _apply_tensor_parallel(plan, module, mesh["tensor"])
-    apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
+    found = {"tensor": mesh["tensor"]} if "tensor" in names else {}
     if "shard" in names:
-        _apply_fsdp(plan, module, mesh["data", "shard"] if "data" in names else mesh["shard"])
+        found["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
+    return found
+
+
+def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, DeviceMesh]) -> None:
+    """Shard a model, or a stage of it, in place: tensors first, then checkpointing, then FSDP units."""
+    if "tensor" in meshes:
+        _apply_tensor_parallel(plan, module, meshes["tensor"])
+    apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
+    if "shard" in meshes:
+        _apply_fsdp(plan, module, meshes["shard"])
 
 
 def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:

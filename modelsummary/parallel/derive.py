@@ -128,7 +128,7 @@ def _add_pairs(found: Derivation) -> None:
         if sink is None or sink in found.layers or _owner(sink) != _owner(fqn):
             continue
         values = [value for place in calls.places[sink] for value in values_in(calls.events[place].args)]
-        sources = {source for value in values for source in calls.sources(value)}
+        sources = dict.fromkeys(source for value in values for source in calls.sources(value))
         columns = [each for each in sources if each not in found.layers and _only_sink(calls, each) == sink]
         columns = [each for each in columns if is_linear(calls.modules[each]) and _owner(each) == _owner(sink)]
         if not _are_free(calls, Region([*columns, sink])):
@@ -234,14 +234,20 @@ def _keep_in_place_writes(found: Derivation) -> None:
     Torch refuses in-place functions on the local tensor of a ``DTensor``.
     """
     calls = found.calls
-    writers: dict[int, list[Event]] = {}
-    for event in calls.events:
+    writers: dict[int, list[int]] = {}
+    for place, event in enumerate(calls.events):
         for storage in event.writes[0] if event.writes else ():
-            writers.setdefault(storage, []).append(event)
+            writers.setdefault(storage, []).append(place)
     for fqn in list(found.layers):
-        results = [value for place in calls.places.get(fqn, ()) for value in values_in(calls.events[place].result)]
-        for event in (each for value in results for each in writers.get(value.storages[0], ())):
-            if event.is_module and vars(calls.modules[event.fqn]).get("inplace") is True:
-                found.in_place[event.fqn] = None
-            elif fqn in found.layers:
-                found.drop(fqn, f"{event.name}() of {event.fqn or 'the model'} writes into its result")
+        for place in calls.places.get(fqn, ()):
+            for value in values_in(calls.events[place].result):
+                # An earlier write was into other memory, which had the same address.
+                for later in (each for each in writers.get(value.storages[0], ()) if each > place):
+                    _note_write(found, fqn, calls.events[later])
+
+
+def _note_write(found: Derivation, fqn: str, event: Event) -> None:
+    if event.is_module and vars(found.calls.modules[event.fqn]).get("inplace") is True:
+        found.in_place[event.fqn] = None
+    elif fqn in found.layers:
+        found.drop(fqn, f"{event.name}() of {event.fqn or 'the model'} writes into its result")

@@ -6,6 +6,7 @@ import copy
 import os
 import socket
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from modelsummary.capture.values import tensors_of
 def run(function: Any, n: int, *args: Any) -> list[Any]:
     """What ``function(rank, n, *args)`` returns in each of ``n`` processes."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_entry, (n, function, args, folder), nprocs=n)
+        mp.spawn(_entry, (n, function, args, folder, _free_port()), nprocs=n)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(n)]
 
 
-def _entry(rank: int, n: int, function: Any, args: Any, folder: str) -> None:
+def _entry(rank: int, n: int, function: Any, args: Any, folder: str, port: int) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), n)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
+    store = dist.TCPStore("127.0.0.1", port, n, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
     torch.set_default_dtype(torch.float64)
     try:
         result = function(rank, n, *args)
@@ -36,7 +37,7 @@ def _entry(rank: int, n: int, function: Any, args: Any, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
