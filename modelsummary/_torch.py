@@ -34,6 +34,7 @@ __all__ = [
     "disabled_function",
     "export_serializer",
     "fake_mode",
+    "fake_store",
     "flex_attention",
     "flex_attention_backward",
     "functorch_level",
@@ -50,13 +51,13 @@ __all__ = [
     "number_of_dispatch_modes",
     "number_of_function_modes",
     "pop_function_mode",
-    "process_groups",
     "running_backward",
     "select_conv_backend",
     "set_conj",
     "set_grad_enabled",
     "set_neg",
     "top_saved_tensors_hooks",
+    "without_fakes",
 ]
 
 # Context: torch functions reach no mode, so a question of ours is none of the model's.
@@ -132,12 +133,15 @@ def export_serializer() -> Any:
     return serialize
 
 
-def process_groups() -> tuple[Any, Any, Any]:
-    """Return the store of fake process groups, and the getter and setter of what holds all process groups."""
-    from torch.distributed import distributed_c10d
+def fake_store() -> Any:
+    """Return the store of a fake process group, which moves nothing; importing it registers the backend ``fake``."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def set_world(world: Any) -> None:
-        distributed_c10d._world = world
+    return FakeStore()
 
-    return FakeStore, lambda: distributed_c10d._world, set_world
+
+def without_fakes() -> Any:
+    """Return a context in which tensors are real again, inside of a mode of fake tensors."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+
+from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.regions import Calls, Region, grow, is_embedding, is_linear
+from modelsummary.parallel.regions import Calls, Region, grow, is_linear
 from modelsummary.record.events import Event, Value, values_in
 
 __all__ = ["Derivation", "Layer", "derive"]
@@ -171,19 +174,16 @@ def _only_sink(calls: Calls, fqn: str) -> str | None:
 def _add_vocabulary(found: Derivation) -> None:
     """Split embeddings of tokens by their rows, and the heads that have as many outputs.
 
-    An embedding of tokens is indexed by an input of the model, and has more rows than columns.
+    An embedding of tokens is indexed by an input of the model, and has more rows than columns, or as many as a
+    ``Linear`` has outputs.
     """
     calls = found.calls
     given = set(values_in((calls.record.root.args, calls.record.root.kwargs)))
-    tables = [fqn for fqn in calls.places if fqn not in found.layers and _is_vocabulary(calls, fqn, given)]
-    rows = {int(calls.modules[fqn].weight.shape[0]) for fqn in tables}  # type: ignore[union-attr,index]
-    heads = [
-        fqn
-        for fqn in calls.places
-        if fqn not in found.layers
-        and is_linear(calls.modules[fqn])
-        and int(calls.modules[fqn].weight.shape[0]) in rows  # type: ignore[union-attr,index]
-    ]
+    free = [fqn for fqn in calls.places if fqn not in found.layers]
+    outputs = {fqn: _rows(calls, fqn) for fqn in free if is_linear(calls.modules[fqn])}
+    tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, given, outputs.values())]
+    rows = {_rows(calls, fqn) for fqn in tables}
+    heads = [fqn for fqn, size in outputs.items() if size in rows]
     chosen = [*(Layer(fqn, "embedding") for fqn in tables), *(Layer(fqn, "head", gathers=True) for fqn in heads)]
     fits = {layer.fqn: layer for layer in chosen}
     while True:
@@ -199,11 +199,16 @@ def _add_vocabulary(found: Derivation) -> None:
     found.layers.update(fits)
 
 
-def _is_vocabulary(calls: Calls, fqn: str, given: set[Value]) -> bool:
+def _rows(calls: Calls, fqn: str) -> int:
+    weight: Any = calls.modules[fqn].weight
+    return int(weight.shape[0])
+
+
+def _is_vocabulary(calls: Calls, fqn: str, given: set[Value], outputs: Collection[int]) -> bool:
     module = calls.modules[fqn]
-    if not is_embedding(module) or not isinstance(module, nn.Embedding):
+    if not isinstance(module, nn.Embedding) or module.max_norm is not None or module.sparse:
         return False
-    if module.num_embeddings <= module.embedding_dim:
+    if module.num_embeddings <= module.embedding_dim and module.num_embeddings not in outputs:
         return False
     values = [value for place in calls.places[fqn] for value in values_in(calls.events[place].args)]
     return bool(values) and all(_comes_from(calls, value, given) for value in values)

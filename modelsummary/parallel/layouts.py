@@ -8,7 +8,7 @@ cannot tell it refuses (``Blocked``); an operand that would have to be sharded, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,13 +68,13 @@ class Call:
 
     Attributes:
         sizes: extents of sharded dimensions that have to divide by the number of ranks; rules add to it.
-        keeps_params: parameters may meet sharded values here: something else reduces their gradients.
+        reduced: replicated tensors that may meet sharded ones here: something else reduces their gradients.
     """
 
     def __init__(
-        self, event: Event, operand: Callable[[Any], Operand | None], sizes: set[int], *, keeps_params: bool = False
+        self, event: Event, operand: Callable[[Any], Operand | None], sizes: set[int], reduced: Collection[Any] = ()
     ) -> None:
-        self.event, self._operand, self.sizes, self.keeps_params = event, operand, sizes, keeps_params
+        self.event, self._operand, self.sizes, self.reduced = event, operand, sizes, reduced
         self.operands = [each for leaf in leaves_of((event.args, event.kwargs)) if (each := operand(leaf)) is not None]
 
     @property
@@ -114,7 +114,7 @@ class Call:
             dim: that dimension in the operand; negative if it has none.
         """
         if dim < 0 or other.shape[dim] == 1:
-            if other.needs_grad and not (self.keeps_params and isinstance(other.leaf, Attribute)):
+            if other.needs_grad and other.leaf not in self.reduced:
                 raise Blocked(f"{self.name}() would leave a part of the gradient of a replicated tensor on each rank")
         elif other.shape[dim] == total and isinstance(other.leaf, Value):
             raise Needs(other.leaf, Sharded(dim, outer))

@@ -15,7 +15,7 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import StepOptions, StepPlan, step_plan
 from modelsummary.memory.predict import simulate_on_fakes, simulate_step
 from modelsummary.parallel.applying import meshes_of, shard_module
-from modelsummary.parallel.fake_world import fake_world
+from modelsummary.parallel.fake_world import fake_world, real_meshes
 
 if TYPE_CHECKING:
     from modelsummary.parallel.plan import ParallelPlan
@@ -43,7 +43,7 @@ def _on_fakes(plan: ParallelPlan, step: StepPlan) -> MemoryEstimate:
     """FSDP2 takes no parameters on meta: those of the copy are fake tensors on the CPU."""
     live = plan._live
     meshes = meshes_of(plan.device_mesh("cpu"))
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), real_meshes():
 
         def fake(tensor: Tensor) -> Tensor:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -74,7 +74,6 @@ class ParallelPlan:
     Attributes:
         model_class: of the model.
         tensor, data, shard, pipeline: number of ranks along each dimension of the mesh.
-        sequence: what lies between blocks is sharded along the sequence.
         layers: the modules that tensor parallelism shards, in the order of their calls.
         attributes: integers of modules that become those of one rank.
         ties: names of each parameter that has several.
@@ -94,7 +93,6 @@ class ParallelPlan:
     data: int = 1
     shard: int = 1
     pipeline: int = 1
-    sequence: bool = False
     layers: tuple[LayerPlan, ...] = ()
     attributes: tuple[Attribute, ...] = ()
     ties: tuple[tuple[str, ...], ...] = ()
@@ -202,7 +200,8 @@ class ParallelPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain containers."""
-        return {name: value for name, value in asdict(self.without_model()).items() if not name.startswith("_")}
+        data = {name: value for name, value in asdict(self.without_model()).items() if not name.startswith("_")}
+        return {**data, "mesh": self.mesh_shape}
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the plan as JSON; ``ParallelPlan.from_json`` reads it."""
@@ -213,6 +212,7 @@ class ParallelPlan:
         """Return the plan of a JSON text. Raises ``InputError`` if it is not one."""
         try:
             data = json.loads(text)
+            del data["mesh"]
             layers = tuple(_layer(each) for each in data.pop("layers"))
             attributes = tuple(Attribute(**each) for each in data.pop("attributes"))
             lists = {name: _tuples(value) for name, value in data.items() if isinstance(value, list)}

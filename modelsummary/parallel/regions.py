@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,13 @@ def is_linear(module: nn.Module | None) -> bool:
 
 def is_embedding(module: nn.Module | None) -> bool:
     """Return True if torch's styles can split a module as an ``Embedding``."""
-    plain = isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
-    return plain and module.max_norm is None and not module.sparse and _is_plain(module, 2)  # type: ignore[union-attr]
+    return (
+        isinstance(module, nn.Embedding)
+        and type(module).forward is nn.Embedding.forward
+        and module.max_norm is None
+        and not module.sparse
+        and _is_plain(module, 2)
+    )
 
 
 def _is_plain(module: nn.Module, ndim: int) -> bool:
@@ -133,6 +138,8 @@ class Calls:
             self.events.append(event)
 
     def _is_whole(self, event: Event, module: nn.Module) -> bool:
+        if isinstance(module, nn.Embedding) and event.children and _is_scaled_lookup(event):
+            return True
         return is_linear(module) or is_embedding(module) or (is_layer(module) and not event.children)
 
     def shape_of(self, leaf: Any) -> tuple[int, ...] | None:
@@ -285,11 +292,10 @@ class _Attempt:
             event = self.event = events[place]
             if event.is_module and event.fqn in self.region.columns:
                 self._column(event)
+            elif place in self._calls.norms and self._as_norm(*self._calls.norms[place], place):
+                place = self._calls.norms[place][1] - 1
             elif any(value in layouts for value in values_in((event.args, event.kwargs))):
-                norm = self._calls.norms.get(place)
-                if norm is not None and self._as_norm(*norm, place):
-                    place = norm[1] - 1
-                elif event.is_module:
+                if event.is_module:
                     self._layer(event)
                 else:
                     self._function(event)
@@ -363,21 +369,26 @@ class _Attempt:
         layout = self.region.layouts[inputs[0]]
         if layout.outer != 1:
             return False
+        reduced: set[Any] = set()  # parameters of the module, and what it makes of them alone
         for inner in self._calls.events[begin:end]:
             self.event = inner
-            if any(value in self.region.layouts for value in values_in((inner.args, inner.kwargs))):
-                self._function(inner, keeps_params=True)
+            taken = values_in((inner.args, inner.kwargs))
+            reduced.update(attributes_in((inner.args, inner.kwargs)))
+            if any(value in self.region.layouts for value in taken):
+                self._function(inner, reduced)
+            elif all(value in reduced for value in taken):
+                reduced.update(values_in(inner.result))
         results = values_in(event.result)
         if len(results) != 1 or self.region.layouts.get(results[0]) != layout:
             raise Blocked(f"{event.fqn} returns a tensor that is sharded otherwise than what it takes")
         self._add_norm(event.fqn, layout.dim)
         return True
 
-    def _function(self, event: Event, *, keeps_params: bool = False) -> None:
+    def _function(self, event: Event, reduced: Collection[Any] = ()) -> None:
         if event.is_decision:
             raise Blocked(f"{event.fqn} decides by values that are sharded")
         own: set[int] = set()
-        call = Call(event, self._operand, own, keeps_params=keeps_params)
+        call = Call(event, self._operand, own, reduced)
         layout = layout_after(call)
         assert layout is not None
         self.region.sizes |= own
@@ -405,6 +416,12 @@ def _sole_input(event: Event) -> Value:
     if len(values) != 1 or not event.args or event.args[0] is not values[0]:
         raise Blocked(f"{event.fqn} is not called with one tensor by position")
     return values[0]
+
+
+def _is_scaled_lookup(event: Event) -> bool:
+    """Return True if an embedding of its own class looks rows up, and then scales them by a number."""
+    first, *others = (each.function.short_name if each.function is not None else "" for each in event.children)
+    return first == "embedding" and set(others) <= {"mul", "to"}
 
 
 def _only_own_parameters(event: Event, module: nn.Module) -> bool:

@@ -88,7 +88,7 @@ def _ids(batch: int = 4) -> torch.Tensor:
 def make(name: str) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
     """Return a model in float64 in evaluation mode, and its inputs."""
     torch.manual_seed(0)
-    model, inputs = _MODELS[name]()
+    model, inputs = MODELS[name]()
     return model.double().eval(), inputs
 
 
@@ -104,7 +104,7 @@ def _pair() -> dict[str, Any]:
     return {"input_ids": _ids(), "decoder_input_ids": _ids()}
 
 
-_MODELS = {
+MODELS = {
     "decoder": lambda: (Decoder(), (_ids(),)),
     "gpt2": lambda: (idioms.Gpt2(depth=2), (_ids(),)),
     "llama": lambda: (idioms.Llama(depth=2), (_ids(),)),
@@ -124,3 +124,5 @@ _MODELS = {
         {"pixel_values": torch.randn(2, 3, 32, 32, dtype=torch.float64)},
     ),
 }
+
+NAMES = tuple(MODELS)
