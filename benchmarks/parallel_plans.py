@@ -89,7 +89,9 @@ def _example(name: str) -> tuple[Any, Any]:
     def double(value: Any) -> Any:
         return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    inputs = {key: double(each) for key, each in inputs.items()} if isinstance(inputs, dict) else tuple(map(double, inputs))
+    inputs = (
+        {key: double(each) for key, each in inputs.items()} if isinstance(inputs, dict) else tuple(map(double, inputs))
+    )
     return example.model.double().eval(), inputs
 
 

@@ -76,12 +76,12 @@ class StepPlan:
     block_bytes: int | None = None
 
 
-def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
+def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) -> StepPlan:
     """Return the plan of a step as a user described it.
 
     Args:
         mode: ``"train"``, or ``"inference"``: a forward without gradients.
-        root: of the model, whose repeated blocks ``checkpoint="every"`` and ``"sqrt"`` mean.
+        root: of the model, whose repeated blocks ``checkpoint="every"`` and ``"sqrt"`` mean; None: there are none.
 
     Raises:
         InputError: an option is unknown, or its value is unusable.
@@ -91,7 +91,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
     _check(options)
     checkpoint = options.get("checkpoint")
     if checkpoint in ("every", "sqrt"):
-        blocks = blocks_of(root)
+        blocks = blocks_of(root) if root is not None else []
         checkpoint = [row.fqn for row in blocks] if checkpoint == "every" else square_root(blocks)
     if isinstance(checkpoint, str):
         raise InputError(f"checkpoint={checkpoint!r} is one name; pass a list: [{checkpoint!r}], 'every', or 'sqrt'")

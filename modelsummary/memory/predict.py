@@ -225,8 +225,7 @@ class _Run:
         counts_fakes: bool = False,
     ) -> None:
         self._model, self._args, self._kwargs, self._plan, self._device = model, args, kwargs, plan, device
-        where = lambda: self._timer.position()  # noqa: E731, PLW0108 - the timer is made next
-        self.allocations = Allocations(block_bytes, where, counts_fakes=counts_fakes)
+        self.allocations = Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -234,6 +233,10 @@ class _Run:
         self._backward: BackwardTimer | None = None
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
+
+    def _position(self) -> int:
+        """Number of the call that runs now."""
+        return self._timer.position()
 
     def step(self) -> None:
         """Prepare what is there before a step, and run it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,14 +76,16 @@ def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:
 
 def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
     own = dict(model.named_modules(remove_duplicate=False))
-    missing = [each.fqn for each in (*plan.layers, *plan.attributes) if each.fqn not in own]
-    missing += [fqn for unit in plan.units for fqn in unit if fqn not in own]
+    named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
+    missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in own]
     if missing:
         raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")
     wrong = next((each for each in plan.attributes if getattr(own[each.fqn], each.name, None) != each.whole), None)
     if wrong is not None:
         value = getattr(own[wrong.fqn], wrong.name, None)
-        raise InputError(f"{wrong.fqn}.{wrong.name} is {value!r}, the plan expects {wrong.whole}: was it applied before?")
+        raise InputError(
+            f"{wrong.fqn}.{wrong.name} is {value!r}, the plan expects {wrong.whole}: was it applied before?"
+        )
 
 
 def _find(module: nn.Module, fqn: str) -> nn.Module | None:
@@ -169,7 +172,7 @@ def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
             fully_shard(modules if len(modules) > 1 else modules[0], **options)
             wrapped.append(modules[0])
     fully_shard(model, **{**options, "reshard_after_forward": False})
-    for unit, following in zip(wrapped, wrapped[1:], strict=False):
+    for unit, following in pairwise(wrapped):
         unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])
 

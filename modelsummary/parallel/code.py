@@ -63,7 +63,8 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
 
 def _body(plan: ParallelPlan) -> Iterator[str]:
     if plan.layers:
-        yield "frozen = [name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad]"
+        yield "parameters = dict(model.named_parameters(remove_duplicate=False))"
+        yield "frozen = [name for name, each in parameters.items() if not each.requires_grad]"
         for attribute in plan.attributes:
             yield f"model.get_submodule({attribute.fqn!r}).{attribute.name} = {attribute.local!r}"
         yield "plan = {"

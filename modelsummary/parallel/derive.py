@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-
 from typing import Any
 
 from torch import nn
@@ -118,7 +117,7 @@ def _taken_by_functions(calls: Calls, fqn: str) -> bool:
 
 
 def _add_pairs(found: Derivation) -> None:
-    """Split layers whose results all go to one ``Linear``, and that one, where what lies between takes no shards.
+    """Split layers whose results all go to one ``Linear``, and that one, if no shards can pass between.
 
     The result is gathered before it and cut behind it: a fused projection whose split would cut heads apart. Both
     belong to the same module, so that nothing but its own work lies between.
@@ -147,7 +146,7 @@ def _owner(fqn: str) -> str:
 
 
 def _only_sink(calls: Calls, fqn: str) -> str | None:
-    """The ``Linear`` to which all results of a layer go through functions and small layers; None if there are others."""
+    """Return the ``Linear`` to which all results of a layer go, past functions and norms; None if there are others."""
     sinks: set[str] = set()
     seen: set[Value] = set()
     pending = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
@@ -190,7 +189,8 @@ def _add_vocabulary(found: Derivation) -> None:
         wrong = [
             fqn
             for fqn in fits
-            if _taken_by_functions(calls, fqn) or not all(each in fits or each not in calls.places for each in calls.holders[fqn])
+            if _taken_by_functions(calls, fqn)
+            or not all(each in fits or each not in calls.places for each in calls.holders[fqn])
         ]
         if not wrong:
             break

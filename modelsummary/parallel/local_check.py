@@ -131,9 +131,7 @@ def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> t
     return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))
 
 
-def local_model(
-    calls: Calls, regions: Sequence[Region], attributes: Sequence[Attribute], n_ranks: int
-) -> nn.Module:
+def local_model(calls: Calls, regions: Sequence[Region], attributes: Sequence[Attribute], n_ranks: int) -> nn.Module:
     """Return a copy of the model with the parameters of one rank on meta; buffers are those of the model.
 
     Raises:

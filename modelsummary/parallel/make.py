@@ -62,7 +62,7 @@ def make_plan(
                 f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
             )
     units = fsdp_units(model, root) if shard > 1 or data > 1 else []
-    plan = ParallelPlan(
+    return ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
         data=data,
@@ -83,7 +83,6 @@ def make_plan(
         _live=live,
         _stages=stages,
     )
-    return plan
 
 
 def block_boundaries(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
@@ -127,9 +126,7 @@ def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int,
     dims = {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
 
     def elements(parameter: nn.Parameter) -> int:
-        shape = [
-            size // tensor if dim == dims.get(id(parameter)) else size for dim, size in enumerate(parameter.shape)
-        ]
+        shape = [size // tensor if dim == dims.get(id(parameter)) else size for dim, size in enumerate(parameter.shape)]
         return math.prod([-(-shape[0] // shard), *shape[1:]]) if shape else 1
 
     return max(sum(map(elements, part.parameters())) for part in ([model] if stages is None else stages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["memory_of_rank"]
 
 
-def memory_of_rank(plan: ParallelPlan, rank: int, optimizer: Any, options: StepOptions) -> MemoryEstimate:
+def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> MemoryEstimate:
     """Predict a step as ``ParallelPlan.memory`` says."""
     live = plan._live
     if live is None:
         raise InputError("memory of a plan needs the model that it was made of; make the plan in this process")
     if type(rank) is not int or not 0 <= rank < plan.world_size:
         raise InputError(f"rank={rank!r}; expected an integer from 0 to {plan.world_size - 1}")
-    step = step_plan("train", {**options, "optimizer": optimizer}, None)
-    with fake_world(rank, plan.world_size):
+    if plan.pipeline > 1:
+        raise InputError("memory of a plan with stages is not predicted; make a plan of pipeline=1, or ask Stages")
+    if "checkpoint" in options:
+        raise InputError("the plan says what is checkpointed; pass checkpoint= to parallel_plan")
+    step = step_plan("train", options)
+    with fake_world(rank, plan.world_size), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # about in-place functions on its result
         if "shard" in plan.mesh_shape:
             return _on_fakes(plan, step)
         twin = _copy(live.model, lambda each: torch.empty_like(each, device="meta"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,16 +15,19 @@ from modelsummary.parallel.local_check import Attribute
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
-    from modelsummary.memory import MemoryEstimate
+    from modelsummary.memory.estimate import MemoryEstimate
+    from modelsummary.memory.plan import StepOptions
 
-__all__ = ["Collective", "LayerPlan", "MESH_NAMES", "ParallelPlan"]
+__all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
 MESH_NAMES = ("pipeline", "data", "shard", "tensor")
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True)
+class Collective:
     """A collective that one module causes on each rank in one step.
 
     Attributes:
@@ -139,9 +142,7 @@ class ParallelPlan:
         if ranks != self.world_size:
             have = f"the process group has {ranks}" if ranks else "there is no process group"
             raise InputError(f"the plan is for {self.world_size} ranks, but {have}; run it under torchrun with as many")
-        return init_device_mesh(
-            device_type, tuple(self.mesh_shape.values()), mesh_dim_names=tuple(self.mesh_shape)
-        )
+        return init_device_mesh(device_type, tuple(self.mesh_shape.values()), mesh_dim_names=tuple(self.mesh_shape))
 
     def apply(
         self,
@@ -169,19 +170,19 @@ class ParallelPlan:
 
         return apply_plan(self, model, mesh, checkpoint=checkpoint, init=init)
 
-    def memory(self, rank: int = 0, optimizer: Any = None, **options: Any) -> MemoryEstimate:
+    def memory(self, rank: int = 0, **options: Unpack[StepOptions]) -> MemoryEstimate:
         """Predict the memory of a training step on one rank, on this process alone and without data.
 
         Args:
             rank: of the whole world.
-            optimizer, **options: as for ``Statistics.memory``.
+            **options: as for ``Statistics.memory``, but for ``checkpoint``, which the plan has.
 
         Raises:
             InputError: an argument is unusable, or the plan was loaded without its model.
         """
         from modelsummary.parallel.memory import memory_of_rank
 
-        return memory_of_rank(self, rank, optimizer, options)
+        return memory_of_rank(self, rank, options)
 
     @property
     def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -238,7 +239,7 @@ class ParallelPlan:
 
 
 def _layer(data: Mapping[str, Any]) -> LayerPlan:
-    collectives = tuple(Collective(*each) for each in data["collectives"])
+    collectives = tuple(Collective(**each) for each in data["collectives"])
     return LayerPlan(**{**data, "collectives": collectives})
 
 

@@ -16,13 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
-from modelsummary.capture.templates import Attribute, leaves_of
+from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import ELEMENTWISE, FACTORIES, Blocked, Call, Needs, Operand, Sharded, layout_after
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.rules import is_layer
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["Calls", "Region", "is_embedding", "is_linear", "grow"]
+__all__ = ["Calls", "Region", "grow", "is_embedding", "is_linear"]
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -123,8 +123,7 @@ class Calls:
         self.users: dict[str, set[str]] = {}
         for event in self.events:
             for attribute in attributes_in((event.args, event.kwargs)) if not event.is_module else ():
-                parameter = self.parameters.get(attribute.fqn)
-                for fqn in holders.get(id(parameter), ()):
+                for fqn in holders.get(id(self.parameters.get(attribute.fqn)), ()):
                     self.users.setdefault(fqn, set()).add(event.fqn)
 
     def _flatten(self, event: Event) -> None:
@@ -166,7 +165,7 @@ class Calls:
         return isinstance(leaf, Foreign) and leaf.tensor.requires_grad
 
     def sources(self, value: Value) -> list[str]:
-        """FQNs of the ``Linear`` and ``Embedding`` layers from which a value comes through functions and small layers."""
+        """Return the ``Linear`` and ``Embedding`` layers from which a value comes through functions and norms."""
         found: dict[str, None] = {}
         seen: set[Value] = set()
         pending = [value]
@@ -184,7 +183,6 @@ class Calls:
             seen.update(before)
             pending.extend(before)
         return list(found)
-
 
     def constant(self, value: Value, layout: Sharded) -> dict[Value, Sharded]:
         """Return the tensors of equal elements that a value is made of, with the layout that gives it this one.
@@ -412,7 +410,7 @@ class _Attempt:
 
 def _sole_input(event: Event) -> Value:
     """The only tensor that a layer takes, by position: torch's styles look for it there."""
-    values = values_in((event.args, event.kwargs))
+    values: list[Value] = values_in((event.args, event.kwargs))
     if len(values) != 1 or not event.args or event.args[0] is not values[0]:
         raise Blocked(f"{event.fqn} is not called with one tensor by position")
     return values[0]

@@ -117,7 +117,10 @@ MODELS = {
     "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),
     "hf_bert": lambda: (_hf("BertForMaskedLM"), {"input_ids": _ids()}),
     "hf_neox": lambda: (_hf("GPTNeoXForCausalLM"), {"input_ids": _ids()}),
-    "hf_mixtral": lambda: (_hf("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4), {"input_ids": _ids()}),
+    "hf_mixtral": lambda: (
+        _hf("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4),
+        {"input_ids": _ids()},
+    ),
     "hf_t5": lambda: (_hf("T5ForConditionalGeneration", d_model=64, d_kv=16, d_ff=128, num_layers=2), _pair()),
     "hf_vit": lambda: (
         _hf("ViTForImageClassification", image_size=32, patch_size=8),

@@ -73,9 +73,7 @@ def compare(model: nn.Module, sharded: nn.Module, inputs: dict[str, Any] | tuple
         loss_of(out).backward()
     own = dict(sharded.named_parameters())
     pairs = [(each, own[name]) for name, each in model.named_parameters()]
-    found["grad"] = max(
-        difference(one.grad, whole(other.grad)) for one, other in pairs if one.grad is not None
-    )
+    found["grad"] = max(difference(one.grad, whole(other.grad)) for one, other in pairs if one.grad is not None)
     for each in (model, sharded):
         torch.optim.AdamW(each.parameters(), lr=1e-2, foreach=False).step()
     found["step"] = max(difference(one.detach(), whole(other.detach())) for one, other in pairs)
