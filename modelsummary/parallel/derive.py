@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.regions import Calls, Region, grow, is_linear
+from modelsummary.parallel.calls import Calls, is_linear
+from modelsummary.parallel.regions import Region, grow
 from modelsummary.record.events import Event, Value, values_in
 
 __all__ = ["Derivation", "Layer", "derive"]

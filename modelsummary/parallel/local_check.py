@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
+from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.layouts import Sharded
-from modelsummary.parallel.regions import Calls, Region
+from modelsummary.parallel.regions import Region
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.runs import record_once
 

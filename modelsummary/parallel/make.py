@@ -14,11 +14,11 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
+from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Derivation, Layer, derive
 from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.local_check import Attribute, check_locally
 from modelsummary.parallel.plan import Collective, LayerPlan, ParallelPlan
-from modelsummary.parallel.regions import Calls
 from modelsummary.parallel.units import fsdp_units
 from modelsummary.record.events import Event, Value, values_in
 from modelsummary.record.runs import record_once

@@ -410,6 +410,11 @@ class Statistics(ModelStatistics):
             reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
             offload: keep parameters, gradients and optimizer state on the CPU.
 
+        >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+        >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)
+        >>> [layer.style for layer in plan.layers]
+        ['ColwiseParallel', 'RowwiseParallel']
+
         Raises:
             InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
             SplitError: the model cannot be cut into as many stages.
