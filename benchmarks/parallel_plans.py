@@ -65,7 +65,7 @@ def agree(names: list[str]) -> None:
             if style is None:
                 continue
             wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
-            same = have == wanted or have == wanted.rstrip("*") or (wanted == "column*" and have == "head")
+            same = have == wanted or have == wanted.rstrip("*") or (wanted == "column*" and have in ("head", "row*"))
             if not same:
                 differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
         dense = {key: why for key, why in differs.items() if "expert" not in key[0]}
@@ -101,7 +101,7 @@ def _equal(rank: int, _n: int, names: list[str]) -> None:
     for name in names:
         begin = time.perf_counter()
         try:
-            torch.set_default_dtype(torch.float32)
+            torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
             model, inputs = _example(name)
             plan = Statistics(model, inputs).parallel_plan(tensor=2)
         except Exception as error:
