@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary._torch import FakeTensorMode
-from modelsummary.capture.values import map_tensors
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import StepOptions, StepPlan, step_plan
@@ -56,7 +55,7 @@ def _on_fakes(plan: ParallelPlan, step: StepPlan) -> MemoryEstimate:
 
         twin = _copy(live.model, fake, with_buffers=True)
         shard_module(plan, twin, meshes)
-        args, kwargs = map_tensors(fake, (live.call.args, live.call.kwargs))
+        args, kwargs = live.call.on_meta(fake)
         return simulate_on_fakes(twin, args, kwargs, step, torch.device("cpu"))
 
 
