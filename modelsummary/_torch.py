@@ -37,6 +37,7 @@ __all__ = [
     "disabled_function",
     "export_serializer",
     "fake_mode",
+    "fake_store",
     "flex_attention",
     "flex_attention_backward",
     "has_kernel",
@@ -58,6 +59,7 @@ __all__ = [
     "set_neg",
     "top_saved_tensors_hooks",
     "type_hints_once",
+    "without_fakes",
 ]
 
 # Context: torch functions reach no mode, so a question of ours is none of the model's.
@@ -154,3 +156,17 @@ def type_hints_once() -> Iterator[None]:
         yield
     finally:
         serializer.typing = known
+
+
+def fake_store() -> Any:
+    """Return the store of a fake process group, which moves nothing; importing it registers the backend ``fake``."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def without_fakes() -> Any:
+    """Return a context in which tensors are real again, inside of a mode of fake tensors."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()

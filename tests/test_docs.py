@@ -24,7 +24,7 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = [*"start extending usage cost split latency memory export views files fx ci".split(), TORCHINFO]
+NAMES = [*"start extending usage cost split parallel latency memory export views files fx ci".split(), TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)

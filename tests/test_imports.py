@@ -21,7 +21,7 @@ LAYERS = [
     ["capture"],
     ["record", "memory"],
     ["latency"],
-    ["split", "fx", "views"],
+    ["split", "parallel", "fx", "views"],
     ["cluster"],
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],

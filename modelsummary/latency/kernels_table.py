@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tabulate import tabulate
-
 from modelsummary.costs.kernels import Kernel
 from modelsummary.errors import MissingExtraError
+from modelsummary.tables import table
 
 if TYPE_CHECKING:
     import pandas
@@ -86,9 +85,6 @@ class Kernels(tuple[Kernel, ...]):
             "Share",
             "Source",
         ]
-        align = [*["left"] * 5, *["right"] * 5, "left"]
-        return tabulate(
-            [row for _, row in rows], headers, tablefmt="plain", colalign=align if rows else None, disable_numparse=True
-        )
+        return table([row for _, row in rows], headers, "lllllrrrrrl")
 
     __repr__ = __str__

@@ -17,7 +17,7 @@ from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, OperatorRun
 from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
-from modelsummary.costs.stored import inner_tensors
+from modelsummary.costs.stored import inner_tensors, is_distributed
 
 __all__ = ["Allocation", "Allocations"]
 
@@ -70,9 +70,11 @@ class Allocations(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled meanwhile
 
-    def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0, *, counts_fakes: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._block, self._where = block_bytes, where
+        self._block, self._where, self._counts_fakes = block_bytes, where, counts_fakes
         self.operators: list[tuple[str, int]] = []
         self.every: list[Allocation] = []
         self._live: dict[int, tuple[Any, Allocation]] = {}
@@ -101,7 +103,9 @@ class Allocations(TorchDispatchMode):
                     self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
 
     def of(self, tensor: Tensor) -> Allocation | None:
-        """The storage behind a tensor, if it is followed."""
+        """The storage behind a tensor, of a distributed one behind its local tensor, if it is followed."""
+        if is_distributed(type(tensor)):
+            (tensor,) = inner_tensors(tensor)
         entry = self._live.get(tensor.untyped_storage()._cdata)
         return entry[1] if entry is not None else None
 
@@ -109,10 +113,14 @@ class Allocations(TorchDispatchMode):
         return -(-tensor.untyped_storage().nbytes() // self._block) * self._block
 
     def _follow(self, tensor: Tensor, allocation: Allocation) -> None:
-        storage = tensor.untyped_storage()
+        self._follow_storage(tensor.untyped_storage(), allocation)
+
+    def _follow_storage(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
         key = storage._cdata
 
         def gone(_: object) -> None:
+            if allocation.died is not None:  # it was resized
+                return
             allocation.died = len(self.operators)
             if allocation.reused_by is not None and allocation.reused_by + 1 == allocation.died:
                 allocation.died -= 1  # nobody else held it: the result took its place
@@ -124,6 +132,8 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(map(is_distributed, types)):  # it calls operators on its local tensors, and collectives, in turn
+            return NotImplemented
         kwargs = kwargs or {}
         number = len(self.operators)
         if func is _ADD or func is _INDEX_PUT:
@@ -197,8 +207,24 @@ class Allocations(TorchDispatchMode):
     def _meet(self, value: Any, number: int) -> None:
         for tensor in tensors_in(value):
             for inner in (tensor,) if type(tensor) is ShapeTensor else inner_tensors(tensor):
-                if inner.layout is torch.strided and not _has_no_bytes(inner) and self.of(inner) is None:
+                if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
                     self._follow(inner, Allocation(self._rounded(inner), number, made_at=self._where()))
+
+    def _has_bytes(self, tensor: Tensor) -> bool:
+        """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run."""
+        if type(tensor) is FakeTensor:
+            return self._counts_fakes and tensor.device.type != "meta"
+        return not tensor.is_meta
+
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage is resized: what it was is gone, and it is a new one of this size if any."""
+        entry = self._live.pop(storage._cdata, None)
+        number = len(self.operators)
+        kind = ""
+        if entry is not None:
+            entry[1].died, kind = number, entry[1].kind
+        if nbytes:
+            self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, number, kind))
 
     def keep(self, tensor: Tensor) -> None:
         """Follow a tensor that is made where no operator is seen, and kept for the backward."""
@@ -241,8 +267,3 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         step *= size
     return True
-
-
-def _has_no_bytes(tensor: Tensor) -> bool:
-    """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run, too."""
-    return type(tensor) is FakeTensor or tensor.is_meta

@@ -87,13 +87,13 @@ class StepPlan:
     workspaces: bool = True
 
 
-def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
+def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) -> StepPlan:
     """Return the plan of a step with the user's options.
 
     Args:
         mode: ``"train"``, or ``"inference"``: a forward without gradients.
         options: the user's options, see ``StepOptions``.
-        root: root of the tree, for the repeated blocks of ``checkpoint="every"`` and ``"sqrt"``.
+        root: root of the tree, for the repeated blocks of ``checkpoint="every"`` and ``"sqrt"``; None: there are none.
 
     Raises:
         InputError: an option is unknown, or its value is unusable.
@@ -103,7 +103,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo) -> StepPlan:
     _check(options)
     checkpoint = options.get("checkpoint")
     if checkpoint in ("every", "sqrt"):
-        blocks = blocks_of(root)
+        blocks = blocks_of(root) if root is not None else []
         checkpoint = [row.fqn for row in blocks] if checkpoint == "every" else square_root(blocks)
     if isinstance(checkpoint, str):
         raise InputError(f"checkpoint must be a list of names, 'every' or 'sqrt', got one name; pass [{checkpoint!r}]")

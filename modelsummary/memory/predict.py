@@ -26,9 +26,9 @@ from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.workspaces import workspaces_on
 
-__all__ = ["check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]
+__all__ = ["CUDA_BLOCK", "check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]
 
-_CUDA_BLOCK = 512
+CUDA_BLOCK = 512
 
 
 def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
@@ -120,7 +120,7 @@ def run_step(
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in call.tensors())
     can_run = has_values and plan.dtype is None and wanted == own
     options: dict[str, Any] = {
-        "block_bytes": plan.block_bytes or (_CUDA_BLOCK if wanted.type == "cuda" else 1),
+        "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
         "workspaces": workspaces_on(wanted) if plan.workspaces and not notes_operators else None,
     }

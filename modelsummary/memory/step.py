@@ -69,10 +69,11 @@ class StepRun:
         *,
         notes_operators: bool = False,
         workspaces: Callable[[OperatorCall], int] | None = None,
+        counts_fakes: bool = False,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
-        self.allocations = Allocations(block_bytes, lambda: self._timer.position())  # noqa: PLW0108 - the timer is made next
+        self.allocations = Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -83,6 +84,10 @@ class StepRun:
         self._backward: BackwardTimer | None = None
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
+
+    def _position(self) -> int:
+        """Return the number of the call that runs now."""
+        return self._timer.position()
 
     def step(self) -> None:
         """Prepare what is there before a step, and run it."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what few ask for is imported for them only
     from torch.fx import GraphModule, Node
 
     from modelsummary.cluster import Plans
+    from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
     from modelsummary.views.graph import Graph
@@ -197,6 +198,65 @@ class Statistics(LiveStatistics):
         splitter = self._current_splitter()
         facts_of = partial(splitter.facts, by=by)
         return make_plans(facts_of, splitter.n_samples, cluster, n_microbatches, schedules)
+
+    @exclusive
+    def parallel_plan(
+        self,
+        tensor: int = 1,
+        data: int = 1,
+        shard: int = 1,
+        pipeline: int = 1,
+        *,
+        checkpoint: Sequence[str] | str | None = None,
+        precision: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        offload: bool = False,
+    ) -> ParallelPlan:
+        """Derive from what the forward does how to spread the model over ``tensor x data x shard x pipeline`` ranks.
+
+        A ``Linear`` whose results reach another one only through element-wise work, head reshapes and attention is
+        split by columns, that last one by rows; embeddings of tokens and output heads by the vocabulary. Repeated
+        blocks are the units of FSDP, and stages begin with one. ``print(plan)`` shows it, ``plan.to_code()`` writes
+        it, ``plan.apply(model, mesh)`` does it, ``plan.memory(rank)`` predicts the memory of a rank.
+
+        Args:
+            tensor: ranks over which layers are split.
+            data: copies of the model.
+            shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
+            pipeline: stages, balanced by multiply-adds.
+            checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
+            precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
+            reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
+            offload: keep parameters, gradients and optimizer state on the CPU.
+
+        >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+        >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)
+        >>> [layer.style for layer in plan.layers]
+        ['ColwiseParallel', 'RowwiseParallel']
+
+        Raises:
+            InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
+            SplitError: the model cannot be cut into as many stages.
+        """
+        from modelsummary.parallel.make import block_boundaries, make_plan
+
+        live = self._live_for("a parallel plan")
+        stages = None
+        if type(pipeline) is int and pipeline > 1:
+            stages = self.split(pipeline, boundaries=block_boundaries(self.root, self.split(pipeline).calls))
+        return make_plan(
+            live,
+            self.root,
+            tensor=tensor,
+            data=data,
+            shard=shard,
+            pipeline=pipeline,
+            stages=stages,
+            checkpoint=checkpoint,
+            precision=precision,
+            reshard_after_forward=reshard_after_forward,
+            offload=offload,
+        )
 
     def _current_splitter(self) -> ModelSplitter:
         """Return the one of the first use, or a new one where autocast was switched since."""

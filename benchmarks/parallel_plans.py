@@ -1,0 +1,177 @@
+"""Compare tensor plans with those of transformers, and sharded with whole models.
+
+    python -m benchmarks.parallel_plans agree          # beside base_model_tp_plan, every tiny architecture
+    python -m benchmarks.parallel_plans equal          # outputs, gradients and a step of AdamW, two processes, float64
+    python -m benchmarks.parallel_plans memory         # predicted memory of each rank beside two processes
+    python -m benchmarks.parallel_plans agree gemma    # these architectures only
+
+Tiny architectures are those of ``tests/zoo``.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+
+from modelsummary import Statistics
+from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.derive import derive
+from modelsummary.record.runs import record_once
+from tests.parallel import models, processes
+from tests.zoo import timm_models, transformers_models
+
+STYLES = {
+    "colwise": "column",
+    "colwise_gather_output": "column*",
+    "rowwise": "row",
+    "rowwise_split_input": "row*",
+    "replicated_with_grad_allreduce": "norm",
+    "embedding_rowwise": "embedding",
+}
+
+
+def starred(fqn: str) -> str:
+    return re.sub(r"\d+", "*", fqn)
+
+
+def agree(names: list[str]) -> None:
+    """One line per architecture; a star marks layers whose activations are whole on each rank."""
+    verdicts: Counter[str] = Counter()
+    for name in names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]:
+        try:
+            example = transformers_models.make(name)
+        except Exception:  # it cannot be built tiny
+            continue
+        theirs = getattr(example.model, "tp_plan", None) or {}
+        if not theirs:
+            continue
+        stats = Statistics(example.model, example.kwargs or example.args)
+        calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution))
+        found = derive(calls)
+        ours = {
+            fqn: layer.role + ("*" if layer.gathers and layer.role in ("column", "row") else "")
+            for fqn, layer in found.layers.items()
+        }
+        differs: dict[tuple[str, str, str], str] = {}
+        for fqn in {*calls.places, *(event.fqn for event in calls.entered)}:
+            style = theirs.get(starred(fqn)) or theirs.get(fqn)
+            if style is None:
+                continue
+            wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
+            same = have == wanted or have == wanted.rstrip("*") or (wanted == "column*" and have in ("head", "row*"))
+            if not same:
+                differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
+        dense = {key: why for key, why in differs.items() if "expert" not in key[0]}
+        has_experts = any("expert" in key for key in theirs)
+        verdict = "differs" if dense else "but experts" if has_experts else "equal or more"
+        verdicts[verdict] += 1
+        print(f"{name:32} {verdict}", flush=True)
+        for (fqn, style, have), why in dense.items():
+            print(f"    {fqn}: {style}, here {have} {why}")
+    print(dict(verdicts))
+
+
+def _example(name: str) -> tuple[Any, Any]:
+    if name in models.NAMES:
+        return models.make(name)
+    torch.manual_seed(0)
+    library = timm_models if name.startswith("timm/") else transformers_models
+    example = library.make(name.removeprefix("timm/"))
+    inputs: Any = example.kwargs or example.args
+
+    def double(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    inputs = (
+        {key: double(each) for key, each in inputs.items()} if isinstance(inputs, dict) else tuple(map(double, inputs))
+    )
+    return example.model.double().eval(), inputs
+
+
+def _equal(rank: int, _n: int, names: list[str]) -> None:
+    warnings.filterwarnings("ignore")
+    found: Counter[str] = Counter()
+    for name in names:
+        begin = time.perf_counter()
+        try:
+            torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
+            model, inputs = _example(name)
+            plan = Statistics(model, inputs).parallel_plan(tensor=2)
+        except Exception as error:
+            verdict, detail = "no plan", f"{type(error).__name__}: {str(error)[:120]}"
+        else:
+            try:
+                whole = copy.deepcopy(model)
+                plan.apply(model, plan.device_mesh("cpu"))
+                differences = processes.compare(whole, model, inputs)
+                good = differences["output"] <= 1e-12 and differences["grad"] <= 1e-12 and differences["step"] <= 1e-10
+                verdict = "equal" if good else "DIFFERS"
+                detail = " ".join(f"{key} {value:.1e}" for key, value in differences.items())
+            except Exception as error:
+                verdict, detail = "FAILS", f"{type(error).__name__}: {str(error)[:200]}"
+        found[verdict] += 1
+        if rank == 0:
+            print(f"{name:32} {verdict:8} {detail} ({time.perf_counter() - begin:.1f} s)", flush=True)
+    if rank == 0:
+        print(dict(found))
+
+
+MEMORY = [
+    (name, options)
+    for name in ("decoder", "gpt2", "llama", "bert", "vit", "hf_llama", "hf_bert", "hf_vit")
+    for options in ({"tensor": 2}, {"shard": 2})
+]
+
+
+def memory() -> None:
+    """Print the bytes held after the forward and the peak of rank 0: predicted, measured, and their ratio."""
+    predicted = []
+    torch.set_default_dtype(torch.float64)
+    for name, options in MEMORY:
+        model, inputs = models.make(name)
+        predicted.append(Statistics(model, inputs).parallel_plan(**options).memory(0, optimizer="adamw"))
+    for (name, options), guess, (held, peak) in zip(MEMORY, predicted, processes.run(_held, 2, MEMORY)[0], strict=True):
+        before = guess.params + guess.buffers + guess.inputs + guess.optimizer_state
+        print(
+            f"{name:10} {options!s:14} held {guess.held_after_forward:>9,} / {held + before:>9,} "
+            f"peak {guess.peak:>9,} / {peak + before:>9,} = {guess.peak / (peak + before):.4f}"
+        )
+
+
+def _held(_rank: int, _n: int, cases: list[Any]) -> list[tuple[int, int]]:
+    from modelsummary.memory.predict import loss_of
+    from tests.real_memory import real_memory
+
+    found = []
+    for name, options in cases:
+        model, inputs = models.make(name)
+        plan = Statistics(model, inputs).parallel_plan(**options)
+        plan.apply(model, plan.device_mesh("cpu"))
+
+        class Called:
+            parameters = model.parameters
+
+            def __call__(self, given: Any, model: Any = model) -> Any:
+                return model(**given) if isinstance(given, dict) else model(*given)
+
+        held, peak = real_memory(Called(), inputs, lambda out: loss_of(out, None), torch.optim.AdamW)
+        found.append((held["forward"], peak))
+    return found
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    what, *chosen = sys.argv[1:]
+    if what == "agree":
+        agree(chosen)
+    elif what == "memory":
+        memory()
+    else:
+        processes.run(_equal, 2, chosen or list(models.NAMES))

@@ -1,0 +1,228 @@
+"""Apply a plan with torch's own functions: ``parallelize_module``, ``fully_shard``, checkpointing, pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from modelsummary.errors import InputError
+from modelsummary.memory.checkpointing import apply_checkpoint
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from modelsummary.parallel.plan import ParallelPlan
+
+__all__ = ["apply_plan", "meshes_of", "shard_module", "ties_of"]
+
+
+def apply_plan(
+    plan: ParallelPlan,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    checkpoint: Any = None,
+    init: Callable[[nn.Module], object] | None = None,
+) -> Any:
+    """Shard a model as ``ParallelPlan.apply`` says."""
+    _check_mesh(plan, mesh)
+    _check_model(plan, model)
+    if plan.pipeline > 1:
+        stages = plan._stages
+        if stages is None or stages.model is not model:
+            raise InputError("a plan with stages is applied to the very model it was made of")
+        rank, group = mesh["pipeline"].get_local_rank(), mesh["pipeline"].get_group()
+        device = torch.device(mesh.device_type)
+        stage = stages.pipeline_stage(rank, device, group, checkpoint=checkpoint, init=init)
+        shard_module(plan, stage.submod, meshes_of(mesh))
+        return stage
+    empty = {name: module for name, module in model.named_modules() if _is_empty(module)}
+    shard_module(plan, model, meshes_of(mesh))
+    if empty:
+        _fill(model, empty, mesh, checkpoint, init)
+    return model
+
+
+def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
+    """Return the meshes of tensor parallelism and of FSDP, of those that the plan's mesh has."""
+    names = mesh.mesh_dim_names or ()
+    found = {"tensor": mesh["tensor"]} if "tensor" in names else {}
+    if "shard" in names:
+        found["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
+    return found
+
+
+def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, DeviceMesh]) -> None:
+    """Shard a model, or a stage of it, in place: tensors first, then checkpointing, then FSDP units."""
+    if "tensor" in meshes:
+        _apply_tensor_parallel(plan, module, meshes["tensor"])
+    apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
+    if "shard" in meshes:
+        _apply_fsdp(plan, module, meshes["shard"])
+
+
+def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
+    if sizes != plan.mesh_shape:
+        raise InputError(
+            f"the plan needs a mesh of {plan.mesh_shape}, got {sizes or tuple(mesh.shape)}; "
+            f"use plan.device_mesh({mesh.device_type!r})"
+        )
+
+
+def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
+    own = dict(model.named_modules(remove_duplicate=False))
+    named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
+    missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in own]
+    if missing:
+        raise InputError(f"the plan of a {plan.model_class} names {missing[0]!r}, which this model does not have")
+    wrong = next((each for each in plan.attributes if getattr(own[each.fqn], each.name, None) != each.whole), None)
+    if wrong is not None:
+        value = getattr(own[wrong.fqn], wrong.name, None)
+        raise InputError(
+            f"{wrong.fqn}.{wrong.name} is {value!r}, the plan expects {wrong.whole}: was it applied before?"
+        )
+
+
+def _find(module: nn.Module, fqn: str) -> nn.Module | None:
+    """A submodule, of a stage that may not hold it."""
+    try:
+        return module.get_submodule(fqn)
+    except AttributeError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------- tensor parallel
+
+
+def _apply_tensor_parallel(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    frozen = [name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad]
+    ties = ties_of(model)
+    sharded = {layer.fqn for layer in plan.layers}
+    for attribute in plan.attributes:
+        module = _find(model, attribute.fqn)
+        if module is not None:
+            setattr(module, attribute.name, attribute.local)
+    for layer in plan.layers:
+        module = _find(model, layer.fqn)
+        if module is not None:
+            parallelize_module(module, mesh, style_of(layer.style, layer.options))
+    for names in ties:
+        tie(model, sorted(names, key=lambda name: name.rpartition(".")[0] not in sharded))
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+
+
+def style_of(style: str, options: Mapping[str, Any]) -> Any:
+    """Return a style of ``torch.distributed.tensor.parallel``; layouts are written ``"Shard(1)"``."""
+    from torch.distributed.tensor import parallel
+
+    return getattr(parallel, style)(**{name: _placement(value) for name, value in options.items()})
+
+
+def _placement(value: Any) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+
+    if isinstance(value, dict):
+        return {name: _placement(each) for name, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_placement, value))
+    if not isinstance(value, str):
+        return value
+    return Replicate() if value == "Replicate()" else Shard(int(value.removeprefix("Shard(").removesuffix(")")))
+
+
+def ties_of(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def tie(model: nn.Module, names: list[str]) -> None:
+    """Register the parameter of the first name under the others, too."""
+    parameter = model.get_parameter(names[0])
+    for name in names[1:]:
+        owner, _, attribute = name.rpartition(".")
+        model.get_submodule(owner).register_parameter(attribute, parameter)
+
+
+# ---------------------------------------------------------------------------------------------------- FSDP
+
+
+def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": plan.reshard_after_forward}
+    if plan.dtype is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=plan.dtype, reduce_dtype=torch.float32)
+    if plan.offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    wrapped: list[Any] = []
+    for unit in plan.units:
+        modules = [found for fqn in unit if (found := _find(model, fqn)) is not None]
+        if modules:
+            fully_shard(modules if len(modules) > 1 else modules[0], **options)
+            wrapped.append(modules[0])
+    fully_shard(model, **{**options, "reshard_after_forward": False})
+    for unit, following in pairwise(wrapped):
+        unit.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([unit])
+
+
+# --------------------------------------------------------------------------------------------------- meta
+
+
+def _is_empty(module: nn.Module) -> bool:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(each is not None and each.is_meta for each in tensors)
+
+
+def _fill(
+    model: nn.Module,
+    empty: Mapping[str, nn.Module],
+    mesh: DeviceMesh,
+    checkpoint: Any,
+    init: Callable[[nn.Module], object] | None,
+) -> None:
+    """Make the shards of this rank on its device, and give them values.
+
+    A buffer or parameter is filled by ``init``, then by its name from the checkpoint.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    meta = {name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_meta}
+    values = checkpoint
+    if checkpoint is not None and not isinstance(checkpoint, Mapping):
+        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    unfilled = meta - set(values or ())
+    for names in ties_of(model):
+        if set(names) & set(values or ()):
+            unfilled -= set(names)
+    if init is None and unfilled:
+        raise InputError(
+            f"{min(unfilled)!r} is on meta and has no values{' in the checkpoint' if values is not None else ''}; "
+            "pass init= or checkpoint="
+        )
+    ties = ties_of(model)
+    _to_empty(model, torch.device(mesh.device_type))
+    for names in ties:
+        tie(model, names)
+    for module in empty.values() if init is not None else ():
+        assert init is not None
+        init(module)
+    if values is not None:
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        set_model_state_dict(model, dict(values), options=options)
+
+
+def _to_empty(model: nn.Module, device: torch.device) -> None:
+    """What is on meta becomes empty on the device; everything else stays as it is."""
+    model._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each.to(device))

@@ -1,0 +1,218 @@
+"""The calls of a record in order, and what is known of the values that they hand to one another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelsummary.capture.modules import named_modules
+from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
+from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
+from modelsummary.record.rules import is_layer
+from modelsummary.record.tensors import Foreign
+
+__all__ = ["ELEMENTWISE_LAYERS", "Calls", "is_embedding", "is_linear"]
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """Return True if torch's styles can split a module as a ``Linear``."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and _is_plain(module, 2)
+
+
+def is_embedding(module: nn.Module | None) -> bool:
+    """Return True if torch's styles can split a module as an ``Embedding``."""
+    return (
+        isinstance(module, nn.Embedding)
+        and type(module).forward is nn.Embedding.forward
+        and module.max_norm is None
+        and not module.sparse
+        and _is_plain(module, 2)
+    )
+
+
+def _is_plain(module: nn.Module, ndim: int) -> bool:
+    """Return True if the weight is a parameter of the module itself: not quantised, not parametrised."""
+    weight = module._parameters.get("weight")
+    own = set(module._parameters) <= {"weight", "bias"}
+    return weight is not None and own and weight.dim() == ndim and weight.dtype.is_floating_point
+
+
+ELEMENTWISE_LAYERS = (
+    nn.Dropout, nn.Dropout1d, nn.Identity, nn.GELU, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.ELU,
+    nn.SELU, nn.CELU, nn.LeakyReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink,
+    nn.LogSigmoid, nn.Threshold, nn.Hardshrink, nn.Softshrink, nn.AlphaDropout,
+)  # fmt: skip
+
+
+class Calls:
+    """The calls of a record in order, down to the layers that are taken whole.
+
+    Args:
+        model: that was recorded.
+
+    Attributes:
+        modules: FQN -> module.
+        events: functions and whole layers; of modules that are looked into, what they call.
+        entered: module event that is looked into -> positions in ``events`` of what it calls.
+        maker: value -> the event that made it.
+        last_use: value -> position of the last event that takes it; the number of events if the model returns it.
+        places: FQN of a whole layer -> positions of its calls in ``events``.
+        norms: position of the first call of a module that calls functions on its own parameters alone -> the call of
+            the module, and the position behind its last.
+        n_calls: FQN -> calls of that module.
+        takers: value -> the events that take it.
+        holders: FQN -> modules that hold a parameter of that module, itself among them.
+        users: FQN -> modules that call a function on a parameter of that module.
+    """
+
+    def __init__(self, model: nn.Module, record: Record) -> None:
+        self.model = model
+        self.record = record
+        self.modules: dict[str, nn.Module] = dict(named_modules(model))
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self._tensors = self.parameters | dict(model.named_buffers(remove_duplicate=False))
+        self.events: list[Event] = []
+        self.entered: dict[Event, tuple[int, int]] = {}
+        self._flatten(record.root)
+        self.maker: dict[Value, Event] = {}
+        self.last_use: dict[Value, int] = {}
+        for place, event in enumerate(self.events):
+            for value in values_in((event.args, event.kwargs)):
+                self.last_use[value] = place
+            for value in values_in(event.result):
+                self.maker.setdefault(value, event)
+        for value in values_in(record.root.result):
+            self.last_use[value] = len(self.events)
+        self.places: dict[str, list[int]] = {}
+        for place, event in enumerate(self.events):
+            if event.is_module:
+                self.places.setdefault(event.fqn, []).append(place)
+        self.takers: dict[Value, list[Event]] = {}
+        for event in self.events:
+            for value in values_in((event.args, event.kwargs)):
+                self.takers.setdefault(value, []).append(event)
+        self._find_users()
+        self.norms: dict[int, tuple[Event, int]] = {}
+        self.n_calls = Counter(event.fqn for event in (*self.entered, *self.events) if event.is_module)
+        for event, (begin, end) in self.entered.items():
+            if begin < end and _only_own_parameters(event, self.modules[event.fqn]):
+                self.norms[begin] = (event, end)
+
+    def _find_users(self) -> None:
+        """Which modules hold each parameter, and which call functions on it."""
+        holders: dict[int, set[str]] = {}
+        for fqn, module in self.modules.items():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    holders.setdefault(id(parameter), set()).add(fqn)
+        self.holders = {
+            fqn: {one for each in module._parameters.values() if each is not None for one in holders[id(each)]}
+            for fqn, module in self.modules.items()
+        }
+        self.users: dict[str, set[str]] = {}
+        for event in self.events:
+            for attribute in attributes_in((event.args, event.kwargs)) if not event.is_module else ():
+                for fqn in holders.get(id(self.parameters.get(attribute.fqn)), ()):
+                    self.users.setdefault(fqn, set()).add(event.fqn)
+
+    def _flatten(self, event: Event) -> None:
+        module = self.modules[event.fqn]
+        if event.is_module and not self._is_whole(event, module):
+            begin = len(self.events)
+            for child in event.children:
+                self._flatten(child) if child.is_module else self.events.append(child)
+            self.entered[event] = (begin, len(self.events))
+        else:
+            self.events.append(event)
+
+    def _is_whole(self, event: Event, module: nn.Module) -> bool:
+        if isinstance(module, nn.Embedding) and event.children and _is_scaled_lookup(event):
+            return True
+        return is_linear(module) or is_embedding(module) or (is_layer(module) and not event.children)
+
+    def shape_of(self, leaf: Any) -> tuple[int, ...] | None:
+        """Return the shape of a tensor in a template; None for anything else."""
+        if isinstance(leaf, Value):
+            return leaf.shape
+        if isinstance(leaf, Foreign):
+            return tuple(leaf.tensor.shape)
+        if isinstance(leaf, Attribute):
+            tensor = self._tensors.get(leaf.fqn)
+            if tensor is None:
+                owner, _, name = leaf.fqn.rpartition(".")
+                tensor = getattr(self.modules.get(owner), name, None)
+            return tuple(tensor.shape) if isinstance(tensor, Tensor) else ()
+        return None
+
+    def needs_grad(self, leaf: Any) -> bool:
+        """Return True if a gradient flows into a tensor."""
+        if isinstance(leaf, Value):
+            return leaf.requires_grad
+        if isinstance(leaf, Attribute):
+            found = self._tensors.get(leaf.fqn)
+            return found is not None and found.requires_grad
+        return isinstance(leaf, Foreign) and leaf.tensor.requires_grad
+
+    def sources(self, value: Value) -> list[str]:
+        """Return the ``Linear`` and ``Embedding`` layers from which a value comes through functions and norms."""
+        found: dict[str, None] = {}
+        seen: set[Value] = set()
+        pending = [value]
+        while pending:
+            event = self.maker.get(pending.pop())
+            if event is None:
+                continue
+            module = self.modules[event.fqn] if event.is_module else None
+            if is_linear(module) or is_embedding(module):
+                found[event.fqn] = None
+                continue
+            if module is not None and not isinstance(module, (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)):
+                continue
+            before = [each for each in values_in((event.args, event.kwargs)) if each not in seen]
+            seen.update(before)
+            pending.extend(before)
+        return list(found)
+
+    def constant(self, value: Value, layout: Sharded) -> dict[Value, Sharded]:
+        """Return the tensors of equal elements that a value is made of, with the layout that gives it this one.
+
+        Their sizes follow from numbers that the model divides, too; empty if it is made of something else.
+        """
+        found: dict[Value, Sharded] = {}
+        pending = [(value, layout.dim)]
+        while pending:
+            each, dim = pending.pop()
+            event = self.maker.get(each)
+            if event is None or event.function is None or each.requires_grad:
+                return {}
+            if event.function.short_name in FACTORIES:
+                found[each] = layout._replace(dim=dim)
+            elif event.function.short_name in ELEMENTWISE:
+                for before in values_in((event.args, event.kwargs)):
+                    place = dim - len(each.shape) + len(before.shape)
+                    if place >= 0 and before.shape[place] == each.shape[dim]:
+                        pending.append((before, place))
+            else:
+                return {}
+        return found
+
+
+def _is_scaled_lookup(event: Event) -> bool:
+    """Return True if an embedding of its own class looks rows up, and then scales them by a number."""
+    first, *others = (each.function.short_name if each.function is not None else "" for each in event.children)
+    return first == "embedding" and set(others) <= {"mul", "to"}
+
+
+def _only_own_parameters(event: Event, module: nn.Module) -> bool:
+    """Return True if a module calls functions alone and takes its own parameters: a norm written in Python."""
+    own = {f"{event.fqn}.{name}" for name, each in module._parameters.items() if each is not None}
+    if not own or any(child.is_module for child in event.children):
+        return False
+    if any(each.numel() != 1 for each in module.buffers()):  # a DTensor takes a plain tensor of one element only
+        return False
+    used = {each.fqn for child in event.children for each in attributes_in((child.args, child.kwargs))}
+    return bool(used & own) and used <= own | {f"{event.fqn}.{name}" for name in module._buffers}

@@ -1,0 +1,132 @@
+"""A plan as Python code that uses torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.errors import InputError
+
+if TYPE_CHECKING:
+    from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+
+__all__ = ["to_code"]
+
+
+def to_code(plan: ParallelPlan) -> str:
+    """Return a module with ``make_mesh(device_type)`` and ``parallelize(model, mesh)``.
+
+    Raises:
+        InputError: the plan has stages, which hold what no code of torch's can say.
+    """
+    if plan.pipeline > 1:
+        raise InputError("a plan with stages cannot be written as code; use plan.apply, or Stages.pipeline_stage")
+    body = list(_body(plan))
+    lines = [
+        f'"""Parallelize {plan.model_class} over {plan.world_size} ranks."""',
+        "",
+        *_imports(plan),
+        "",
+        "",
+        "def make_mesh(device_type):",
+        f"    return init_device_mesh(device_type, {tuple(plan.mesh_shape.values())!r}, "
+        f"mesh_dim_names={tuple(plan.mesh_shape)!r})",
+        "",
+        "",
+        "def parallelize(model, mesh):",
+        *(f"    {line}" if line else "" for line in body),
+        "    return model",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _imports(plan: ParallelPlan) -> Iterator[str]:
+    if plan.precision:
+        yield "import torch"
+    if plan.checkpoint:
+        yield "from functools import partial"
+        yield "from torch.utils.checkpoint import checkpoint"
+    yield "from torch.distributed.device_mesh import init_device_mesh"
+    if "shard" in plan.mesh_shape:
+        names = ["fully_shard"]
+        names += ["MixedPrecisionPolicy"] if plan.precision else []
+        names += ["CPUOffloadPolicy"] if plan.offload else []
+        yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
+    if plan.layers:
+        placements = sorted({name for layer in plan.layers for name in _placements(layer.options)})
+        if placements:
+            yield f"from torch.distributed.tensor import {', '.join(placements)}"
+        styles = sorted({layer.style for layer in plan.layers})
+        yield f"from torch.distributed.tensor.parallel import {', '.join(styles)}, parallelize_module"
+
+
+def _body(plan: ParallelPlan) -> Iterator[str]:
+    if plan.layers:
+        yield "parameters = dict(model.named_parameters(remove_duplicate=False))"
+        yield "frozen = [name for name, each in parameters.items() if not each.requires_grad]"
+        for attribute in plan.attributes:
+            yield f"model.get_submodule({attribute.fqn!r}).{attribute.name} = {attribute.local!r}"
+        yield "plan = {"
+        for layer in plan.layers:
+            yield f"    {layer.fqn!r}: {_call(layer)},"
+        yield "}"
+        yield "for name, style in plan.items():"
+        yield "    parallelize_module(model.get_submodule(name), mesh['tensor'], style)"
+        sharded = {layer.fqn for layer in plan.layers}
+        for names in plan.ties:
+            first, *others = sorted(names, key=lambda name: name.rpartition(".")[0] not in sharded)
+            for other in others:
+                owner, _, attribute_name = other.rpartition(".")
+                yield (
+                    f"model.get_submodule({owner!r}).register_parameter({attribute_name!r}, "
+                    f"model.get_parameter({first!r}))"
+                )
+        yield "for name in frozen:"
+        yield "    model.get_parameter(name).requires_grad_(False)"
+    for fqn in plan.checkpoint:
+        yield f"module = model.get_submodule({fqn!r})"
+        yield "module.forward = partial(checkpoint, module.forward, use_reentrant=False)"
+    if "shard" in plan.mesh_shape:
+        yield from _fsdp(plan)
+
+
+def _fsdp(plan: ParallelPlan) -> Iterator[str]:
+    mesh = "mesh['data', 'shard']" if plan.data > 1 else "mesh['shard']"
+    policies = ""
+    if plan.precision:
+        policies += f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{plan.precision}, reduce_dtype=torch.float32)"
+    if plan.offload:
+        policies += ", offload_policy=CPUOffloadPolicy()"
+    yield f"units = {[list(unit) for unit in plan.units]!r}"
+    yield "units = [[model.get_submodule(name) for name in unit] for unit in units]"
+    yield "for unit in units:"
+    yield f"    fully_shard(unit, mesh={mesh}, reshard_after_forward={plan.reshard_after_forward}{policies})"
+    yield f"fully_shard(model, mesh={mesh}, reshard_after_forward=False{policies})"
+    yield "for (unit, *_), (following, *_) in zip(units, units[1:]):"
+    yield "    unit.set_modules_to_forward_prefetch([following])"
+    yield "    following.set_modules_to_backward_prefetch([unit])"
+
+
+def _call(layer: LayerPlan) -> str:
+    return f"{layer.style}({', '.join(f'{name}={_written(value)}' for name, value in layer.options.items())})"
+
+
+def _written(value: Any) -> str:
+    """An option as code: layouts are written as they are called."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {_written(each)}' for name, each in value.items())}}}"
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(map(_written, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return repr(value)
+
+
+def _placements(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.partition("(")[0]
+    elif isinstance(value, (dict, tuple, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _placements(each)

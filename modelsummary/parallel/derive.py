@@ -1,0 +1,259 @@
+"""Which layers are split, and how: regions of column- and row-parallel layers, then what is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from modelsummary.parallel.calls import Calls, is_linear
+from modelsummary.parallel.regions import Region, grow
+from modelsummary.record.events import Event, Value, values_in
+
+__all__ = ["Derivation", "Layer", "derive"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How one module is split.
+
+    Attributes:
+        fqn: of the module.
+        role: ``"column"``, ``"row"``, ``"embedding"`` (by its rows, the vocabulary), ``"head"`` (by the vocabulary), or
+            ``"norm"`` (replicated parameters on sharded input).
+        gathers: the module's input (of rows) or output (of columns) is whole on each rank.
+        dim: dimension of the input that is sharded, of a norm.
+    """
+
+    fqn: str
+    role: str
+    gathers: bool = False
+    dim: int = -1
+
+
+@dataclass
+class Derivation:
+    """What is sharded, independent of the number of ranks.
+
+    Attributes:
+        regions: layers that are sharded together, their activations too.
+        layers: FQN -> how that module is split.
+        reasons: FQN of a ``Linear`` -> why its results cannot be sharded.
+        in_place: FQNs of layers whose ``inplace=True`` has to be switched off.
+    """
+
+    calls: Calls
+    regions: list[Region] = field(default_factory=list)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    in_place: dict[str, None] = field(default_factory=dict)
+
+    def add(self, region: Region) -> None:
+        """Take a region over."""
+        self.regions.append(region)
+        for fqn in region.columns:
+            self.layers[fqn] = Layer(fqn, "column")
+        for fqn in region.rows:
+            self.layers[fqn] = Layer(fqn, "row")
+        for fqn, dim in region.norms.items():
+            self.layers[fqn] = Layer(fqn, "norm", dim=dim)
+
+    def gather(self, region: Region) -> None:
+        """Split the parameters of a region alone: its activations are whole on each rank."""
+        self.regions.remove(region)
+        for fqn in region.norms:
+            del self.layers[fqn]
+        for fqn in region.fqns:
+            self.layers[fqn] = replace(self.layers[fqn], gathers=True)
+
+    def drop(self, fqn: str, reason: str) -> None:
+        """Leave a layer replicated, and what is sharded together with it."""
+        for region in [each for each in self.regions if fqn in each.fqns or fqn in each.norms]:
+            self.regions.remove(region)
+            for each in (*region.fqns, *region.norms):
+                self.layers.pop(each, None)
+                self.reasons[each] = reason
+        if fqn in self.layers:
+            del self.layers[fqn]
+            self.reasons[fqn] = reason
+
+    def in_order(self) -> list[Layer]:
+        """Return the layers in the order of their first call."""
+        first = {fqn: places[0] for fqn, places in self.calls.places.items()}
+        first |= {event.fqn: begin for event, (begin, _) in reversed(self.calls.entered.items())}
+        return sorted(self.layers.values(), key=lambda layer: first[layer.fqn])
+
+
+def derive(calls: Calls) -> Derivation:
+    """Return which layers of a recorded model can be split, and how."""
+    found = Derivation(calls)
+    for fqn in calls.places:
+        if fqn in found.layers or not is_linear(calls.modules[fqn]):
+            continue
+        region = grow(calls, fqn, found.layers)
+        if region.blocked or not _are_free(calls, region):
+            found.reasons[fqn] = region.blocked or "its weight is used elsewhere, too"
+        else:
+            found.add(region)
+    _add_pairs(found)
+    _add_vocabulary(found)
+    _keep_in_place_writes(found)
+    return found
+
+
+def _are_free(calls: Calls, region: Region) -> bool:
+    """Return True if the parameters of a region are taken by its own layers alone."""
+    own = set(region.fqns) | set(region.norms)
+    return all(calls.holders[fqn] <= {fqn} and not _taken_by_functions(calls, fqn) for fqn in own)
+
+
+def _taken_by_functions(calls: Calls, fqn: str) -> bool:
+    """Return True if a function outside of the module takes one of its parameters."""
+    return any(owner != fqn for owner in calls.users.get(fqn, ()))
+
+
+# --------------------------------------------------------------------------------------------------- pairs
+
+
+def _add_pairs(found: Derivation) -> None:
+    """Split layers whose results all go to one ``Linear``, and that one, if no shards can pass between.
+
+    The result is gathered before it and cut behind it: a fused projection whose split would cut heads apart. Both
+    belong to the same module, so that nothing but its own work lies between.
+    """
+    calls = found.calls
+    for fqn in reversed(calls.places):
+        if fqn in found.layers or not is_linear(calls.modules[fqn]):
+            continue
+        sink = _only_sink(calls, fqn)
+        if sink is None or sink in found.layers or _owner(sink) != _owner(fqn):
+            continue
+        values = [value for place in calls.places[sink] for value in values_in(calls.events[place].args)]
+        sources = dict.fromkeys(source for value in values for source in calls.sources(value))
+        columns = [each for each in sources if each not in found.layers and _only_sink(calls, each) == sink]
+        columns = [each for each in columns if is_linear(calls.modules[each]) and _owner(each) == _owner(sink)]
+        if not _are_free(calls, Region([*columns, sink])):
+            continue
+        for each in columns:
+            found.layers[each] = Layer(each, "column", gathers=True)
+        found.layers[sink] = Layer(sink, "row", gathers=True)
+        found.reasons[sink] = found.reasons[fqn]
+
+
+def _owner(fqn: str) -> str:
+    return fqn.rpartition(".")[0]
+
+
+def _only_sink(calls: Calls, fqn: str) -> str | None:
+    """Return the ``Linear`` to which all results of a layer go, past functions and norms; None if there are others."""
+    sinks: set[str] = set()
+    seen: set[Value] = set()
+    pending = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    returned = set(values_in(calls.record.root.result))
+    while pending:
+        value = pending.pop()
+        if value in returned:
+            return None
+        for event in calls.takers.get(value, ()):
+            if event.is_module and is_linear(calls.modules[event.fqn]):
+                sinks.add(event.fqn)
+                if len(sinks) > 1:
+                    return None
+                continue
+            fresh = [each for each in values_in(event.result) if each not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return sinks.pop() if sinks else None
+
+
+# ---------------------------------------------------------------------------------------------- vocabulary
+
+
+def _add_vocabulary(found: Derivation) -> None:
+    """Split embeddings of tokens by their rows, and the heads that have as many outputs.
+
+    An embedding of tokens is indexed by an input of the model, and has more rows than columns, or as many as a
+    ``Linear`` has outputs.
+    """
+    calls = found.calls
+    given = set(values_in((calls.record.root.args, calls.record.root.kwargs)))
+    free = [fqn for fqn in calls.places if fqn not in found.layers]
+    outputs = {fqn: _rows(calls, fqn) for fqn in free if is_linear(calls.modules[fqn])}
+    tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, given, outputs.values())]
+    rows = {_rows(calls, fqn) for fqn in tables}
+    heads = [fqn for fqn, size in outputs.items() if size in rows]
+    chosen = [*(Layer(fqn, "embedding") for fqn in tables), *(Layer(fqn, "head", gathers=True) for fqn in heads)]
+    fits = {layer.fqn: layer for layer in chosen}
+    while True:
+        wrong = [
+            fqn
+            for fqn in fits
+            if _taken_by_functions(calls, fqn)
+            or not all(each in fits or each not in calls.places for each in calls.holders[fqn])
+        ]
+        if not wrong:
+            break
+        for fqn in wrong:
+            del fits[fqn]
+    found.layers.update(fits)
+
+
+def _rows(calls: Calls, fqn: str) -> int:
+    weight: Any = calls.modules[fqn].weight
+    return int(weight.shape[0])
+
+
+def _is_vocabulary(calls: Calls, fqn: str, given: set[Value], outputs: Collection[int]) -> bool:
+    module = calls.modules[fqn]
+    if not isinstance(module, nn.Embedding) or module.max_norm is not None or module.sparse:
+        return False
+    if module.num_embeddings <= module.embedding_dim and module.num_embeddings not in outputs:
+        return False
+    values = [value for place in calls.places[fqn] for value in values_in(calls.events[place].args)]
+    return bool(values) and all(_comes_from(calls, value, given) for value in values)
+
+
+def _comes_from(calls: Calls, value: Value, given: set[Value]) -> bool:
+    """Return True if a value is made of the model's inputs by functions, without a parameter."""
+    pending, is_given = [value], False
+    seen: set[Value] = set()
+    while pending:
+        each = pending.pop()
+        event = calls.maker.get(each)
+        is_given = is_given or each in given
+        if each in given or event is None:
+            continue
+        before = [one for one in values_in((event.args, event.kwargs)) if one not in seen]
+        seen.update(before)
+        pending.extend(before)
+    return is_given and not value.dtype.is_floating_point
+
+
+# ------------------------------------------------------------------------------------------ in-place writes
+
+
+def _keep_in_place_writes(found: Derivation) -> None:
+    """Note layers with ``inplace=True`` that write into what a split layer returns, and drop layers that others write.
+
+    Torch refuses in-place functions on the local tensor of a ``DTensor``.
+    """
+    calls = found.calls
+    writers: dict[int, list[int]] = {}
+    for place, event in enumerate(calls.events):
+        for storage in event.writes[0] if event.writes else ():
+            writers.setdefault(storage, []).append(place)
+    for fqn in list(found.layers):
+        for place in calls.places.get(fqn, ()):
+            for value in values_in(calls.events[place].result):
+                # An earlier write was into other memory, which had the same address.
+                for later in (each for each in writers.get(value.storages[0], ()) if each > place):
+                    _note_write(found, fqn, calls.events[later])
+
+
+def _note_write(found: Derivation, fqn: str, event: Event) -> None:
+    if event.is_module and vars(found.calls.modules[event.fqn]).get("inplace") is True:
+        found.in_place[event.fqn] = None
+    elif fqn in found.layers:
+        found.drop(fqn, f"{event.name}() of {event.fqn or 'the model'} writes into its result")

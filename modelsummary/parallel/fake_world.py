@@ -1,0 +1,48 @@
+"""A process group of any size on one process, that moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from modelsummary import _torch
+from modelsummary.errors import InputError
+
+__all__ = ["fake_world", "real_meshes"]
+
+
+@contextmanager
+def fake_world(rank: int, size: int) -> Iterator[None]:
+    """Context in which this process is one rank of a fake process group.
+
+    Collectives return at once, and give tensors of the right shape.
+
+    Raises:
+        InputError: there is a process group already; torch has one default group only.
+    """
+    if dist.is_initialized():
+        raise InputError("memory of a rank is predicted in a fake process group: ask before dist.init_process_group")
+    dist.init_process_group("fake", store=_torch.fake_store(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def real_meshes() -> Iterator[None]:
+    """Context in which meshes can be made inside of a mode of fake tensors: a mesh looks for its rank in a tensor."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    original: Any = DeviceMesh.__init__
+
+    def make(*args: Any, **kwargs: Any) -> None:
+        with _torch.without_fakes():
+            original(*args, **kwargs)
+
+    with patch.object(DeviceMesh, "__init__", make):
+        yield

@@ -1,0 +1,148 @@
+"""Where the shards of a tensor are: layouts, and the calls that take sharded tensors.
+
+Ranks hold plain local tensors. A value is either replicated, or ``Sharded``: the ranks hold equal contiguous chunks of
+one dimension, in the order of their ranks. The rules
+(``modelsummary.parallel.rules``) tell from the layouts of the operands that of the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from modelsummary.capture.templates import Attribute, leaves_of
+from modelsummary.record.events import Event, Value
+
+__all__ = ["Blocked", "Call", "Needs", "Operand", "Sharded", "reshaped"]
+
+
+class Sharded(NamedTuple):
+    """The dimension whose chunks the ranks hold.
+
+    Attributes:
+        dim: the dimension, from 0.
+        outer: the dimension is ``outer`` pieces, each cut into chunks; 1 for an ordinary shard. Batch and heads merged
+            into one dimension give a shard with the batch outside.
+    """
+
+    dim: int
+    outer: int = 1
+
+
+class Blocked(Exception):
+    """A sharded value cannot pass here; the message says why."""
+
+
+class Needs(Exception):
+    """Another operand has to be sharded as well, with this layout."""
+
+    def __init__(self, value: Value, layout: Sharded) -> None:
+        super().__init__(f"{value} has to be sharded, too")
+        self.value, self.layout = value, layout
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a call takes.
+
+    Attributes:
+        leaf: in the template of the call.
+        shape: of the whole tensor.
+        layout: None if it is replicated.
+        needs_grad: a gradient flows into it.
+    """
+
+    leaf: Any
+    shape: tuple[int, ...]
+    layout: Sharded | None
+    needs_grad: bool
+
+
+class Call:
+    """A function event with what is known of its operands.
+
+    Args:
+        operand: makes the operand of a leaf that is a tensor; None for other leaves.
+
+    Attributes:
+        sizes: extents of sharded dimensions that have to divide by the number of ranks; rules add to it.
+        reduced: replicated tensors that may meet sharded ones here: something else reduces their gradients.
+    """
+
+    def __init__(
+        self, event: Event, operand: Callable[[Any], Operand | None], sizes: set[int], reduced: Collection[Any] = ()
+    ) -> None:
+        self.event, self._operand, self.sizes, self.reduced = event, operand, sizes, reduced
+        self.operands = [each for leaf in leaves_of((event.args, event.kwargs)) if (each := operand(leaf)) is not None]
+
+    @property
+    def name(self) -> str:
+        """Short name of the function."""
+        assert self.event.function is not None
+        return self.event.function.short_name
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Return the template of an argument, by position or by name."""
+        return self.event.args[position] if len(self.event.args) > position else self.event.kwargs.get(name, default)
+
+    def operand(self, position: int, name: str = "input") -> Operand:
+        """Return the operand that an argument is. Raises ``Blocked`` if it is not a tensor."""
+        found = self._operand(self.argument(position, name))
+        if found is None:
+            raise Blocked(f"{self.name}() takes no tensor there")
+        return found
+
+    @property
+    def first(self) -> Operand:
+        """The first operand."""
+        return self.operands[0]
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Shape of the (first) result."""
+        found = [leaf for leaf in leaves_of(self.event.result) if isinstance(leaf, (Value, Attribute))]
+        if not found or not isinstance(found[0], Value):
+            raise Blocked(f"{self.name}() returns no new tensor")
+        return found[0].shape
+
+    def meets(self, other: Operand, dim: int, total: int, outer: int = 1) -> None:
+        """Check an operand that is replicated, beside one that is sharded along a dimension of ``total`` elements.
+
+        Args:
+            dim: that dimension in the operand; negative if it has none.
+        """
+        if dim < 0 or other.shape[dim] == 1:
+            if other.needs_grad and other.leaf not in self.reduced:
+                raise Blocked(f"{self.name}() would leave a part of the gradient of a replicated tensor on each rank")
+        elif other.shape[dim] == total and isinstance(other.leaf, Value):
+            raise Needs(other.leaf, Sharded(dim, outer))
+        else:
+            raise Blocked(f"{self.name}() takes a constant of the whole size beside a sharded tensor")
+
+
+def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes: set[int]) -> Sharded:
+    """Return the layout after a view that keeps the order of the elements.
+
+    >>> reshaped((2, 8, 64), (2, 8, 4, 16), Sharded(2), set())  # heads
+    Sharded(dim=2, outer=1)
+    >>> reshaped((2, 4, 8, 16), (8, 8, 16), Sharded(1), set())  # batch and heads in one
+    Sharded(dim=0, outer=2)
+
+    Raises:
+        Blocked: the chunks are no chunks of a dimension afterwards.
+    """
+    lead = math.prod(before[: layout.dim]) * layout.outer
+    extent = before[layout.dim] // layout.outer
+    passed = 1
+    for dim, size in enumerate(after):
+        if size != 1 and lead % passed == 0 and passed * size > lead:
+            outer = lead // passed
+            now, remainder = divmod(size, outer)
+            if remainder == 0 and (now % extent == 0 or extent % now == 0):
+                sizes.add(min(now, extent))
+                return Sharded(dim, outer)
+            break
+        passed *= size
+    raise Blocked(f"a view of {tuple(before)} as {tuple(after)} cuts across the shards")

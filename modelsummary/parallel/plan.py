@@ -1,0 +1,247 @@
+"""``ParallelPlan``: how a model is spread over devices, as plain data that prints, writes code and applies itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from modelsummary.errors import InputError
+from modelsummary.parallel.local_check import Attribute
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
+
+    from modelsummary.memory.estimate import MemoryEstimate
+    from modelsummary.memory.plan import StepOptions
+
+__all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
+
+# Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
+MESH_NAMES = ("pipeline", "data", "shard", "tensor")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that one module causes on each rank in one step.
+
+    Attributes:
+        operation: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
+        phase: ``"forward"`` or ``"backward"``.
+        count: how often it runs.
+        nbytes: bytes of the whole tensors, over all runs: what an all-reduce takes, an all-gather gives, and a
+            reduce-scatter takes on each rank.
+    """
+
+    operation: str
+    phase: str
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How one module is sharded over the ranks of tensor parallelism.
+
+    Attributes:
+        fqn: of the module.
+        style: class of ``torch.distributed.tensor.parallel``.
+        options: its arguments; layouts as they are written: ``"Replicate()"``, ``"Shard(1)"``.
+        role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, or ``"input"`` for a module whose input
+            is prepared once for the layers in it.
+        shards: parameter of the module -> its sharded dimension; None where it is replicated.
+        params: elements of its parameters on one rank.
+        collectives: what it causes in one step.
+        reason: why its activations are whole on each rank, where that costs more than a shard; else empty.
+    """
+
+    fqn: str
+    style: str
+    options: dict[str, Any]
+    role: str
+    shards: dict[str, int | None]
+    params: int
+    collectives: tuple[Collective, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How a model is spread over devices; made by ``Statistics.parallel_plan``.
+
+    Attributes:
+        model_class: of the model.
+        tensor, data, shard, pipeline: number of ranks along each dimension of the mesh.
+        layers: the modules that tensor parallelism shards, in the order of their calls.
+        attributes: integers of modules that become those of one rank.
+        ties: names of each parameter that has several.
+        units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
+        reshard_after_forward: gathered units are freed after their forward.
+        precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
+        offload: parameters, gradients and optimizer state live on the CPU.
+        checkpoint: FQNs of modules that run under activation checkpointing.
+        boundaries: FQNs of the modules with which the second and each later stage begin.
+        replicated: FQN of a ``Linear`` that is whole on each rank -> why.
+        params: elements of all parameters of the model.
+        params_per_rank: elements that one rank holds after tensor and FSDP sharding; of the largest stage.
+    """
+
+    model_class: str
+    tensor: int = 1
+    data: int = 1
+    shard: int = 1
+    pipeline: int = 1
+    layers: tuple[LayerPlan, ...] = ()
+    attributes: tuple[Attribute, ...] = ()
+    ties: tuple[tuple[str, ...], ...] = ()
+    units: tuple[tuple[str, ...], ...] = ()
+    reshard_after_forward: bool = True
+    precision: str | None = None
+    offload: bool = False
+    checkpoint: tuple[str, ...] = ()
+    boundaries: tuple[str, ...] = ()
+    replicated: dict[str, str] = field(default_factory=dict)
+    params: int = 0
+    params_per_rank: int = 0
+    _live: Any = field(default=None, repr=False, compare=False)
+    _stages: Any = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None, "_stages": None}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.tensor * self.data * self.shard * self.pipeline
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """Name and size of each dimension of the mesh; ``data`` needs a ``shard`` beside it, be it of one rank."""
+        sizes = {name: getattr(self, name) for name in MESH_NAMES}
+        kept = {name: size for name, size in sizes.items() if size > 1 or (name == "shard" and self.data > 1)}
+        return kept or {"shard": 1}
+
+    def device_mesh(self, device_type: str) -> DeviceMesh:
+        """Return the mesh of the plan, over all ranks of the default process group.
+
+        Args:
+            device_type: ``"cuda"``, ``"cpu"``, ...
+
+        Raises:
+            InputError: the process group has another number of ranks.
+        """
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+        if ranks != self.world_size:
+            have = f"the process group has {ranks}" if ranks else "there is no process group"
+            raise InputError(f"the plan is for {self.world_size} ranks, but {have}; run it under torchrun with as many")
+        return init_device_mesh(device_type, tuple(self.mesh_shape.values()), mesh_dim_names=tuple(self.mesh_shape))
+
+    def apply(
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        checkpoint: Any = None,
+        init: Any = None,
+    ) -> Any:
+        """Shard a model in place, with torch's own functions; every rank calls it.
+
+        Args:
+            model: that of the plan, or another of the same class and sizes; with ``pipeline > 1`` that of the plan.
+            mesh: as ``device_mesh`` returns it.
+            checkpoint: for a model on meta: its whole state dict, or the path of one saved with ``torch.save``.
+            init: for a model on meta: called with each module that has a parameter or buffer there, to fill it.
+
+        Returns:
+            The model; with ``pipeline > 1`` the ``PipelineStage`` of this rank.
+
+        Raises:
+            InputError: mesh or model do not fit the plan, or something on meta would have no values.
+        """
+        from modelsummary.parallel.applying import apply_plan
+
+        return apply_plan(self, model, mesh, checkpoint=checkpoint, init=init)
+
+    def memory(self, rank: int = 0, **options: Unpack[StepOptions]) -> MemoryEstimate:
+        """Predict the memory of a training step on one rank, on this process alone and without data.
+
+        Args:
+            rank: of the whole world.
+            **options: as for ``Statistics.memory``, but for ``checkpoint``, which the plan has.
+
+        Raises:
+            InputError: an argument is unusable, or the plan was loaded without its model.
+        """
+        from modelsummary.parallel.memory import memory_of_rank
+
+        return memory_of_rank(self, rank, options)
+
+    @property
+    def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """``(phase, operation)`` -> how often it runs in a step on one rank, and the bytes of the whole tensors."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for each in (each for layer in self.layers for each in layer.collectives):
+            count, nbytes = found.get((each.phase, each.operation), (0, 0))
+            found[each.phase, each.operation] = (count + each.count, nbytes + each.nbytes)
+        return found
+
+    def to_code(self) -> str:
+        """Return Python code that applies the plan with torch alone: a function ``parallelize(model, mesh)``."""
+        from modelsummary.parallel.code import to_code
+
+        return to_code(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain containers."""
+        data = {name: value for name, value in asdict(self.without_model()).items() if not name.startswith("_")}
+        return {**data, "mesh": self.mesh_shape}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the plan as JSON; ``ParallelPlan.from_json`` reads it."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> ParallelPlan:
+        """Return the plan of a JSON text. Raises ``InputError`` if it is not one."""
+        try:
+            data = json.loads(text)
+            del data["mesh"]
+            layers = tuple(_layer(each) for each in data.pop("layers"))
+            attributes = tuple(Attribute(**each) for each in data.pop("attributes"))
+            lists = {name: _tuples(value) for name, value in data.items() if isinstance(value, list)}
+            return cls(**{**data, **lists}, layers=layers, attributes=attributes)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InputError(f"this is not the JSON of a plan: {error}") from error
+
+    def without_model(self) -> ParallelPlan:
+        """Return the plan as data alone."""
+        made = object.__new__(ParallelPlan)
+        made.__dict__.update(self.__getstate__())
+        return made
+
+    def __str__(self) -> str:
+        from modelsummary.parallel.report import report
+
+        return report(self)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """``precision`` as a dtype."""
+        return None if self.precision is None else getattr(torch, self.precision)
+
+
+def _layer(data: Mapping[str, Any]) -> LayerPlan:
+    collectives = tuple(Collective(**each) for each in data["collectives"])
+    return LayerPlan(**{**data, "collectives": collectives})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,232 @@
+"""Regions: what is sharded together between column-parallel and row-parallel layers.
+
+A region begins at the layers that are split by columns, follows their results through functions and small layers, and
+ends where every path has reached a ``Linear`` that is split by rows. Nothing sharded may leave it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls, is_linear
+from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded
+from modelsummary.parallel.rules import layout_after
+from modelsummary.record.events import Event, Value, attributes_in, values_in
+
+__all__ = ["Region", "grow"]
+
+
+@dataclass
+class Region:
+    """Layers that are sharded together.
+
+    Attributes:
+        columns: FQNs of layers that are split by columns (of an ``Embedding``: by the width).
+        rows: FQNs of ``Linear`` layers that are split by rows.
+        norms: FQN of a module with replicated parameters -> dimension of its input that is sharded.
+        sizes: extents that have to divide by the number of ranks.
+        groups: heads of keys and values, and of queries, where the two differ.
+        layouts: of every sharded value.
+        functions: the functions that take sharded values.
+        blocked: why it cannot be sharded; empty if it can.
+    """
+
+    columns: list[str]
+    rows: dict[str, None] = field(default_factory=dict)
+    norms: dict[str, int] = field(default_factory=dict)
+    sizes: set[int] = field(default_factory=set)
+    groups: tuple[int, int] = (sys.maxsize, 0)
+    layouts: dict[Value, Sharded] = field(default_factory=dict)
+    functions: list[Event] = field(default_factory=list)
+    blocked: str = ""
+
+    @property
+    def fqns(self) -> list[str]:
+        """Its layers with parameters that are sharded."""
+        return [*self.columns, *self.rows]
+
+
+def grow(calls: Calls, first: str, taken: Mapping[str, Any]) -> Region:
+    """Return the region that begins at a layer; ``blocked`` says why it does not work.
+
+    Args:
+        taken: FQNs of layers that belong to other regions.
+    """
+    seeds: list[str] = [first]
+    constants: dict[Value, Sharded] = {}
+    while True:
+        attempt = _Attempt(calls, seeds, taken, constants)
+        try:
+            attempt.run()
+        except Needs as needs:
+            more = [fqn for fqn in calls.sources(needs.value) if fqn not in seeds]
+            made = {} if more else calls.constant(needs.value, needs.layout)
+            if (more or made.keys() - constants.keys()) and not any(fqn in taken for fqn in more):
+                seeds, constants = [*seeds, *more], constants | made
+                continue
+            attempt.region.blocked = f"a replicated tensor meets a sharded one in {attempt.at}"
+        except Blocked as blocked:
+            attempt.region.blocked = str(blocked)
+        return attempt.region
+
+
+class _Attempt:
+    """Follows the shards from some layers on."""
+
+    def __init__(
+        self, calls: Calls, seeds: Sequence[str], taken: Mapping[str, Any], constants: Mapping[Value, Sharded]
+    ) -> None:
+        self._calls, self._taken = calls, taken
+        makers = [calls.maker[value] for value in constants]
+        self.region = Region(list(seeds), layouts=dict(constants), functions=makers)
+        self.event: Event | None = None
+        self._sharded_calls: Counter[str] = Counter()  # of rows and norms
+        self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
+
+    @property
+    def at(self) -> str:
+        """Name of the event at hand."""
+        return f"{self.event.name} of {self.event.fqn or 'the model'}" if self.event is not None else "the model"
+
+    def run(self) -> None:
+        """Fill the region. Raises ``Blocked`` or ``Needs``."""
+        events, layouts = self._calls.events, self.region.layouts
+        place = min(self._calls.places[fqn][0] for fqn in self.region.columns)
+        until = max(self._calls.places[fqn][-1] for fqn in self.region.columns)
+        until = max([until, *(self._calls.last_use.get(value, 0) for value in layouts)])
+        while place < len(events) and place <= until:
+            event = self.event = events[place]
+            if event.is_module and event.fqn in self.region.columns:
+                self._column(event)
+            elif place in self._calls.norms and self._as_norm(*self._calls.norms[place], place):
+                place = self._calls.norms[place][1] - 1
+            elif any(value in layouts for value in values_in((event.args, event.kwargs))):
+                if event.is_module:
+                    self._layer(event)
+                else:
+                    self._function(event)
+            for value in values_in(events[place].result):
+                if value in layouts:
+                    until = max(until, self._calls.last_use.get(value, 0))
+            place += 1
+        if until >= len(events):
+            raise Blocked("a sharded tensor is in the result of the model")
+        for fqn, times in self._sharded_calls.items():
+            if times != self._calls.n_calls[fqn]:
+                raise Blocked(f"{fqn} takes sharded tensors in {times} of its {self._calls.n_calls[fqn]} calls")
+        if not self.region.rows:
+            raise Blocked("no Linear takes the sharded result")
+
+    def _column(self, event: Event) -> None:
+        module = self._calls.modules[event.fqn]
+        given = _sole_input(event)
+        if given in self.region.layouts:
+            raise Blocked(f"{event.fqn} takes a sharded tensor")
+        (result,) = values_in(event.result)
+        width = module.weight.shape[0] if isinstance(module, nn.Linear) else module.weight.shape[1]  # type: ignore[index]
+        self.region.sizes.add(int(width))
+        self._pieces[result] = int(width)
+        self.region.layouts[result] = Sharded(len(result.shape) - 1)
+
+    def _layer(self, event: Event) -> None:
+        """A layer that is taken whole."""
+        module = self._calls.modules[event.fqn]
+        value = _sole_input(event)
+        layout = self.region.layouts[value]
+        results = values_in(event.result)
+        if is_linear(module):
+            if layout != Sharded(len(value.shape) - 1):
+                raise Blocked(f"{event.fqn} takes a tensor that is sharded along another dimension than its features")
+            if event.fqn in self._taken or len(value.shape) < 2:
+                raise Blocked(f"{event.fqn} belongs to another region")
+            self.region.rows[event.fqn] = None
+            self._sharded_calls[event.fqn] += 1
+        elif isinstance(module, ELEMENTWISE_LAYERS):
+            self._pass_on(value, results)
+        elif isinstance(module, (nn.Softmax, nn.LogSoftmax)) and type(module.dim) is int:
+            if layout.dim == module.dim % len(value.shape):
+                raise Blocked(f"{event.fqn} works along the sharded dimension")
+            self._pass_on(value, results)
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            if layout.dim >= len(value.shape) - len(module.normalized_shape) or layout.outer != 1:
+                raise Blocked(f"{event.fqn} works along the sharded dimension")
+            if any(True for _ in module.parameters()):
+                self._add_norm(event.fqn, layout.dim)
+            self._pass_on(value, results)
+        else:
+            raise Blocked(f"{event.fqn} ({type(module).__name__}) takes no sharded tensor")
+
+    def _pass_on(self, value: Value, results: Sequence[Value]) -> None:
+        """The results are sharded like what the layer takes."""
+        self.region.layouts.update(dict.fromkeys(results, self.region.layouts[value]))
+        if value in self._pieces:
+            self._pieces.update(dict.fromkeys(results, self._pieces[value]))
+
+    def _add_norm(self, fqn: str, dim: int) -> None:
+        self._sharded_calls[fqn] += 1
+        if self.region.norms.setdefault(fqn, dim) != dim or fqn in self._taken:
+            raise Blocked(f"{fqn} takes tensors that are sharded along different dimensions")
+
+    def _as_norm(self, event: Event, end: int, begin: int) -> bool:
+        """Follow a module whose parameters meet sharded values; return False if it has to be looked into."""
+        inputs = values_in((event.args, event.kwargs))
+        if len(inputs) != 1 or inputs[0] not in self.region.layouts or not event.args or event.args[0] is not inputs[0]:
+            return False
+        layout = self.region.layouts[inputs[0]]
+        if layout.outer != 1:
+            return False
+        reduced: set[Any] = set()  # parameters of the module, and what it makes of them alone
+        for inner in self._calls.events[begin:end]:
+            self.event = inner
+            taken = values_in((inner.args, inner.kwargs))
+            reduced.update(attributes_in((inner.args, inner.kwargs)))
+            if any(value in self.region.layouts for value in taken):
+                self._function(inner, reduced)
+            elif all(value in reduced for value in taken):
+                reduced.update(values_in(inner.result))
+        results = values_in(event.result)
+        if len(results) != 1 or self.region.layouts.get(results[0]) != layout:
+            raise Blocked(f"{event.fqn} returns a tensor that is sharded otherwise than what it takes")
+        self._add_norm(event.fqn, layout.dim)
+        return True
+
+    def _function(self, event: Event, reduced: Collection[Any] = ()) -> None:
+        if event.is_decision:
+            raise Blocked(f"{event.fqn} decides by values that are sharded")
+        own: set[int] = set()
+        call = Call(event, self._operand, own, reduced)
+        layout = layout_after(call)
+        assert layout is not None
+        self.region.sizes |= own
+        before = {self._pieces[value] for value in values_in((event.args, event.kwargs)) if value in self._pieces}
+        if len(before) > 1 and min(before) < self.region.groups[0]:
+            self.region.groups = (min(before), max(before))
+        pieces = math.gcd(*before, *own)
+        self._pieces.update(dict.fromkeys(values_in(event.result), pieces))
+        self.region.functions.append(event)
+        self.region.layouts.update(dict.fromkeys(values_in(event.result), layout))
+        for written in attributes_in(event.result):
+            raise Blocked(f"{call.name}() writes a sharded tensor into {written.fqn}")
+
+    def _operand(self, leaf: Any) -> Operand | None:
+        shape = self._calls.shape_of(leaf)
+        if shape is None:
+            return None
+        layout = self.region.layouts.get(leaf) if isinstance(leaf, Value) else None
+        return Operand(leaf, shape, layout, self._calls.needs_grad(leaf))
+
+
+def _sole_input(event: Event) -> Value:
+    """The only tensor that a layer takes, by position: torch's styles look for it there."""
+    values: list[Value] = values_in((event.args, event.kwargs))
+    if len(values) != 1 or not event.args or event.args[0] is not values[0]:
+        raise Blocked(f"{event.fqn} is not called with one tensor by position")
+    (value,) = values
+    return value

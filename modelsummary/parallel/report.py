@@ -1,0 +1,117 @@
+"""A plan as a table: one row per sharded module, equal blocks folded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from modelsummary.tables import table
+from modelsummary.units import PREFIXES, auto_prefix, symbol
+
+if TYPE_CHECKING:
+    from modelsummary.parallel.plan import Collective, LayerPlan, ParallelPlan
+
+__all__ = ["report"]
+
+_HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
+
+
+def report(plan: ParallelPlan) -> str:
+    """Return the text that ``print(plan)`` shows."""
+    mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
+    lines = [f"Parallel plan of {plan.model_class} for {plan.world_size} ranks: {mesh}"]
+    if plan.layers:
+        lines.append(table(_rows(plan.layers), _HEADERS, _ALIGN))
+    for name, whole, local, times, fqn in _attributes(plan):
+        lines.append(f"{fqn}.{name} = {local} (was {whole}){times}")
+    for names in plan.ties:
+        lines.append(f"Tied: {', '.join(names)}")
+    if plan.units:
+        units = [" + ".join(unit) for unit in plan.units]
+        lines.append(f"FSDP units: {', '.join(_folded(units))}, and the root{_policies(plan)}")
+    if plan.checkpoint:
+        lines.append(f"Activation checkpointing: {', '.join(_folded(plan.checkpoint))}")
+    if plan.boundaries:
+        lines.append(f"Stages begin with: {', '.join(plan.boundaries)}")
+    for fqn, why in _reasons(plan):
+        lines.append(f"Replicated: {fqn}: {why}")
+    total = "" if not plan.params else f"{plan.params:,} -> {plan.params_per_rank:,} per rank"
+    lines.append(f"Parameters: {total}")
+    for (phase, operation), (count, nbytes) in sorted(plan.collectives.items(), reverse=True):
+        lines.append(f"Tensor parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
+    return "\n".join(lines)
+
+
+_ALIGN = "lllrll"
+
+
+def _starred(fqn: str) -> str:
+    """Return an FQN with a star in place of its first number, which counts the blocks."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", fqn, count=1)
+
+
+def _folded(fqns: Sequence[str]) -> list[str]:
+    counts: dict[str, list[str]] = {}
+    for fqn in fqns:
+        counts.setdefault(_starred(fqn), []).append(fqn)
+    return [f"{name} x {len(own)}" if len(own) > 1 else own[0] for name, own in counts.items()]
+
+
+def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
+    groups: dict[tuple[object, ...], list[LayerPlan]] = {}
+    for layer in layers:
+        key = (_starred(layer.fqn), layer.style, str(layer.options), layer.params, layer.collectives, layer.reason)
+        groups.setdefault(key, []).append(layer)
+    rows = []
+    for own in groups.values():
+        first = own[0]
+        name = first.fqn if len(own) == 1 else f"{_starred(first.fqn)} x {len(own)}"
+        style = first.style + ("*" if first.reason else "")
+        cut = ", ".join(f"{name}[{dim}]" for name, dim in first.shards.items() if dim is not None) or "-"
+        phases = [_moved(first.collectives, phase) for phase in ("forward", "backward")]
+        rows.append([name, style, cut, f"{first.params:,}", *phases])
+    reasons = dict.fromkeys(layer.reason for layer in layers if layer.reason)
+    return rows + [[f"* whole activations: {reason}", *[""] * 5] for reason in reasons]
+
+
+def _moved(collectives: Sequence[Collective], phase: str) -> str:
+    own = [each for each in collectives if each.phase == phase]
+    return ", ".join(
+        f"{each.operation}{f' x {each.count}' if each.count > 1 else ''} {_bytes(each.nbytes)}" for each in own
+    )
+
+
+def _bytes(value: int) -> str:
+    prefix = auto_prefix(value)
+    return f"{value / PREFIXES[prefix]:.3g} {symbol(prefix, 'B')}"
+
+
+def _attributes(plan: ParallelPlan) -> list[tuple[str, int, int, str, str]]:
+    groups: dict[tuple[str, str, int, int], int] = {}
+    for each in plan.attributes:
+        key = (_starred(each.fqn), each.name, each.whole, each.local)
+        groups[key] = groups.get(key, 0) + 1
+    return [
+        (name, whole, local, f" x {times}" if times > 1 else "", fqn)
+        for (fqn, name, whole, local), times in groups.items()
+    ]
+
+
+def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for fqn, why in plan.replicated.items():
+        groups.setdefault((_starred(fqn), re.sub(r"\d+", "*", why)), []).append(fqn)
+    return [
+        (own[0] if len(own) == 1 else f"{name} x {len(own)}", plan.replicated[own[0]])
+        for (name, _), own in groups.items()
+    ]
+
+
+def _policies(plan: ParallelPlan) -> str:
+    said = ["resharded after the forward" if plan.reshard_after_forward else "kept after the forward"]
+    if plan.precision:
+        said.append(f"in {plan.precision}")
+    if plan.offload:
+        said.append("offloaded to the CPU")
+    return f" ({', '.join(said)})"

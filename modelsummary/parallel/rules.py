@@ -1,0 +1,379 @@
+"""Where the shards are after a function of torch: one rule for each family of functions.
+
+What a rule cannot tell it refuses (``Blocked``); an operand that would have to be sharded, too, it names (``Needs``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, reshaped
+from modelsummary.record.events import Value
+
+__all__ = ["ELEMENTWISE", "FACTORIES", "layout_after"]
+
+
+def layout_after(call: Call) -> Sharded | None:
+    """Return the layout of the results of a call that takes sharded operands.
+
+    Raises:
+        Blocked: the call cannot take them.
+        Needs: another operand has to be sharded as well.
+    """
+    rule = _RULES.get(call.name)
+    if rule is None:
+        raise Blocked(f"{call.name}() has no rule for a sharded tensor")
+    if any(each.shape == () and each.layout is not None for each in call.operands):
+        raise Blocked(f"{call.name}() takes a number that differs between ranks")
+    return rule(call)
+
+
+# ------------------------------------------------------------------------------------------------ helpers
+
+
+def _dim(dim: Any, ndim: int) -> int:
+    if type(dim) is not int:
+        raise Blocked("a dimension is not a plain integer")
+    return dim + ndim if dim < 0 else dim
+
+
+def _dims(dims: Any, ndim: int) -> set[int]:
+    if dims is None:
+        return set(range(ndim))
+    return {_dim(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else (dims,))}
+
+
+def _sharded(call: Call, position: int = 0) -> tuple[Operand, Sharded]:
+    """The operand at a position, which must be the sharded one."""
+    operand = call.operand(position)
+    if operand.layout is None:
+        raise Blocked(f"{call.name}() takes a sharded tensor as a parameter")
+    return operand, operand.layout
+
+
+# -------------------------------------------------------------------------------------------------- rules
+
+
+def _elementwise(call: Call) -> Sharded:
+    shape = call.result_shape
+    found: set[Sharded] = set()
+    for each in call.operands:
+        if each.layout is not None:
+            found.add(Sharded(each.layout.dim + len(shape) - len(each.shape), each.layout.outer))
+    if len(found) != 1:
+        raise Blocked(f"{call.name}() takes tensors that are sharded along different dimensions")
+    (layout,) = found
+    for each in call.operands:
+        if each.layout is None:
+            place = layout.dim - (len(shape) - len(each.shape))
+            call.meets(each, place, shape[layout.dim], layout.outer)
+    return layout
+
+
+def _like(call: Call) -> Sharded:
+    """Constants of the shape of the first operand."""
+    return _sharded(call)[1]
+
+
+def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bool = False) -> Any:
+    """A rule for functions that work along dimensions, which must not be the sharded one."""
+
+    def rule(call: Call) -> Sharded:
+        operand, layout = _sharded(call)
+        dims = _dims(call.argument(position, name, default), len(operand.shape))
+        if layout.dim in dims:
+            raise Blocked(f"{call.name}() works along the sharded dimension")
+        if not reduces or len(call.result_shape) == len(operand.shape):
+            return layout
+        return layout._replace(dim=layout.dim - sum(each < layout.dim for each in dims))
+
+    return rule
+
+
+def _norm(call: Call) -> Sharded:
+    """``layer_norm`` and ``rms_norm``: over the last dimensions."""
+    operand, layout = _sharded(call)
+    if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
+        raise Blocked(f"{call.name}() works along the sharded dimension")
+    for each in call.operands[1:]:
+        call.meets(each, -1, 0)
+    return layout
+
+
+def _view(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    if math.prod(operand.shape) != math.prod(call.result_shape):
+        raise Blocked("a view as another dtype")
+    return reshaped(operand.shape, call.result_shape, layout, call.sizes)
+
+
+def _permuted(order: Callable[[Call, int], Sequence[int]]) -> Any:
+    def rule(call: Call) -> Sharded:
+        operand, layout = _sharded(call)
+        return layout._replace(dim=list(order(call, len(operand.shape))).index(layout.dim))
+
+    return rule
+
+
+def _transposed(call: Call, ndim: int) -> Sequence[int]:
+    order = list(range(ndim))
+    one, other = _dim(call.argument(1, "dim0"), ndim), _dim(call.argument(2, "dim1"), ndim)
+    order[one], order[other] = other, one
+    return order
+
+
+def _permutation(call: Call, ndim: int) -> Sequence[int]:
+    dims = call.argument(1, "dims")
+    return [_dim(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
+
+
+def _last_two(_call: Call, ndim: int) -> Sequence[int]:
+    return [*range(ndim - 2), ndim - 1, ndim - 2]
+
+
+def _squeezed(call: Call) -> Sharded:
+    """A dimension of size one comes or goes; the others keep their order."""
+    operand, layout = _sharded(call)
+    after = call.result_shape
+    if call.name == "unsqueeze":
+        return layout._replace(dim=layout.dim + (_dim(call.argument(1, "dim"), len(after)) <= layout.dim))
+    dims = call.argument(1, "dim")
+    gone = _dims(dims, len(operand.shape)) & {place for place, size in enumerate(operand.shape) if size == 1}
+    return layout._replace(dim=layout.dim - sum(each < layout.dim for each in gone))
+
+
+def _expanded(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    return layout._replace(dim=layout.dim + len(call.result_shape) - len(operand.shape))
+
+
+def _repeated(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    after = call.result_shape
+    dim = layout.dim + len(after) - len(operand.shape)
+    if after[dim] != operand.shape[layout.dim]:
+        raise Blocked("repeat() repeats the sharded dimension")
+    return layout._replace(dim=dim)
+
+
+def _repeat_interleaved(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    dim = call.argument(2, "dim")
+    if dim is None or type(call.argument(1, "repeats")) is not int:
+        raise Blocked("repeat_interleave() takes another number of times for each element")
+    _dim(dim, len(operand.shape))
+    return layout
+
+
+def _indexed(call: Call) -> Sharded:
+    """``x[...]``: the sharded dimension is taken whole."""
+    operand, layout = _sharded(call)
+    index = call.event.args[1]
+    parts = list(index) if isinstance(index, (tuple, list)) else [index]
+    if any(not (each is None or each is Ellipsis or isinstance(each, (int, slice))) for each in parts):
+        raise Blocked("x[...] takes elements by a tensor")
+    taken = sum(each is not None and each is not Ellipsis for each in parts)
+    if Ellipsis not in parts:
+        parts.append(Ellipsis)
+    place = parts.index(Ellipsis)
+    parts[place : place + 1] = [slice(None)] * (len(operand.shape) - taken)
+    dim, result = 0, 0
+    for each in parts:
+        if each is None:
+            result += 1
+            continue
+        if dim == layout.dim:
+            if not isinstance(each, slice) or each.indices(operand.shape[dim]) != (0, operand.shape[dim], 1):
+                raise Blocked("x[...] takes a part of the sharded dimension")
+            return layout._replace(dim=result)
+        dim += 1
+        result += isinstance(each, slice)
+    raise Blocked("x[...] takes a part of the sharded dimension")
+
+
+def _selected(position: int) -> Any:
+    def rule(call: Call) -> Sharded:
+        operand, layout = _sharded(call)
+        dim = _dim(call.argument(position, "dim"), len(operand.shape))
+        if dim == layout.dim:
+            raise Blocked(f"{call.name}() takes a part of the sharded dimension")
+        for each in call.operands[1:]:
+            if each.layout is not None:
+                raise Blocked(f"{call.name}() takes sharded indices")
+        gone = len(call.result_shape) < len(operand.shape) and dim < layout.dim
+        return layout._replace(dim=layout.dim - gone)
+
+    return rule
+
+
+def _flipped(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    if layout.dim in _dims(call.argument(2 if call.name == "roll" else 1, "dims"), len(operand.shape)):
+        raise Blocked(f"{call.name}() works along the sharded dimension")
+    return layout
+
+
+def _padded(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    pad = call.argument(1, "pad")
+    if layout.dim >= len(operand.shape) - len(pad) // 2:
+        raise Blocked("pad() pads the sharded dimension")
+    return layout
+
+
+def _concatenated(call: Call) -> Sharded:
+    layouts = {each.layout for each in call.operands if each.layout is not None}
+    if len(layouts) != 1:
+        raise Blocked(f"{call.name}() takes tensors that are sharded along different dimensions")
+    (layout,) = layouts
+    shape = next(each.shape for each in call.operands if each.layout is not None)
+    stacks = call.name == "stack"
+    dim = _dim(call.argument(1, "dim", 0), len(shape) + stacks)
+    if dim == layout.dim and not stacks:
+        raise Blocked("cat() joins along the sharded dimension")
+    for each in call.operands:
+        if each.layout is None:
+            if not isinstance(each.leaf, Value):
+                raise Blocked(f"{call.name}() takes a constant of the whole size beside a sharded tensor")
+            raise Needs(each.leaf, layout)
+    return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
+
+
+def _matmul(call: Call) -> Sharded:
+    """Products of matrices: sharded by their batch, or by the rows of the first."""
+    skipped = 1 if call.name == "baddbmm" else 0
+    one, other = call.operand(skipped), call.operand(skipped + 1, "other")
+    if len(one.shape) < 2 or len(other.shape) < 2:
+        raise Blocked("matmul() takes a vector")
+    ndim = len(call.result_shape)
+    found: set[Sharded] = set()
+    for each, free in ((one, -2), (other, -1)):
+        if each.layout is not None:
+            place = each.layout.dim - len(each.shape)
+            if place in (-1, -2) and place != free:
+                raise Blocked("a product sums over the sharded dimension")
+            found.add(Sharded(place + ndim, each.layout.outer))
+    if skipped and call.operand(0).layout is not None:
+        added = call.operand(0)
+        assert added.layout is not None
+        found.add(Sharded(added.layout.dim + ndim - len(added.shape), added.layout.outer))
+    if len(found) != 1:
+        raise Blocked("a product takes tensors that are sharded along different dimensions")
+    (layout,) = found
+    total = call.result_shape[layout.dim]
+    free_of = {ndim - 2: other, ndim - 1: one}
+    for each in (one, other):
+        if each.layout is None:
+            place = layout.dim - ndim + len(each.shape)
+            is_free = free_of.get(layout.dim) is each
+            call.meets(each, -1 if is_free else place, total, layout.outer)
+    if skipped and call.operand(0).layout is None:
+        added = call.operand(0)
+        place = layout.dim - ndim + len(added.shape)
+        call.meets(added, place, total, layout.outer)
+    return layout
+
+
+def _einsum(call: Call) -> Sharded:
+    equation = call.event.args[0]
+    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
+        raise Blocked("einsum() with an equation that is not written out")
+    terms, result = equation.replace(" ", "").split("->")
+    labels = terms.split(",")
+    found = {
+        (term[each.layout.dim], each.layout.outer)
+        for term, each in zip(labels, call.operands, strict=True)
+        if each.layout is not None
+    }
+    if len(found) != 1:
+        raise Blocked("einsum() takes tensors that are sharded along different dimensions")
+    ((label, outer),) = found
+    if label not in result:
+        raise Blocked("einsum() sums over the sharded dimension")
+    for term, each in zip(labels, call.operands, strict=True):
+        if each.layout is None:
+            place = term.find(label)
+            call.meets(each, place, each.shape[place], outer)
+    return Sharded(result.index(label), outer)
+
+
+def _attention(call: Call) -> Sharded:
+    """``scaled_dot_product_attention``: by the heads, or by the batch."""
+    parts = [call.operand(place, name) for place, name in enumerate(("query", "key", "value"))]
+    mask = call.operand(3, "attn_mask") if call.argument(3, "attn_mask") is not None else None
+    ndim = len(parts[0].shape)
+    found = {
+        each.layout._replace(dim=each.layout.dim + ndim - len(each.shape))
+        for each in (*parts, mask)
+        if each is not None and each.layout is not None
+    }
+    if len(found) != 1:
+        raise Blocked("attention takes tensors that are sharded along different dimensions")
+    (layout,) = found
+    if layout.dim >= ndim - 2:
+        raise Blocked("attention works along the sharded dimension")
+    for each in parts:
+        if each.layout is None:
+            if each.shape[layout.dim] == 1 or not isinstance(each.leaf, Value):
+                raise Blocked("attention takes a key or value that all heads share, and that is replicated")
+            raise Needs(each.leaf, layout)
+        call.sizes.add(each.shape[layout.dim] // layout.outer)
+    if mask is not None and mask.layout is None:
+        call.meets(mask, layout.dim - ndim + len(mask.shape), parts[0].shape[layout.dim], layout.outer)
+    return layout
+
+
+def _as_complex(call: Call) -> Sharded:
+    operand, layout = _sharded(call)
+    if layout.dim == len(operand.shape) - 1:
+        raise Blocked(f"{call.name}() works along the sharded dimension")
+    return layout
+
+
+ELEMENTWISE = frozenset(
+    """
+abs add sub rsub mul div true_divide floor_divide neg pow square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh
+sigmoid erf reciprocal sign ceil floor round trunc clamp clamp_min clamp_max minimum maximum fmod remainder where
+masked_fill eq ne lt le gt ge logical_and logical_or logical_not and or xor invert bitwise_and bitwise_or bitwise_not
+isnan isinf isfinite nan_to_num relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid
+softplus softsign logsigmoid threshold dropout feature_dropout alpha_dropout lerp addcmul addcdiv to type type_as float
+half bfloat16 double long int bool contiguous clone detach requires_grad float_power atan2 iadd isub imul itruediv radd
+rmul rtruediv truediv rpow ipow xlogy rdiv real imag conj positive data fill zero tanhshrink softshrink hardshrink
+glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multiply subtract divide negative clip
+""".split()
+)
+# Each element is the same: a local tensor of fewer elements is a shard.
+FACTORIES = frozenset("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like".split())
+_RULES: dict[str, Callable[[Call], Sharded]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
+    **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp sort argsort".split(), _along(1)),
+    **dict.fromkeys("sum mean amax amin std var prod logsumexp".split(), _along(1, reduces=True)),
+    **dict.fromkeys("argmax argmin max min any all median".split(), _along(1, reduces=True)),
+    "topk": _along(2, default=-1),
+    "norm": _along(2, reduces=True),
+    "normalize": _along(2, default=1),
+    "glu": _along(1, default=-1),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
+    **dict.fromkeys("view reshape view_as reshape_as flatten unflatten".split(), _view),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _permuted(_transposed)),
+    "permute": _permuted(_permutation),
+    **dict.fromkeys(("t", "T", "mT", "mH"), _permuted(_last_two)),
+    **dict.fromkeys(("squeeze", "unsqueeze"), _squeezed),
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
+    "repeat": _repeated,
+    "repeat_interleave": _repeat_interleaved,
+    "getitem": _indexed,
+    **dict.fromkeys("select narrow index_select gather".split(), _selected(1)),
+    **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _along(2, default=0)),
+    "unbind": _along(1, default=0, reduces=True),
+    **dict.fromkeys(("flip", "roll"), _flipped),
+    "pad": _padded,
+    **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),
+    **dict.fromkeys("matmul bmm baddbmm mm".split(), _matmul),
+    "einsum": _einsum,
+    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
+}

@@ -1,0 +1,131 @@
+"""Models and inputs for plans, by name: built alike in every process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests import idioms
+
+
+class Block(nn.Module):
+    """Pre-norm attention with grouped keys and a gated MLP, as torchtitan writes it."""
+
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention = Attention(width, heads, groups)
+        self.mlp = Mlp(width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.wq, self.wo = nn.Linear(width, width), nn.Linear(width, width)
+        self.wk, self.wv = nn.Linear(width, groups * self.size), nn.Linear(width, groups * self.size)
+        self.q_norm = nn.RMSNorm(self.size)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (each(x).view(b, t, -1, self.size).transpose(1, 2) for each in (self.wq, self.wk, self.wv))
+        a = nn.functional.scaled_dot_product_attention(self.q_norm(q), k, v, is_causal=True, enable_gqa=True)
+        return self.wo(a.transpose(1, 2).reshape(b, t, -1))
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.w1, self.w3, self.w2 = nn.Linear(width, 32), nn.Linear(width, 32), nn.Linear(32, width)
+
+    def forward(self, x):
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Decoder(nn.Module):
+    """A small decoder whose layers torch's styles were made for."""
+
+    def __init__(self, vocab: int = 48, width: int = 16, depth: int = 2, heads: int = 4, groups: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.blocks = nn.ModuleList(Block(width, heads, groups) for _ in range(depth))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocab, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def cnn() -> nn.Module:
+    def block(inner: int, outer: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
+
+    return nn.Sequential(block(3, 8), block(8, 8), block(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def _hf(kind: str, **options: Any) -> nn.Module:
+    import transformers
+
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes["num_attention_heads"] = 4
+    config = getattr(transformers, f"{kind.partition('For')[0]}Config")(**{**sizes, "use_cache": False, **options})
+    return getattr(transformers, kind)(config)
+
+
+def _ids(batch: int = 4) -> torch.Tensor:
+    return torch.arange(batch * 8).reshape(batch, 8) * 7 % 48
+
+
+def make(name: str) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+    """Return a model in float64 in evaluation mode, and its inputs."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    return model.double().eval(), inputs
+
+
+def _vit() -> Any:
+    import timm
+
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 5}
+    model = timm.models.vision_transformer.VisionTransformer(**options)
+    return model, (torch.randn(2, 3, 32, 32, dtype=torch.float64),)
+
+
+def _pair() -> dict[str, Any]:
+    return {"input_ids": _ids(), "decoder_input_ids": _ids()}
+
+
+MODELS = {
+    "decoder": lambda: (Decoder(), (_ids(),)),
+    "gpt2": lambda: (idioms.Gpt2(depth=2), (_ids(),)),
+    "llama": lambda: (idioms.Llama(depth=2), (_ids(),)),
+    "t5": lambda: (idioms.T5(depth=1), (_ids(), _ids())),
+    "bert": lambda: (idioms.Bert(depth=2), {"input_ids": _ids()}),
+    "cnn": lambda: (cnn(), (torch.randn(4, 3, 8, 8, dtype=torch.float64),)),
+    "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
+    "vit": _vit,
+    "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
+    "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),
+    "hf_bert": lambda: (_hf("BertForMaskedLM"), {"input_ids": _ids()}),
+    "hf_neox": lambda: (_hf("GPTNeoXForCausalLM"), {"input_ids": _ids()}),
+    "hf_mixtral": lambda: (
+        _hf("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4),
+        {"input_ids": _ids()},
+    ),
+    "hf_t5": lambda: (_hf("T5ForConditionalGeneration", d_model=64, d_kv=16, d_ff=128, num_layers=2), _pair()),
+    "hf_vit": lambda: (
+        _hf("ViTForImageClassification", image_size=32, patch_size=8),
+        {"pixel_values": torch.randn(2, 3, 32, 32, dtype=torch.float64)},
+    ),
+}
+
+NAMES = tuple(MODELS)

@@ -1,0 +1,84 @@
+"""Run a function in several processes on gloo, and compare a sharded model with the whole one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from modelsummary.capture.values import tensors_of
+
+
+def run(function: Any, n: int, *args: Any) -> list[Any]:
+    """What ``function(rank, n, *args)`` returns in each of ``n`` processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_entry, (n, function, args, folder, _free_port()), nprocs=n)
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(n)]
+
+
+def _entry(rank: int, n: int, function: Any, args: Any, folder: str, port: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, n, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = function(rank, n, *args)
+        torch.save(result, Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def loss_of(out: Any) -> Tensor:
+    """A loss that tells every element of the result from the others."""
+    parts = [each for each in tensors_of(out) if each.requires_grad]
+    return sum((each * torch.linspace(0.5, 1.5, each.numel()).view(each.shape)).mean() for each in parts)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest element where that is more than one."""
+    if one.numel() == 0:
+        return 0.0
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1))
+
+
+def compare(model: nn.Module, sharded: nn.Module, inputs: dict[str, Any] | tuple[Any, ...]) -> dict[str, float]:
+    """Largest differences of results, gradients, and parameters after a step of AdamW."""
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    outs = [each(*args, **kwargs) for each in (model, sharded)]
+    pairs = zip(*([each for each in tensors_of(out) if each.is_floating_point()] for out in outs), strict=True)
+    found = {"output": max(difference(one, whole(other)) for one, other in pairs)}
+    for out in outs:
+        loss_of(out).backward()
+    own = dict(sharded.named_parameters())
+    pairs = [(each, own[name]) for name, each in model.named_parameters()]
+    found["grad"] = max(difference(one.grad, whole(other.grad)) for one, other in pairs if one.grad is not None)
+    for each in (model, sharded):
+        torch.optim.AdamW(each.parameters(), lr=1e-2, foreach=False).step()
+    found["step"] = max(difference(one.detach(), whole(other.detach())) for one, other in pairs)
+    return found
+
+
+def copies(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    return model, copy.deepcopy(model)

@@ -1,0 +1,190 @@
+"""Processes on gloo, in float64: a sharded model does what the whole one does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from modelsummary import InputError, Statistics
+from tests.parallel import models, processes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "parallel_train.py"
+
+
+def _sharded(rank, n, cases, counts=True):
+    """Largest differences from the whole model, and collectives that ran beside those of the plan."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    found = {}
+    for name, sizes in cases:
+        model, inputs = models.make(name)
+        whole, model = processes.copies(model)
+        plan = Statistics(model, inputs).parallel_plan(**sizes)
+        plan.apply(model, plan.device_mesh("cpu"))
+        ran = {}
+        if set(sizes) == {"tensor"}:
+            args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+            with CommDebugMode() as forward:
+                out = model(*args, **kwargs)
+            with CommDebugMode() as backward:
+                processes.loss_of(out).backward()
+            model.zero_grad()
+            for phase, counted in (("forward", forward), ("backward", backward)):
+                for operation, count in counted.get_comm_counts().items():
+                    ran[phase, str(operation).split(".")[-1].split("'")[0].removesuffix("_into_tensor")] = count
+        planned = {key: count for key, (count, _) in plan.collectives.items()}
+        found[(name, *sizes)] = (processes.compare(whole, model, inputs), ran, planned if ran else {})
+    return found
+
+
+def _check(results):
+    for found in results:
+        for case, (differences, ran, planned) in found.items():
+            assert differences["output"] <= 1e-12, case
+            assert differences["grad"] <= 1e-12, case
+            assert differences["step"] <= 1e-10, case
+            assert ran == planned, case
+
+
+def test_two_processes_are_the_model():
+    _check(processes.run(_sharded, 2, [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2})]))
+
+
+@pytest.mark.slow
+def test_idioms_over_two_processes():
+    names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
+    cases = [(name, {"tensor": 2}) for name in names]
+    cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
+    _check(processes.run(_sharded, 2, [*cases, ("decoder", {"data": 2})]))
+
+
+@pytest.mark.slow
+def test_meshes_of_two_dimensions():
+    both = {"tensor": 2, "shard": 2}
+    cases = [("decoder", both), ("gpt2", both), ("hf_qwen3", both), ("decoder", {"data": 2, "shard": 2})]
+    _check(processes.run(_sharded, 4, cases))
+
+
+def _pipeline(rank, _n):
+    from torch.distributed.pipelining import Schedule1F1B
+
+    model, inputs = models.make("decoder")
+    whole, model = processes.copies(model)
+    plan = Statistics(model, tuple(each[:2] for each in inputs)).parallel_plan(tensor=2, pipeline=2)
+    mesh = plan.device_mesh("cpu")
+    stage = plan.apply(model, mesh)
+    schedule = Schedule1F1B(stage, 2, loss_fn=lambda out, target: ((out - target) ** 2).mean())
+    target = torch.linspace(0, 1, 4 * 8 * 48).view(4, 8, 48)
+    stage_number = mesh["pipeline"].get_local_rank()
+    losses = []
+    schedule.step(
+        *(inputs if stage_number == 0 else ()), **({"target": target, "losses": losses} if stage_number else {})
+    )
+    loss = sum(
+        ((whole(part) - each) ** 2).mean() for part, each in zip(inputs[0].split(2), target.split(2), strict=True)
+    )
+    (loss / 2).backward()
+    expected = dict(whole.named_parameters())
+    differences = {
+        name: processes.difference(expected[name].grad, processes.whole(each.grad))
+        for name, each in stage.submod.named_parameters()
+    }
+    if losses:
+        differences["loss"] = (torch.stack(losses).mean() - loss / 2).abs().item()
+    return differences
+
+
+@pytest.mark.slow
+def test_stages_of_sharded_layers():
+    found = processes.run(_pipeline, 4)
+    assert [len(each) for each in found] == [18, 18, 20, 20]
+    assert all(value <= 1e-12 for each in found for value in each.values())
+
+
+def _from_code(_rank, _n):
+    model, inputs = models.make("llama")
+    whole, model = processes.copies(model)
+    code = Statistics(model, inputs).parallel_plan(tensor=2).to_code()
+    written: dict[str, object] = {}
+    exec(code, written)
+    written["parallelize"](model, written["make_mesh"]("cpu"))
+    return processes.compare(whole, model, inputs)
+
+
+def _on_meta(_rank, _n):
+    model, inputs = models.make("gpt2")
+    with torch.device("meta"):
+        empty = type(model)(depth=2)
+    for name, buffer in model.named_buffers():
+        owner, _, attribute = name.rpartition(".")
+        empty.get_submodule(owner).register_buffer(attribute, buffer, persistent=False)
+    plan = Statistics(model, inputs).parallel_plan(tensor=2)
+    mesh = plan.device_mesh("cpu")
+    try:
+        plan.apply(type(model)(depth=2).to("meta"), mesh)
+    except InputError as error:
+        refusal = str(error)
+    plan.apply(empty.double().eval(), mesh, checkpoint=model.state_dict())
+    return processes.compare(model, empty, inputs), refusal
+
+
+@pytest.mark.slow
+def test_code_and_models_on_meta():
+    for differences in processes.run(_from_code, 2):
+        assert max(differences.values()) <= 1e-10
+    for differences, refusal in processes.run(_on_meta, 2):
+        assert max(differences.values()) <= 1e-10
+        assert "is on meta and has no values" in refusal
+
+
+def _wrong_mesh(_rank, _n):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model, inputs = models.make("decoder")
+    errors = []
+    plan = Statistics(model, inputs).parallel_plan(tensor=2)
+    for attempt in (
+        lambda: plan.apply(model, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))),
+        lambda: Statistics(model, inputs).parallel_plan(tensor=2, shard=2).device_mesh("cpu"),
+        lambda: plan.apply(models.cnn(), plan.device_mesh("cpu")),
+        plan.memory,
+    ):
+        try:
+            attempt()
+        except InputError as error:
+            errors.append(str(error))
+    return errors
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused():
+    names, ranks, model, memory = processes.run(_wrong_mesh, 2)[0]
+    assert names == "the plan needs a mesh of {'tensor': 2}, got {'tp': 2}; use plan.device_mesh('cpu')"
+    assert ranks == "the plan is for 4 ranks, but the process group has 2; run it under torchrun with as many"
+    assert model == "the plan of a Decoder names 'embed', which this model does not have"
+    assert "ask before dist.init_process_group" in memory
+
+
+def _torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLE), *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=False)
+
+
+@pytest.mark.slow
+def test_the_example_trains_saves_and_loads():
+    result = _torchrun()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("largest difference of a weight") == 4
+
+
+@pytest.mark.slow
+def test_when_a_rank_dies_the_others_end():
+    result = _torchrun("--dies", "2")
+    assert result.returncode != 0
+    assert "largest difference" not in result.stdout
