@@ -1,6 +1,5 @@
 """Tables of text."""
 
-
 from modelsummary.tables import ruled_table, table
 
 
