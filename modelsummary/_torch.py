@@ -1,7 +1,7 @@
-"""The private names of torch that the package relies on: nothing else in it names ``torch._``.
+"""The private names of torch that the package uses. No other module of the package names ``torch._``.
 
-Each has a line that says what it is. All are in torch 2.6 and later, but for those with a default;
-``tests/test_torch_names.py`` fails on a torch in which one is gone, or is something else.
+A comment says what each name is. All exist in torch 2.6 and later, except where a default is given.
+``tests/test_torch_names.py`` fails on a torch in which a name is missing or has another meaning.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ __all__ = [
     "without_fakes",
 ]
 
-# Context: torch functions reach no mode, so a question of ours is none of the model's.
+# Context: torch functions reach no mode, so that a trace does not mistake our own calls for the model's.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 # Context: operators reach neither modes nor subclasses.
 DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
-# Context: operators run with a further dispatch key.
+# Context: operators run with an additional dispatch key.
 IncludeDispatchKey: Any = torch._C._IncludeDispatchKeyGuard
 # Names of dispatch keys.
 DispatchKey: Any = torch._C.DispatchKey
-# Whether a dispatch key is switched off: C++ asks a tensor for a number.
+# Whether a dispatch key is switched off, as while C++ code converts a tensor to a number.
 is_excluded: Any = torch._C._dispatch_tls_is_dispatch_key_excluded
-# ``__torch_function__`` of a subclass that leaves functions alone.
+# ``__torch_function__`` of a subclass that does not override functions.
 disabled_function: Any = torch._C._disabled_torch_function_impl
-# ``__torch_dispatch__`` of a class that leaves operators to torch.
+# ``__torch_dispatch__`` of a class that does not override operators.
 disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
-# Whose ``resize_`` refuses storages without memory.
+# The base class whose ``resize_`` refuses storages without memory.
 StorageBase: Any = torch._C.StorageBase
-# Whose getters are the properties of tensors.
+# The base class whose getters are the properties of tensors.
 TensorBase: Any = torch._C.TensorBase
 # Marks a tensor as conjugated.
 set_conj: Any = torch._C._set_conj
@@ -86,19 +86,19 @@ set_conj: Any = torch._C._set_conj
 set_neg: Any = torch._C._set_neg
 # Whether an operator has a kernel for a dispatch key.
 has_kernel_for: Any = torch._C._dispatch_has_kernel_for_dispatch_key
-# Whether C++ knows an operator.
+# Whether an operator is registered in C++.
 has_kernel: Any = torch._C._dispatch_has_kernel
-# What ``torch.no_grad`` calls, and a graph holds.
+# The function that ``torch.no_grad`` calls, and that fx graphs contain.
 set_grad_enabled: Any = torch._C._set_grad_enabled
 # Number of the next autograd node.
 next_node_number: Any = torch._C._autograd._get_sequence_nr
-# Id of the backward that runs, -1 without one.
+# Id of the running backward, -1 without one.
 running_backward: Any = torch._C._current_graph_task_id
-# Autograd node that runs, or None.
+# The running autograd node, or None.
 current_node: Any = torch._C._current_autograd_node
-# Which kernel a convolution takes.
+# The kernel that a convolution uses.
 select_conv_backend: Any = torch._C._select_conv_backend
-# Memory format of that kernel's result.
+# The memory format of the result of that kernel.
 conv_memory_format: Any = torch._C._conv_determine_backend_memory_format
 # Whether oneDNN runs recurrent layers on the CPU.
 is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
@@ -109,23 +109,23 @@ is_flash_sdp_enabled: Any = torch._C._get_flash_sdp_enabled
 is_mem_efficient_sdp_enabled: Any = torch._C._get_mem_efficient_sdp_enabled
 is_math_sdp_enabled: Any = torch._C._get_math_sdp_enabled
 is_cudnn_sdp_enabled: Any = torch._C._get_cudnn_sdp_enabled
-# How many function modes are on.
+# Number of active function modes.
 number_of_function_modes: Any = torch._C._len_torch_function_stack
-# Functions without Python code: recurrent layers.
+# Functions without Python code, such as the recurrent layers.
 VF: Any = torch._VF
-# Holds what ``torch.set_default_device`` set.
+# The holder of the device set by ``torch.set_default_device``.
 GLOBAL_DEVICE_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
 # Innermost default hooks of saved tensors; None on torch 2.6.
 top_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def fake_mode() -> Any:
-    """Return the mode of fake tensors that is on, or None."""
+    """Return the active ``FakeTensorMode``, or None."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
 def export_serializer() -> Any:
-    """Return the module that reads exported programs; importing it takes its time."""
+    """Return the module that reads exported programs. It is imported here because the import is slow."""
     from torch._export.serde import serialize
 
     return serialize

@@ -1,4 +1,4 @@
-"""Every exception modelsummary raises on purpose, under one base class."""
+"""All exceptions that modelsummary raises on purpose, under one base class."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ __all__ = [
     "printable",
 ]
 
-_LONGEST = 400  # names in a broken file can have any length
+_LONGEST = 400  # characters of a message: names in a broken file can have any length
 
 
 def close_to(name: Any, known: Iterable[str]) -> str:
-    """The names that may have been meant, to append to a message; empty if none is close."""
+    """Return a suggestion of similar names to append to a message; empty if no name is close.
+
+    >>> close_to("layr1", ["layer1", "fc"])
+    "; did you mean 'layer1'?"
+    """
     close = difflib.get_close_matches(str(name), list(known), n=3)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
@@ -41,7 +45,11 @@ def printable(text: str) -> str:
 
 
 class ModelSummaryError(Exception):
-    """Base class of the library's errors. Messages are one line of printable characters, whatever they echo."""
+    """Base class of the library's errors. A message is one line of printable characters, whatever it echoes.
+
+    >>> issubclass(InputError, ModelSummaryError)
+    True
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(_one_line(each) if isinstance(each, str) else each for each in args))
@@ -52,34 +60,48 @@ def _one_line(text: str) -> str:
 
 
 class InputError(ModelSummaryError, TypeError, ValueError, RuntimeError):
-    """An argument is unusable; the message echoes it and says what to pass instead.
+    """Error for an unusable argument; the message echoes it and says what to pass instead.
 
     It is a ``TypeError``, a ``ValueError`` and a ``RuntimeError``, so that code written for torchinfo catches it
-    whichever it names.
+    under any of these names.
+
+    >>> import torch, modelsummary
+    >>> modelsummary.Statistics(torch.nn.Linear(4, 2), (1, -4))
+    Traceback (most recent call last):
+    modelsummary.errors.InputError: input size (1, -4) holds -4; sizes are integers >= 0
     """
 
 
 class NotLiveError(InputError, AttributeError):
-    """Only a live model can do this: what was loaded, pickled or made from a file is data."""
+    """Error for a method that needs a live model, called on statistics that were loaded or read from a file."""
 
 
 class RegistrationError(ModelSummaryError, ValueError):
-    """An operator formula was registered twice, or for something that is no operator."""
+    """Error for a formula registered twice, or for something other than an operator."""
 
 
 class LayerNotFoundError(ModelSummaryError, KeyError):
-    """No layer has the requested fully qualified name; the message names close matches."""
+    """Error for a fully qualified name that no layer has; the message names close matches.
+
+    >>> import torch, modelsummary
+    >>> modelsummary.Statistics(torch.nn.Sequential(torch.nn.Linear(4, 2)), (1, 4))["1"]
+    Traceback (most recent call last):
+    modelsummary.errors.LayerNotFoundError: no layer named '1' in Sequential
+    """
 
     def __str__(self) -> str:  # KeyError prints the repr of its argument
         return str(self.args[0]) if self.args else ""
 
 
 class MissingExtraError(ModelSummaryError, ImportError):
-    """An optional library is not installed.
+    """Error for an optional library that is not installed.
 
     Args:
-        library: what is missing.
-        extra: what to install it with.
+        library: name of the missing library.
+        extra: name of the extra that installs it.
+
+    >>> print(MissingExtraError("matplotlib", "plot"))
+    matplotlib is not installed; pip install 'torch-modelsummary[plot]'
     """
 
     def __init__(self, library: str, extra: str) -> None:
@@ -87,17 +109,17 @@ class MissingExtraError(ModelSummaryError, ImportError):
 
 
 class ModelFileError(ModelSummaryError, ValueError):
-    """A model's file is broken, too large, or says what cannot be; the message is one line."""
+    """Error for a model file that is broken, too large or contradictory; the message is one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split())[:_LONGEST])
 
 
 class DataDependentError(ModelSummaryError, RuntimeError):
-    """Shape-only execution met an operator whose result needs the values of a tensor.
+    """Error of a shape-only run that met an operator whose result depends on the values of a tensor.
 
     Attributes:
-        operator: name of that operator, for example ``aten._local_scalar_dense``.
+        operator: name of the operator, for example ``aten._local_scalar_dense``.
     """
 
     def __init__(self, operator: str) -> None:
@@ -109,10 +131,17 @@ class DataDependentError(ModelSummaryError, RuntimeError):
 
 
 class ForwardError(ModelSummaryError, RuntimeError):
-    """The model's forward raised. The original exception is ``__cause__``.
+    """Error for a model whose forward raised. The original exception is ``__cause__``.
 
     Attributes:
         partial: the ``ModelStatistics`` up to the failing layer; None if nothing was recorded.
+
+    >>> import torch, modelsummary
+    >>> try:
+    ...     modelsummary.Statistics(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 2)), (1, 5))
+    ... except ForwardError as error:
+    ...     [row.fqn for row in error.partial if row.executed]
+    ['0', '1']
     """
 
     def __init__(self, message: str, partial: Any = None) -> None:
@@ -121,14 +150,14 @@ class ForwardError(ModelSummaryError, RuntimeError):
 
 
 class ProfilerError(ModelSummaryError, RuntimeError):
-    """There is nothing to make a profile of."""
+    """Error for a profile of a run in which nothing was recorded."""
 
 
 class SplitError(ModelSummaryError, RuntimeError):
-    """A model cannot be split as asked, or a stage cannot run as it was split.
+    """Error for a model that cannot be split as requested, or a stage that cannot run as it was split.
 
     Attributes:
-        possible: the largest number of stages that is possible; None where it is not known.
+        possible: the largest possible number of stages; None if it is not known.
     """
 
     def __init__(self, message: str, possible: int | None = None) -> None:
@@ -137,4 +166,4 @@ class SplitError(ModelSummaryError, RuntimeError):
 
 
 class TraceError(ModelSummaryError, RuntimeError):
-    """A model cannot be made a graph, or a graph cannot run with what it is given."""
+    """Error for a model that cannot be traced to a graph, or a graph that cannot run with its arguments."""

@@ -1,4 +1,4 @@
-"""``LayerInfo``: what is known of one call of one module, as plain data."""
+"""``LayerInfo``: the facts of one call of one module, as plain data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ __all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", 
 UNKNOWN = "?"
 
 Sizes: TypeAlias = "list[int] | tuple[Sizes, ...] | Mapping[str, Sizes] | str | None"
-"""Shapes of a nested value: a list is the shape of one tensor, a tuple or a dict a container
-(list, tuple, dict, dataclass, object), None something that is no tensor, and ``UNKNOWN`` something
-whose size cannot be known."""
+"""Shapes of a nested value: a list is the shape of one tensor, a tuple or a dict is a container (list, tuple, dict,
+dataclass, object), None is a value other than a tensor, and ``UNKNOWN`` is a value whose size cannot be known."""
 
 
 def first_shape(sizes: Sizes) -> list[int] | str | None:
-    """The shape of the first tensor in a nested value, depth first; None if it holds no tensor."""
+    """Return the shape of the first tensor in a nested value, depth first; None if it holds no tensor.
+
+    >>> first_shape(({"mask": None}, [2, 3], [4]))
+    [2, 3]
+    """
     if not isinstance(sizes, (tuple, Mapping)):
         return sizes
     inner = map(first_shape, sizes.values() if isinstance(sizes, Mapping) else sizes)
@@ -31,16 +34,20 @@ def first_shape(sizes: Sizes) -> list[int] | str | None:
 class LayerInfo:
     """One call of one module, or a module that was not called.
 
-    A module called twice has two of these, told apart by ``call_index``. A container that was never
-    called itself (``nn.ModuleList``) and a module that was not reached have one with ``executed`` False.
+    A module called twice has two rows, distinguished by ``call_index``. A container without a call of its own
+    (``nn.ModuleList``) and a module that was not reached have one row with ``executed`` False.
 
-    ``self_*`` are the module's own share: operators that ran while no submodule was running, parameters
-    it registers itself, each tensor in the first row that owns it. They add up: the sum over all rows
-    is the model's total. The names without ``self_`` include the descendants of this row.
+    ``self_*`` are the module's own share: operators that ran while no submodule was running, and parameters that it
+    registers itself, each tensor in the first row that owns it. They add up: the sum over all rows is the model's
+    total. The names without ``self_`` include the descendants of this row.
+
+    >>> layer = LayerInfo("fc", "fc", "Linear", layer_id=0, module=None, macs=6, bytes_read=20, bytes_written=4)
+    >>> layer.flops, layer.arithmetic_intensity
+    (12, 0.5)
 
     Attributes:
         fqn: fully qualified name, the first path in ``model.named_modules()``; ``""`` is the model.
-        name: attribute under which the parent row holds it (``conv1``, ``layers.3`` for no direct child).
+        name: attribute under which the parent row holds it (``conv1``; ``layers.3`` if it is not a direct child).
         class_name: class of the module; the original class for a ScriptModule.
         layer_id: ``id()`` of the module when it ran: equal for the calls of one module.
         module: the live module; None after unpickling.
@@ -48,39 +55,40 @@ class LayerInfo:
         depth_index: running number among the rows of the same depth, from 1.
         call_index: running number among the calls of the same module, from 0.
         call_order: running number among all calls in the order in which they began, from 0; None if not called.
-        executed: the module was called.
-        is_recursive: the module, or every parameter it owns, stands in an earlier row already.
+        executed: whether the module was called.
+        is_recursive: whether the module, or every parameter it owns, already has an earlier row.
         training: ``module.training`` during the run.
         trainable: ``"True"``, ``"False"``, ``"Partial"``, or ``"--"`` without parameters.
         inner_layers: shape of each parameter the module registers itself; None while uninitialised (lazy).
-        kernel_size: of a convolution or pooling; empty where the module has none.
-        groups: of a convolution; None where the module has none.
+        kernel_size: kernel size of a convolution or pooling; empty for other modules.
+        groups: groups of a convolution; None for other modules.
         input_size, output_size: shapes of all tensors in the arguments and in the result, with the
-            structure kept (see ``Sizes``). A sole argument stands without its tuple.
+            structure kept (see ``Sizes``). A sole argument is given without its tuple.
         input_bytes, output_bytes: bytes of those tensors, each tensor object once.
         num_params, trainable_params, params_bytes: parameters of the module and its submodules, a tensor
             used twice counted once. An uninitialised parameter counts 0 and sets ``has_uninitialized``.
         num_buffers, buffer_bytes: elements and bytes of its buffers, likewise, and of packed quantised
-            weights, which are no parameters.
+            weights, which torch does not register as parameters.
         macs: multiply-adds of matrix products, convolutions and attention products.
-        skipped_macs: of ``macs``, those of attention blocks that the ``BlockMask`` of a ``flex_attention`` leaves out:
-            its compiled kernel does not compute them. None where the values of a mask are not known.
+        skipped_macs: the part of ``macs`` in attention blocks that the ``BlockMask`` of a ``flex_attention`` leaves
+            out: the compiled kernel does not compute them. None if the values of a mask are not known.
         elementwise_ops: one per output element of pointwise operators and interpolation, one per input
             element of reductions, normalisations, softmax and pooling.
         bytes_read, bytes_written: of all operators, each reading its inputs and writing its outputs once.
         uncounted_ops: operators of this row without a MAC formula, and how often each ran.
-        latency_ms: time of the call in milliseconds, median over runs, with everything within it; None where it was
-            not measured. That of a row without a call of its own is the sum of its children's.
-        self_latency_ms: of it, what no row below has. These add up: their sum is the root's ``latency_ms``.
+        latency_ms: time of the call in milliseconds, median over runs, with everything inside it; None if not
+            measured. A row without a call of its own has the sum of its children.
+        self_latency_ms: the part of ``latency_ms`` outside the rows below. The sum over all rows is the root's
+            ``latency_ms``.
         latency_share: ``latency_ms`` as a part of the root's, 0 to 1.
-        latency_iqr_ms: quartile distance of ``latency_ms`` over the runs.
-        backward_*: the same for the backward.
+        latency_iqr_ms: interquartile range of ``latency_ms`` over the runs.
+        backward_*: the same figures for the backward.
         estimated_latency_ms, estimated_backward_latency_ms: predicted time of the call on a device, and of its
-            backward; see ``Statistics.estimate_latency``. ``self_estimated_*``: of it, what no row below has.
-        activation_bytes: what the call keeps for the backward: storages that it is the first to save, without
+            backward; see ``Statistics.estimate_latency``. ``self_estimated_*``: the same without the rows below.
+        activation_bytes: bytes that the call keeps for the backward: storages that it is the first to save, without
             parameters, buffers and inputs; None before ``Statistics.memory`` ran. ``self_*`` adds up.
-        peak_bytes: the most that lived at a time during the call's forward, everything included.
-        note: what about this row is not known, and why; empty if all is.
+        peak_bytes: the most bytes alive at one time during the call's forward, everything included.
+        note: what is not known about this row, and why; empty if everything is known.
     """
 
     fqn: str
@@ -151,7 +159,7 @@ class LayerInfo:
 
     @property
     def flops(self) -> int:
-        """2 x ``macs``; element-wise work is apart, in ``elementwise_ops``."""
+        """2 x ``macs``; element-wise work is counted separately, in ``elementwise_ops``."""
         return 2 * self.macs
 
     @property
@@ -161,17 +169,17 @@ class LayerInfo:
 
     @property
     def achieved_flops_per_second(self) -> float | None:
-        """``flops`` in ``latency_ms``; None where that was not measured."""
+        """``flops`` divided by ``latency_ms``, per second; None if the latency was not measured."""
         return self.flops / self.latency_ms * 1e3 if self.latency_ms else None
 
     @property
     def achieved_bytes_per_second(self) -> float | None:
-        """``bytes_read`` and ``bytes_written`` in ``latency_ms``; None where that was not measured."""
+        """Bytes read and written divided by ``latency_ms``, per second; None if the latency was not measured."""
         return (self.bytes_read + self.bytes_written) / self.latency_ms * 1e3 if self.latency_ms else None
 
     @property
     def arithmetic_intensity(self) -> float | None:
-        """``flops`` for each byte that operators read or write (Williams et al. 2009); None where none moves."""
+        """``flops`` per byte that operators read or write (Williams et al. 2009); None if they move no bytes."""
         moved = self.bytes_read + self.bytes_written
         return self.flops / moved if moved else None
 
@@ -191,16 +199,16 @@ class LayerInfo:
 
     @property
     def is_uncertain(self) -> bool:
-        """MACs of this row are a lower bound: an operator has no formula, or calls cannot be seen."""
+        """Whether the MACs are only a lower bound: an operator has no formula, or calls cannot be seen."""
         return bool(self.uncounted_ops) or (bool(self.note) and not self.executed)
 
     @property
     def is_leaf(self) -> bool:
-        """No other module ran during this call."""
+        """Whether no other module ran during this call."""
         return all(not child.executed and child.is_leaf for child in self.children)
 
     def walk(self, depth: int | None = None) -> Iterator[LayerInfo]:
-        """This row and its descendants in printed order, down to ``depth`` (None: all)."""
+        """Yield this row and its descendants in printed order, down to ``depth`` (None: all)."""
         stack = [self]
         while stack:
             info = stack.pop()
@@ -220,7 +228,7 @@ class LayerInfo:
 
 
 def total(first: int | None, second: int | None) -> int | None:
-    """Return the sum of two figures; None if one of them is not known.
+    """Return the sum of two figures; None if either is unknown.
 
     >>> total(2, None) is None
     True
@@ -229,12 +237,12 @@ def total(first: int | None, second: int | None) -> int | None:
 
 
 def leaf_output_bytes(root: LayerInfo) -> int:
-    """Bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
+    """Return the bytes of the outputs of all leaf calls: the forward's activations as modules see them."""
     return sum(row.output_bytes for row in root.walk() if row.executed and row.is_leaf)
 
 
 def ledger(root: LayerInfo) -> dict[str, int]:
-    """Operators below ``root`` without a MAC formula -> how often each ran."""
+    """Return the operators below ``root`` that have no MAC formula, with the number of times each ran."""
     counts: Counter[str] = Counter()
     for row in root.walk():
         counts.update(row.uncounted_ops)

@@ -1,4 +1,4 @@
-"""Rows of text as a table; every printed table of the library is made here."""
+"""Tables of text. Every printed table of the library is made here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["ruled_table", "table"]
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:
-    """Return rows as text; cells stand as ``str`` gives them, their spaces kept.
+    """Return rows as a text table; each cell is its ``str``, with spaces kept.
 
     Args:
-        align: a letter for each column: ``l`` or ``r``.
+        align: one letter per column, ``l`` or ``r``.
         style: a format of tabulate: ``"plain"``, ``"simple"``, ``"pipe"``, ``"latex_booktabs"``, ``"html"`` ...
 
     >>> print(table([["conv", 9408], ["fc", 513]], ["Layer", "Params"], "lr"))
@@ -35,10 +35,10 @@ def ruled_table(
     *,
     totals: Sequence[Any] = (),
 ) -> str:
-    """Return a table between double rules, with sections of lines below it, each ended by a rule.
+    """Return a table between double rules, followed by sections of lines, each with a rule below it.
 
     Args:
-        totals: the cells of a last row, behind a rule of its own.
+        totals: cells of a last row, separated by a rule.
 
     >>> print(ruled_table([["conv", 9408]], ["Layer", "Params"], "lr", [["Execution: real"]], totals=["", 9408]))
     =================

@@ -1,4 +1,4 @@
-"""The one formatter of numbers: counts (parameters, MACs), bytes, times and shares.
+"""Formatting of all numbers: counts (parameters, MACs), bytes, times and shares.
 
 Prefixes are decimal (``K`` = 10^3, ``M`` = 10^6 ...) or binary (``Ki`` = 2^10, ``Mi`` = 2^20 ...).
 """
@@ -30,7 +30,7 @@ __all__ = [
     "symbol",
 ]
 
-NOTHING = "--"  # what a table shows where there is no figure
+NOTHING = "--"  # shown in a table for a missing figure
 
 PREFIXES: dict[str, int] = {
     "": 1,
@@ -79,7 +79,11 @@ _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[KkMGT]i?|P)?B?")
 
 
 def check_prefix(prefix: str) -> str:
-    """Return ``prefix``; raise ``InputError`` if it is no known prefix."""
+    """Return ``prefix``; raise ``InputError`` if it is unknown.
+
+    >>> check_prefix("Mi")
+    'Mi'
+    """
     if not isinstance(prefix, str) or prefix not in PREFIXES:
         known = ", ".join(repr(known) for known in PREFIXES)
         raise InputError(f"unknown unit prefix {prefix!r}; expected one of {known}")
@@ -87,17 +91,25 @@ def check_prefix(prefix: str) -> str:
 
 
 def auto_prefix(value: float, *, binary: bool = False) -> str:
-    """Return the largest decimal (or binary) prefix that leaves at least one digit before the point."""
+    """Return the largest decimal (or binary) prefix that leaves at least one digit before the point.
+
+    >>> auto_prefix(25_557_032), auto_prefix(2048, binary=True), auto_prefix(7)
+    ('M', 'Ki', '')
+    """
     return next((prefix for prefix in (_BINARY if binary else _AUTO) if abs(value) >= PREFIXES[prefix]), "")
 
 
 def symbol(prefix: str, unit: str = "") -> str:
-    """``prefix`` and ``unit`` as they are written together: ``MB``, ``kB``, ``MiB``, ``G``."""
+    """Return ``prefix`` and ``unit`` as they are written together.
+
+    >>> symbol("M", "B"), symbol("K", "B"), symbol("Mi", "B"), symbol("K")
+    ('MB', 'kB', 'MiB', 'K')
+    """
     return ("k" if prefix == "K" and unit else prefix) + unit
 
 
 def format_number(value: int, prefix: str = "", digits: int = 2) -> str:
-    """``value`` divided by the prefix: all digits with thousands separators, or ``digits`` decimals.
+    """Return ``value`` in full with thousands separators, or divided by a prefix and rounded to ``digits`` decimals.
 
     >>> format_number(11_513_626_624)
     '11,513,626,624'
@@ -109,7 +121,7 @@ def format_number(value: int, prefix: str = "", digits: int = 2) -> str:
 
 
 def scaled(value: float, unit: str = "", *, binary: bool = False) -> str:
-    """Return a number with the prefix that suits it and its unit; two decimals, whole numbers without a prefix none.
+    """Return a number with a suitable prefix, its unit and two decimals; a whole number without a prefix has none.
 
     >>> scaled(11_513_626_624, "MACs"), scaled(1536, "B", binary=True), scaled(24)
     ('11.51 GMACs', '1.50 KiB', '24')
@@ -130,7 +142,7 @@ def grouped(value: float | None) -> str:
 
 
 def decimals(value: float | None, digits: int) -> str:
-    """Return a number with so many decimals and thousands separators; ``--`` for None.
+    """Return a number with thousands separators and ``digits`` decimals; ``--`` for None.
 
     >>> decimals(1234.5, 2)
     '1,234.50'
@@ -139,7 +151,7 @@ def decimals(value: float | None, digits: int) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Return a share, 0 to 1, as a percentage; ``--`` for None.
+    """Return a share (0 to 1) as a percentage; ``--`` for None.
 
     >>> percent(0.125)
     '12.5%'
@@ -160,7 +172,7 @@ def duration(milliseconds: float) -> str:
 
 @unique
 class Units(str, Enum):
-    """Prefixes of the totals of ``summary``: powers of 1,000; ``AUTO`` takes M, G or T by size."""
+    """Prefixes of the totals of ``summary``, powers of 1,000; ``AUTO`` chooses M, G or T by size."""
 
     AUTO = "auto"
     KILOBYTES = "K"
@@ -171,21 +183,25 @@ class Units(str, Enum):
 
 
 class ReadableNumbers:
-    """The conversions that torchinfo's ``ModelStatistics`` has as static methods."""
+    """The conversions that torchinfo's ``ModelStatistics`` offers as static methods."""
 
     @staticmethod
     def float_to_megabytes(num: float) -> float:
-        """Megabytes (10^6 bytes) of ``num`` numbers of 4 bytes."""
+        """Return the megabytes (10^6 bytes) of ``num`` numbers of 4 bytes each."""
         return num * 4 / 1e6
 
     @staticmethod
     def to_megabytes(num: float) -> float:
-        """Megabytes (10^6 bytes) of ``num`` bytes."""
+        """Return ``num`` bytes in megabytes (10^6 bytes)."""
         return num / 1e6
 
     @staticmethod
     def to_readable(num: float, units: Units = Units.AUTO) -> tuple[Units, float]:
-        """``num`` in these units; ``AUTO``: tera from 10^12, giga from 10^9, else mega."""
+        """Return the units and ``num`` in them; ``AUTO`` chooses tera from 10^12, giga from 10^9, else mega.
+
+        >>> ReadableNumbers.to_readable(3.6e9)
+        (<Units.GIGABYTES: 'G'>, 3.6)
+        """
         units = Units(units)
         if units == Units.AUTO:
             units = next((each for each in _LARGE if num >= PREFIXES[each.value]), Units.MEGABYTES)
@@ -193,7 +209,11 @@ class ReadableNumbers:
 
     @staticmethod
     def format_output_num(num: float, units: Units, is_bytes: bool = False) -> str:
-        """How the number follows its title: ``" (M): 7.80"``, whole numbers without decimals."""
+        """Return the number as it follows its title, whole numbers without decimals.
+
+        >>> ReadableNumbers.format_output_num(7_800_000, Units.MEGABYTES)
+        ' (M): 7.80'
+        """
         used, number = ReadableNumbers.to_readable(num, units)
         written = f"{int(number):,}" if float(number).is_integer() else f"{number:,.2f}"
         return f"{in_parentheses(used, is_bytes)}: {written}"
@@ -203,6 +223,10 @@ _LARGE = (Units.TERABYTES, Units.GIGABYTES)
 
 
 def in_parentheses(units: Units, is_bytes: bool) -> str:
-    """Return units as they follow the title of a figure: ``" (MB)"``."""
+    """Return units as they follow the title of a figure.
+
+    >>> in_parentheses(Units.MEGABYTES, is_bytes=True)
+    ' (MB)'
+    """
     written = symbol(units.value, "B" if is_bytes else "")
     return f" ({written})" if units != Units.NONE else ""

@@ -1,4 +1,4 @@
-"""Small models with the idioms that tools of this kind stumble over."""
+"""Small models with idioms that are hard for tools of this kind."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ClampsWeights(nn.Module):
 
 
 class ReplacesData(ClampsWeights):
-    """Gives a weight other data."""
+    """Replaces the data of a weight."""
 
     def forward(self, x):
         self.linear.weight.data = self.linear.weight.data * 2

@@ -1,4 +1,4 @@
-"""The plain data class and functions over a tree of it, without any capture."""
+"""The plain data class and functions over its tree, without a capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``untouched(model)``: everything a run must leave as it was is compared before and after."""
+"""``untouched(model)``: compare all state that a run must not change, before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTAINERS = (dict, list, set)
 
 
 def _contents(value: Any) -> Any:
-    """Identity of a value; of a container also what it holds now."""
+    """Return the identity of a value and, for a container, of its items."""
     if isinstance(value, dict):
         return id(value), [(key, _contents(inner)) for key, inner in value.items()]
     if isinstance(value, (list, set)):
@@ -28,7 +28,7 @@ def _contents(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Something that compares by value: generators have tensors and arrays as their states."""
+    """Return an object that compares by value, for states of generators, which are tensors and arrays."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value.tolist()
     return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
@@ -71,7 +71,7 @@ def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
         return False
     if is_traceable_wrapper_subclass(before):
         inner = ((getattr(before, name), getattr(after, name)) for name in before.__tensor_flatten__()[0])
-        return all(_same(*pair) for pair in inner if isinstance(pair[0], torch.Tensor))  # or what it is dealt over
+        return all(_same(*pair) for pair in inner if isinstance(pair[0], torch.Tensor))  # others describe the sharding
     if before.is_quantized:
         before, after = before.int_repr(), after.int_repr()
     if before.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""Run a model once and keep what happened as a tree of ``LayerInfo``."""
+"""Run a model once and record its calls as a tree of ``LayerInfo``."""
 
 from modelsummary.capture.run import Recording, capture, check_execution, list_layers
 

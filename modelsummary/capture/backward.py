@@ -1,8 +1,8 @@
 """Time the backward of modules by the autograd nodes that their calls made.
 
-A mark is made before each node runs, and one when the backward has ended; the time until the next mark is the node's,
-with the sums of gradients that follow from it. Nothing is added to the graph, so in-place operations, which full
-backward hooks refuse, and residual additions, which they read as zero, are timed like all others.
+A mark is made before each node runs, and one after the backward. The time from a mark to the next belongs to the node,
+including the sums of gradients that follow. Nothing is added to the graph: in-place operations, which full backward
+hooks refuse, and residual additions, which they time as zero, are timed like all other operations.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from modelsummary.capture.values import tensors_of
 
 __all__ = ["BackwardTimer"]
 
-_LEAF = 2**63  # numbers from here on are those of nodes that add up gradients of leaves
+_LEAF = 2**63  # numbers from here on belong to nodes that add up gradients of leaves
 _REENTRANT = "CheckpointFunctionBackward"
 
 
 class BackwardTimer:
-    """Times the backward of one step, whose output must have been kept.
+    """Timer of the backward of one step, whose output must have been kept.
 
-    Only nodes that the step made are marked: they go with its graph. (Nodes that add up gradients of leaves may live
-    longer, with ``DistributedDataParallel`` for ever; their time is that of the node before them.)
+    Only nodes that the step made are marked, as they are freed with its graph. Nodes that add up gradients of leaves
+    may live longer, with ``DistributedDataParallel`` forever; their time is counted for the node before them.
 
     Args:
-        on_node: is given each node.
+        on_node: called with each node.
 
     Attributes:
-        unknown: calls whose backward runs out of sight, inside of re-entrant activation checkpointing.
-        unreached: calls that made nodes to which the output does not lead; they run as part of others.
+        unknown: calls whose backward runs out of sight, inside re-entrant activation checkpointing.
+        unreached: calls with nodes that the output does not lead to; they run as part of other calls.
     """
 
     def __init__(self, step: Step, clock: Clock, on_node: Callable[[Any], object] | None = None) -> None:
         self._clock = clock
-        # by backward and thread: call and mark of each node that begins; None for the call where others' nodes begin
+        # by backward and thread: call and mark of each node that begins; the call is None for nodes outside the step
         self._logs: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
         self._ends: dict[int, Any] = {}  # by backward
         self._times: defaultdict[TimedCall, float] = defaultdict(float)
@@ -70,11 +70,11 @@ class BackwardTimer:
                 reentrant.append((call, number))
             inner = [each for each, _ in node.next_functions if each is not None]
             self._handles.append(node.register_prehook(self._mark(call)))
-            if any(each._sequence_nr() < numbers[0] for each in inner):  # what made the model's input is next
+            if any(each._sequence_nr() < numbers[0] for each in inner):  # next come nodes that made the model's input
                 self._handles.append(node.register_hook(self._mark(None)))
             pending.extend(inner)
         step.output = None
-        for call, number in reentrant:  # what it ran made no node that is left
+        for call, number in reentrant:  # the nodes that it made are freed by now
             inside = [child for child in call.children if child.nodes[0] == number + 1]
             inside = [child for child in inside if seen_numbers.isdisjoint(range(*child.nodes))]
             self.unknown.update(each for child in inside for each in child.walk())
@@ -96,7 +96,7 @@ class BackwardTimer:
         return mark
 
     def intervals(self) -> list[tuple[TimedCall, Any, Any]]:
-        """Which call's nodes ran between which two marks, in backwards that have ended."""
+        """Return each call with the marks before and after one of its nodes, in backwards that have ended."""
         found = []
         for (backward, _), log in self._logs.items():
             if self._ends[backward] is not None:
@@ -105,7 +105,7 @@ class BackwardTimer:
         return found
 
     def milliseconds(self) -> dict[TimedCall, float]:
-        """Time of the nodes that each call made itself, in all backwards that have ended; waits for the device."""
+        """Return the time of the nodes that each call made itself, in all ended backwards; wait for the device."""
         for key in [key for key in self._logs if self._ends[key[0]] is not None]:
             log = self._logs.pop(key)
             marks = [*log[1::2], self._ends[key[0]]]
@@ -117,14 +117,14 @@ class BackwardTimer:
         return dict(self._times)
 
     def detach(self) -> None:
-        """Take the marks off the graph."""
+        """Remove the marks from the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
 
 def _own_numbers(root: TimedCall) -> Iterator[tuple[TimedCall, set[int]]]:
-    """Numbers of the nodes that each call made itself."""
+    """Yield each call with the numbers of the nodes that it made itself."""
     for call in root.walk():
         own = set(range(*call.nodes))
         for child in call.children:
@@ -133,7 +133,7 @@ def _own_numbers(root: TimedCall) -> Iterator[tuple[TimedCall, set[int]]]:
 
 
 def _ranges(root: TimedCall) -> tuple[list[int], list[TimedCall | None]]:
-    """From which node number on which call is the innermost; a node from before or after the root has none."""
+    """Return node numbers in order, and the innermost call from each on; None before and after the root."""
     numbers: list[int] = []
     calls: list[TimedCall | None] = []
     pending: list[tuple[TimedCall, bool]] = [(root, True)]
@@ -150,6 +150,6 @@ def _ranges(root: TimedCall) -> tuple[list[int], list[TimedCall | None]]:
 
 
 def gradients_of(output: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of an output that have a gradient, and ones to begin their backward with."""
+    """Return the tensors of an output that require a gradient, and tensors of ones to begin their backward with."""
     tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
     return tensors, [torch.ones_like(tensor) for tensor in tensors]

@@ -1,7 +1,7 @@
-"""Watch a forward run: which module called which, with what shapes, and what its operators cost.
+"""Record the module calls of a forward: caller, shapes, and the costs of the operators.
 
-A wrapper of ``nn.Module.__call__`` sees the calls, a dispatch mode the operators; an operator belongs to the innermost
-running module. While the model runs, facts are only appended; ``tree`` makes sense of them.
+A wrapper of ``nn.Module.__call__`` sees the calls, and a dispatch mode sees the operators. An operator belongs to the
+innermost running module. While the model runs, facts are only appended; ``tree`` builds the rows afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Call", "Watch"]
 
 
 class Call(Costs):
-    """One call of one module; facts only."""
+    """The facts of one call of one module."""
 
     __slots__ = (
         "finished",
@@ -39,7 +39,7 @@ class Call(Costs):
         super().__init__()
         self.module = module
         self.parent = parent
-        self.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode
+        self.training = getattr(module, "training", False)  # a frozen ScriptModule lacks the attribute
         self.input_size: Sizes = None
         self.output_size: Sizes = None
         self.input_bytes = self.output_bytes = 0
@@ -55,8 +55,8 @@ class Watch:
     Attributes:
         calls: all calls in the order in which they began; the first is the call of the model.
         running: the innermost running call.
-        under_autocast: a call began while autocast was on.
-        failed: the innermost call that raised and everything that was running around it, innermost first.
+        under_autocast: whether a call began while autocast was on.
+        failed: the innermost call that raised, followed by the calls around it, innermost first.
     """
 
     def __init__(self, model: nn.Module, execution: Execution) -> None:
@@ -69,7 +69,7 @@ class Watch:
         self._operators = Operators(self, execution)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the model under watch; raises what its forward raises."""
+        """Call the model and record the run. Exceptions of its forward propagate."""
         root = self.root
         root.input_size, root.input_bytes = argument_sizes(args, kwargs)
         try:
@@ -89,7 +89,7 @@ class Watch:
                 self._note_other_thread(module)
                 return call_module(module, *args, **kwargs)
             if module is self.root.module and not self._root_began:
-                self._root_began = True  # ``run`` ends it: hooks of the user are its work
+                self._root_began = True  # ``run`` ends the call, so that the user's hooks count as its work
                 return call_module(module, *args, **kwargs)
             if not self.under_autocast and is_autocast():
                 self.under_autocast = True

@@ -1,4 +1,4 @@
-"""Clocks: the time of a mark in a run, on the CPU or on the stream of an accelerator."""
+"""Clocks that mark points in time, on the CPU or on the stream of an accelerator."""
 
 from __future__ import annotations
 
@@ -12,45 +12,49 @@ __all__ = ["Clock", "CpuClock", "EventClock", "SynchronizingClock", "clock_for"]
 
 
 class Clock(Protocol):
-    """Marks points in time.
+    """Source of marks, which are points in time.
 
     Attributes:
-        waits: a mark waits for the device, which slows the run down.
+        waits: whether a mark waits for the device, which slows the run down.
     """
 
     waits: bool
 
     def now(self) -> Any:
-        """Make a mark; cheap, called at every begin and end of a module."""
+        """Make a mark. It must be cheap, as it is called at every begin and end of a module."""
 
     def milliseconds(self, marks: Sequence[Any]) -> list[float]:
-        """Each mark in milliseconds since the first; waits until the last has come."""
+        """Return each mark in milliseconds since the first; wait until the last has been reached."""
 
     def release(self, marks: Sequence[Any]) -> None:
-        """These marks are not needed any longer."""
+        """Release marks that are not needed any longer."""
 
 
 class CpuClock:
-    """``time.perf_counter_ns``."""
+    """Clock of the CPU: ``time.perf_counter_ns``.
+
+    >>> CpuClock.milliseconds([1_000_000, 3_500_000])
+    [0.0, 2.5]
+    """
 
     waits = False
     now = staticmethod(time.perf_counter_ns)
 
     @staticmethod
     def milliseconds(marks: Sequence[int]) -> list[float]:
-        """Each mark in milliseconds since the first."""
+        """Return each mark in milliseconds since the first."""
         return [(mark - marks[0]) / 1e6 for mark in marks]
 
     @staticmethod
     def release(marks: Sequence[int]) -> None:
-        """Numbers need no care."""
+        """Do nothing: the marks are plain numbers."""
 
 
 class EventClock:
-    """Events on the current stream of an accelerator: they tell when the device came by, and nobody waits for them.
+    """Clock of an accelerator: events on its current stream record when the device reaches them, without waiting.
 
     Args:
-        make_event: makes an event that takes the time, such as ``torch.cuda.Event(enable_timing=True)``.
+        make_event: returns an event that records the time, such as ``torch.cuda.Event(enable_timing=True)``.
     """
 
     waits = False
@@ -69,18 +73,18 @@ class EventClock:
         return event
 
     def milliseconds(self, marks: Sequence[Any]) -> list[float]:
-        """Each mark in milliseconds since the first; the only place where the CPU waits for the device."""
-        for mark in reversed(marks):  # the last first: the others have come by then, on one stream
+        """Return each mark in milliseconds since the first; the only place where the CPU waits for the device."""
+        for mark in reversed(marks):  # the last first: on one stream the others have been reached by then
             mark.synchronize()
         return [0.0, *(float(marks[0].elapsed_time(mark)) for mark in marks[1:])]
 
     def release(self, marks: Sequence[Any]) -> None:
-        """Use these events again."""
+        """Return events to the pool, to be used again."""
         self._pool.extend(marks)
 
 
 class SynchronizingClock:
-    """For a device without events that take the time: each mark waits until the device is idle."""
+    """Clock of a device without events that record the time: each mark waits until the device is idle."""
 
     waits = True
 
@@ -88,7 +92,7 @@ class SynchronizingClock:
         self._synchronize = synchronize
 
     def now(self) -> int:
-        """The time once the device has done what it was given."""
+        """Wait until the device is idle and return the time."""
         self._synchronize()
         return time.perf_counter_ns()
 
@@ -97,7 +101,11 @@ class SynchronizingClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock for work on ``device``."""
+    """Return the clock for work on ``device``.
+
+    >>> clock_for(torch.device("cpu")).waits
+    False
+    """
     if device.type == "cpu":
         return CpuClock()
     if device.type == "cuda":

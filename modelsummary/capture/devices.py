@@ -1,4 +1,4 @@
-"""Where a model and its inputs are, and which devices this machine has."""
+"""Devices of a model, of its inputs, and of this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ def is_there(device: torch.device) -> bool:
 
 
 def available_device(device: torch.device | str) -> torch.device:
-    """Return a device of this machine. Raises ``InputError`` if there is no such device."""
+    """Return a device of this machine. Raises ``InputError`` if it does not exist.
+
+    >>> available_device("cpu")
+    device(type='cpu')
+    """
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
     if not is_there(place):
         raise InputError(
             f"device={str(place)!r} is not available on this machine; leave device out: "
@@ -38,13 +42,13 @@ def available_device(device: torch.device | str) -> torch.device:
 
 
 def requested_device(own: Collection[str], device: torch.device | str | None) -> torch.device | None:
-    """Return where the inputs shall be; None where nothing was requested.
+    """Return the device that the inputs must be on; None if none was requested.
 
     Args:
         own: types of the devices that the model is on.
 
     Raises:
-        InputError: there is no such device, or the model is on another one.
+        InputError: the device does not exist, or the model is on another one.
     """
     if device is None:
         return None
@@ -58,7 +62,7 @@ def requested_device(own: Collection[str], device: torch.device | str | None) ->
 
 
 def check_together(own: Collection[str], tensors: Iterable[Tensor]) -> None:
-    """Raise ``InputError`` if an input is on another device than a model that is on one."""
+    """Raise ``InputError`` if the model is on one device and an input is on another one."""
     if len(own) != 1 or "meta" in own:
         return
     expected = next(iter(own))

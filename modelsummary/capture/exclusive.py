@@ -1,4 +1,4 @@
-"""One run of a model at a time: a run exchanges the model's tensors, and switches of the whole process."""
+"""One run of a model at a time: a run replaces the model's tensors and sets process-wide switches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _lock = threading.RLock()
 
 
 def exclusive(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
-    """``function``, which waits while another thread is in one that is exclusive, too."""
+    """Return ``function`` under a lock shared by all exclusive functions: only one thread at a time runs one.
+
+    >>> exclusive(abs)(-1)
+    1
+    """
 
     @wraps(function)
     def alone(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:

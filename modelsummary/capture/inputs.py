@@ -23,13 +23,17 @@ __all__ = ["CallArguments", "InputSize", "call_arguments", "call_like"]
 
 @dataclass(frozen=True)
 class InputSize:
-    """An input given by its size; the tensor is made when the execution is known."""
+    """An input given by its size. The tensor is made once the execution is known.
+
+    >>> InputSize((2,), torch.long).random(torch.device("cpu"))
+    tensor([0, 0])
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def random(self, device: torch.device) -> Tensor:
-        """A tensor of this size: random numbers, zeros for integers."""
+        """Return a tensor of this size: uniform random numbers in [0, 1), or zeros for integers."""
         if self.dtype.is_floating_point or self.dtype.is_complex:
             return torch.rand(self.shape, dtype=self.dtype, device=device)
         return torch.zeros(self.shape, dtype=self.dtype, device=device)  # an index that every table has
@@ -37,18 +41,19 @@ class InputSize:
 
 @dataclass(frozen=True)
 class _Array:
-    """A numpy array: a tensor to nearly every forward, but a few take it as it is."""
+    """A numpy array. Nearly every forward gets it as a tensor; a few take it as it is."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """Arguments of the forward; sizes and numpy arrays among them are not tensors yet.
+    """Arguments of a forward, in which sizes and numpy arrays are not tensors yet.
 
     Attributes:
-        device: where real execution puts the inputs; None: where they are, sizes where the model is.
-        nothing_found: what to say if the forward fails, where no argument holds a tensor; else None.
+        device: device that real execution moves the inputs to; None keeps tensors where they are and puts sizes on
+            the model's device.
+        nothing_found: message to raise if the forward fails and no argument holds a tensor; else None.
     """
 
     args: tuple[Any, ...]
@@ -57,7 +62,7 @@ class CallArguments:
     nothing_found: str | None = None
 
     def on_meta(self, twin: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with ``twin(tensor)`` for tensors and arrays; sizes become tensors on meta first."""
+        """Return the arguments with ``twin(tensor)`` for tensors and arrays; sizes become tensors on meta first."""
 
         def convert(leaf: Any) -> Any:
             if isinstance(leaf, InputSize):
@@ -69,7 +74,7 @@ class CallArguments:
     def on_device(
         self, copy: Callable[[Tensor], Tensor], default: torch.device, *, raw_arrays: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with copies for tensors and random tensors for sizes (zeros for integers)."""
+        """Return the arguments with copies for tensors and random tensors for sizes (zeros for integers)."""
         place = self.device
 
         def convert(leaf: Any) -> Any:
@@ -87,7 +92,7 @@ class CallArguments:
 
     @property
     def has_arrays(self) -> bool:
-        """There are numpy arrays among the arguments."""
+        """Whether the arguments hold numpy arrays."""
         return any(isinstance(leaf, _Array) for leaf in tree_leaves((self.args, self.kwargs)))
 
     @property
@@ -96,7 +101,7 @@ class CallArguments:
         return [each.dtype for each in self.args if isinstance(each, InputSize)]
 
     def size_along(self, dim: int) -> int | None:
-        """Size of the first input that has this dimension; None if none has."""
+        """Return the size of the first input that has dimension ``dim``; None if no input has it."""
         for leaf in tree_leaves((self.args, self.kwargs)):
             shape = _shape_of(leaf)
             if shape is not None and len(shape) > dim:
@@ -104,7 +109,7 @@ class CallArguments:
         return None
 
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
-        """These arguments, with rows repeated to ``new_size`` in every input whose dimension ``dim`` is ``size``."""
+        """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""
 
         def rows(device: torch.device) -> Tensor:
             return torch.arange(new_size, device=device) % size
@@ -126,12 +131,12 @@ class CallArguments:
         return replace(self, args=args, kwargs=kwargs)
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the arguments that are or become tensors, in order."""
+        """Return the shapes of the arguments that are or become tensors, in order."""
         leaves = tree_leaves((self.args, self.kwargs))
         return [shape for leaf in leaves if (shape := _shape_of(leaf)) is not None]
 
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, without those given by size or as an array, or that are structure."""
+        """Return the tensors among the arguments, without sizes, arrays, and the batch sizes of packed sequences."""
         return list(tensors_of((self.args, self.kwargs)))
 
 
@@ -145,13 +150,17 @@ def call_arguments(
     device: torch.device | str | None,
     dtypes: torch.dtype | Sequence[torch.dtype] | None,
 ) -> CallArguments | None:
-    """Arguments of ``model.forward``; None if the model shall not run.
+    """Return the arguments of ``model.forward``; None if nothing was passed to run it with.
 
     Raises:
-        InputError: see the messages; each echoes what was passed and says what to pass.
+        InputError: an argument is unusable; the message echoes it and says what to pass instead.
+
+    >>> options = {"batch_dim": None, "device": None, "dtypes": None}
+    >>> call_arguments(nn.Linear(4, 2), (3, 4), (), {}, **options).args
+    (InputSize(shape=(3, 4), dtype=torch.float32),)
     """
     if batch_dim is not None and (type(batch_dim) is not int or batch_dim < 0):
-        raise InputError(f"batch_dim={batch_dim!r} is no dimension; expected an integer >= 0, or None")
+        raise InputError(f"batch_dim must be an integer >= 0 or None, got {batch_dim!r}")
     own_devices = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
     place = requested_device(own_devices, device)
     if dtypes is not None and input_data is None:
@@ -161,7 +170,9 @@ def call_arguments(
     first, named = _split(model, input_data, batch_dim, dtypes)
     overlap = named.keys() & kwargs.keys()
     if overlap:
-        raise InputError(f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword")
+        raise InputError(
+            f"forward argument(s) {sorted(overlap)} given twice: in the input_data dict and by keyword; pass each once"
+        )
     call = CallArguments((*first, *args), {**named, **kwargs}, place)
     tensors = call.tensors()
     if not (tensors or call.size_dtypes or call.has_arrays):
@@ -175,22 +186,25 @@ def call_arguments(
 
 
 def call_like(recorded: CallArguments, model: nn.Module, input_data: Any) -> CallArguments:
-    """Arguments for another call of the same sizes. Raises ``InputError`` if the sizes differ."""
+    """Return arguments for another call of the same sizes. Raises ``InputError`` if sizes or dtypes differ."""
     call = call_arguments(model, input_data, (), {}, batch_dim=None, device=recorded.device, dtypes=None)
     if call is None or call.shapes() != recorded.shapes():
         given = "nothing" if call is None else list(map(list, call.shapes()))
         raise InputError(
-            f"an input of the sizes {given}, but the statistics are those of {list(map(list, recorded.shapes()))}; "
-            "pass one of these sizes, or make Statistics of the other input"
+            f"the input must have the sizes {list(map(list, recorded.shapes()))} of these statistics, got {given}; "
+            "pass an input of these sizes, or make Statistics with the other input"
         )
     dtypes, expected = ([each.dtype for each in which.tensors()] for which in (call, recorded))
     if dtypes != expected and expected:
-        raise InputError(f"an input of the dtypes {dtypes}, but the statistics are those of {expected}")
+        raise InputError(
+            f"the input must have the dtypes {expected} of these statistics, got {dtypes}; convert the input, "
+            "or make Statistics with it"
+        )
     return call
 
 
 def _holds_something(value: Any) -> bool:
-    """A forward may take such a value and make its tensors itself: a container or an object, no bare scalar."""
+    """Return True for a container or an object, from which a forward may make tensors; False for a scalar."""
     return value is not None and not isinstance(value, (bool, int, float, complex, str, bytes))
 
 
@@ -204,7 +218,7 @@ def _nothing_in(input_data: Any) -> str:
 def _split(
     model: nn.Module, input_data: Any, batch_dim: int | None, dtypes: torch.dtype | Sequence[torch.dtype] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments in ``input_data``."""
+    """Return the positional and the keyword arguments in ``input_data``."""
     if input_data is None:
         return (), {}
     if isinstance(input_data, Iterator):
@@ -215,11 +229,16 @@ def _split(
     if sizes is not None:
         return _from_sizes(model, sizes, batch_dim, dtypes), {}
     if dtypes is not None:
-        raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have their own dtype")
+        raise InputError(
+            f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
+        )
     if isinstance(input_data, Mapping):
         wrong = [key for key in input_data if not isinstance(key, str)]
         if wrong:
-            raise InputError(f"an input_data dict holds forward's keyword arguments; {wrong[0]!r} is no name")
+            raise InputError(
+                f"the keys of an input_data dict must be names of forward's arguments, got {wrong[0]!r}; "
+                "pass positional arguments as a tuple or list"
+            )
         return (), {name: _mark_arrays(value) for name, value in input_data.items()}
     if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
         holds_tensors = all(isinstance(each, Tensor) or is_array(each) for each in input_data)
@@ -233,7 +252,7 @@ def _split(
 
 
 def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
-    """The sizes in ``input_data``: one size, or a list of them; None if it is anything else."""
+    """Return the sizes if ``input_data`` is one size or a list of sizes; None if it is anything else."""
     if not isinstance(input_data, (list, tuple)) or not input_data:
         return None
     if all(map(_is_number, input_data)):
@@ -247,7 +266,7 @@ def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays have an __index__, too
+    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays also have an __index__
         return False
     return isinstance(value, (int, float)) or hasattr(value, "__index__")
 
@@ -264,8 +283,10 @@ def _from_sizes(
     else:
         each_dtype = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
         if len(each_dtype) != len(sizes):
-            raise InputError(f"dtypes has {len(each_dtype)} entries for {len(sizes)} input size(s): {_short(sizes)}")
-        # torchinfo also took tensor types, torch.LongTensor; they tell their dtype
+            raise InputError(
+                f"dtypes has {len(each_dtype)} entries for {len(sizes)} size(s): {_short(sizes)}; pass one per size"
+            )
+        # torchinfo also accepts tensor types such as torch.LongTensor, which have a dtype
         each_dtype = [getattr(dtype, "dtype", dtype) for dtype in each_dtype]
         for dtype in each_dtype:
             if not isinstance(dtype, torch.dtype):
@@ -293,16 +314,16 @@ def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...
 
 
 def _mark_arrays(value: Any) -> Any:
-    """``value`` with numpy arrays marked as such, in nested containers, too."""
+    """Return ``value`` with an ``_Array`` for every numpy array, also in nested containers."""
     if isinstance(value, Iterator):
-        raise InputError(f"input_data holds a {type(value).__name__}, which can be read only once; pass a list")
+        raise InputError(f"input_data holds a {type(value).__name__}, which can be read only once; pass a list instead")
     if isinstance(value, (Tensor, str, bytes)):
         return value
     if is_array(value):
         try:
             torch.as_tensor(value)
         except TypeError as error:
-            raise InputError(f"input_data holds a numpy array that torch cannot take: {error}") from None
+            raise InputError(f"input_data holds a numpy array that torch cannot convert: {error}") from None
         return _Array(value)
     if type(value) in (list, tuple):
         return type(value)(_mark_arrays(each) for each in value)
@@ -312,7 +333,7 @@ def _mark_arrays(value: Any) -> Any:
 
 
 def _tensor_of(leaf: Any) -> Tensor | None:
-    """The tensor that an argument is, or is to become."""
+    """Return the tensor that an argument is or becomes; None if it does not become one."""
     if isinstance(leaf, Tensor):
         return leaf
     return torch.tensor(leaf.value) if isinstance(leaf, _Array) else None
@@ -326,7 +347,7 @@ def _shape_of(leaf: Any) -> tuple[int, ...] | None:
 
 
 def _takes_list(model: nn.Module) -> bool:
-    """Forward's first parameter is annotated as a list (detection models take a list of images)."""
+    """Return True if forward's first parameter is annotated as a list, as in detection models."""
     signature = _signature(model)
     first = next(iter(signature.parameters.values()), None) if signature else None
     if first is None or first.annotation is inspect.Parameter.empty:
@@ -342,7 +363,7 @@ def _takes_list(model: nn.Module) -> bool:
 def _signature(model: nn.Module) -> inspect.Signature | None:
     try:
         return inspect.signature(model.forward)
-    except (TypeError, ValueError):  # a ScriptModule's forward has none
+    except (TypeError, ValueError):  # a ScriptModule's forward has no signature
         return None
 
 
@@ -354,10 +375,10 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
         signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
         unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
-        remedy = f"{unknown[0]!r} is no argument of it" if unknown else "pass a list or dict of tensors, or of sizes"
+        remedy = f"remove {unknown[0]!r}" if unknown else "pass a list or dict of tensors, or of sizes"
         raise InputError(
-            f"{error}: input_data gives {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
-            f"{sorted(call.kwargs)}, but it is {type(model).__name__}.forward{signature}; {remedy}"
+            f"{error}: got {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
+            f"{sorted(call.kwargs)}, expected the arguments of {type(model).__name__}.forward{signature}; {remedy}"
         ) from None
 
 

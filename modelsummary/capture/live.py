@@ -1,4 +1,4 @@
-"""A live model and how it is called: what everything that runs a model again takes."""
+"""A live model with the arguments of its call, from which it can be run again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["LiveModel"]
 
 @dataclass(frozen=True)
 class LiveModel:
-    """What functions of the other packages take, with the rows of its tree, to run a model again.
+    """A model and the arguments of its call; functions of other packages take it to run the model again.
 
     Attributes:
-        model: without the wrappers of ``torch.compile`` and of data parallelism.
-        call: its arguments.
+        model: the model without the wrappers of ``torch.compile`` and data parallelism.
+        call: arguments of its forward.
         execution: ``"shape"`` or ``"real"``, whichever is known to work.
-        batch_dim: dimension of the inputs that is the batch; None: not told.
-        compiled: the compiled model that was passed, to be timed in its place; None without one.
+        batch_dim: batch dimension of the inputs; None if it was not given.
+        compiled: the compiled model that was passed, which is timed instead; None if there is none.
     """
 
     model: nn.Module
@@ -32,5 +32,5 @@ class LiveModel:
 
     @property
     def uninitialized(self) -> str | None:
-        """The FQN of a parameter that has no shape yet; None if all have one."""
+        """The FQN of a parameter without a shape (of a lazy module); None if all have shapes."""
         return next((fqn for fqn, parameter in self.model.named_parameters() if is_lazy(parameter)), None)

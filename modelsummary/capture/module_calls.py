@@ -1,9 +1,9 @@
-"""One wrapper of ``nn.Module.__call__``, which everything that watches calls of modules shares.
+"""The one wrapper of ``nn.Module.__call__``, shared by all code that watches module calls.
 
-Wrapping ``__call__`` beats hooks in three ways. With hooks, global ones included, torch takes the slow path of
+Wrapping ``__call__`` has three advantages over hooks. With hooks, global ones included, torch takes the slow path of
 ``_call_impl``: 1.6 times the time of a small MLP, against 1.15. Hooks on a module switch off the fused kernels of
-``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention``. And a wrapper sees the call as it was made and what the
-caller gets back, whatever hooks of its own the module has.
+``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention``. A wrapper sees the original arguments and the final
+result, whatever hooks the module has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Wrapper", "calls_wrapped", "unwrap_calls", "wrap_calls"]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _lock = RLock()
-_wrappers: dict[object, Wrapper] = {}  # by who asked for it
+_wrappers: dict[object, Wrapper] = {}  # by owner
 _original: Any = None
 _installed: Any = None
 
@@ -29,7 +29,7 @@ _installed: Any = None
 def wrap_calls(owner: object, wrapper: Wrapper) -> None:
     """Replace ``nn.Module.__call__`` by ``wrapper(nn.Module.__call__)`` until ``unwrap_calls(owner)``.
 
-    The wrappers of several owners nest; the latest is the outermost. An owner that is there already stays as it is.
+    The wrappers of several owners nest; the latest is the outermost. If the owner has a wrapper already, it is kept.
     """
     with _lock:
         if owner not in _wrappers:
@@ -38,7 +38,7 @@ def wrap_calls(owner: object, wrapper: Wrapper) -> None:
 
 
 def unwrap_calls(owner: object) -> None:
-    """Take the wrapper of ``owner`` away; with the last one, ``nn.Module.__call__`` is what it was before the first."""
+    """Remove the wrapper of ``owner``. Removing the last wrapper restores the original ``nn.Module.__call__``."""
     with _lock:
         if _wrappers.pop(owner, None) is not None:
             _install()
@@ -46,7 +46,7 @@ def unwrap_calls(owner: object) -> None:
 
 @contextmanager
 def calls_wrapped(wrapper: Wrapper) -> Iterator[None]:
-    """Return a context in which ``nn.Module.__call__`` is wrapped; Ctrl-C leaves no wrapper behind."""
+    """Return a context in which ``nn.Module.__call__`` is wrapped; Ctrl-C removes the wrapper, too."""
     owner = object()
     try:
         wrap_calls(owner, wrapper)
@@ -63,13 +63,13 @@ def calls_wrapped(wrapper: Wrapper) -> Iterator[None]:
 def _install() -> None:
     """Put all wrappers around the original."""
     global _original, _installed  # noqa: PLW0603
-    if nn.Module.__call__ is not _installed:  # somebody else wraps it meanwhile, or nobody does
+    if nn.Module.__call__ is not _installed:  # the first wrapper, or other code has wrapped it since
         _original = nn.Module.__call__
     call = _original
     for wrapper in _wrappers.values():
         call = wrapper(call)
     nn.Module.__call__ = call  # type: ignore[method-assign]
-    dynamo = sys.modules.get("torch._dynamo.utils")  # keeps what it finds when it is imported, to compare with
+    dynamo = sys.modules.get("torch._dynamo.utils")  # it compares with the ``__call__`` found when it was imported
     if dynamo is not None and not _wrappers and getattr(dynamo, "unpatched_nn_module_call", None) is _installed:
         dynamo.unpatched_nn_module_call = _original  # type: ignore[attr-defined]
     _installed = call if _wrappers else None

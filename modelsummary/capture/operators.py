@@ -1,4 +1,4 @@
-"""The dispatch mode that runs every operator of a model, and tells what it costs."""
+"""The dispatch mode that runs every operator of a model and counts its cost."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Costs", "Counting", "Execution", "Operators", "Uncounted"]
 
 
 class Execution(Protocol):
-    """How operators are run: on shapes, or really."""
+    """The way in which operators run: on shapes or for real."""
 
     def input(self, tensor: Tensor) -> Tensor:
-        """What the forward gets in place of an input tensor."""
+        """Return the tensor that the forward gets instead of an input tensor."""
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Result and cost of one operator."""
+        """Run one operator and return its result and cost."""
 
 
-# A tensor subclass asks these of the modes above it; the answer is its own (as in torch's FlopCounterMode).
+# Questions that a tensor subclass asks the modes above it. It answers them itself (as in torch's FlopCounterMode).
 _QUESTIONS = frozenset(
     f"aten.{name}"
     for name in "sym_is_contiguous is_contiguous is_strides_like_format is_non_overlapping_and_dense size sym_size"
@@ -40,12 +40,12 @@ _QUESTIONS = frozenset(
 
 
 def _is_nested(args: tuple[Any, ...]) -> bool:
-    """A nested tensor has kernels of its own where others are composed of simpler operators."""
+    """Return True for an operator on a nested tensor, which has kernels where others are decomposed."""
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
 class Costs:
-    """The costs of operators together: the figures of ``OpCost``, and how often each operator without a formula ran.
+    """The summed costs of operators: the figures of ``OpCost``, and the runs of each operator without a formula.
 
     ``costs += cost`` adds the cost of one operator.
     """
@@ -70,19 +70,19 @@ class Costs:
 
 
 class Counting(Protocol):
-    """Who is told what an operator costs: what is ``running`` has the counters of ``Costs``."""
+    """The receiver of costs: ``running`` has the counters of ``Costs``."""
 
     running: Any
 
 
 class Operators(TorchDispatchMode):
-    """Runs every operator through ``execution`` and adds its cost to the running call."""
+    """A mode that runs every operator through ``execution`` and adds its cost to the running call."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled meanwhile, and guarding against it would import torch._dynamo
+        return False  # nothing is compiled during the run, and guarding against it would import torch._dynamo
 
     def __init__(self, watch: Counting, execution: Execution) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ class Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         is_usual = len(types) == 1 and types[0] is ShapeTensor  # spares most operators the checks below
-        # A distributed tensor turns an operator into others on what this process holds, and collectives.
+        # A distributed tensor replaces an operator by collectives and by operators on the shard of this process.
         if not is_usual and "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):
             return NotImplemented
         rule = self._rules.get(id(func))  # operators live as long as the process
@@ -104,7 +104,7 @@ class Operators(TorchDispatchMode):
         if rule.name in _QUESTIONS:
             return NotImplemented
         kwargs = kwargs or {}
-        # A lazy module looks at its own parameter; a distributed tensor runs fake ones for the shape of a result.
+        # A lazy module looks at its own parameter; a distributed tensor infers the shape of a result with fake tensors.
         is_of_lazy = args and type(args[0]) is not ShapeTensor and is_lazy(args[0])
         if is_of_lazy or (not is_usual and _torch.fake_mode() is not self._fake_mode):
             return func(*args, **kwargs)
@@ -120,7 +120,7 @@ class Operators(TorchDispatchMode):
 
 
 class Uncounted:
-    """Takes the costs of all operators together, whichever call they belong to."""
+    """A receiver of the costs of all operators, without regard to calls."""
 
     def __init__(self) -> None:
         self.running = Costs()

@@ -1,4 +1,4 @@
-"""Run a model under watch: shape-only, or really where values decide what happens."""
+"""Run a model and record it: on shapes, or for real if values decide what the forward does."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = [
 ]
 
 _META = torch.device("meta")
-_AUTOCAST = "autocast was on, which knows no meta tensors"
-# What torch says where a forward takes a gradient, keeps one or hooks one.
+_AUTOCAST = "autocast was on, and it does not support meta tensors"
+# Matches torch's errors for a forward that computes, retains or hooks a gradient.
 WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
 
 
 @dataclass
 class Recording:
-    """What a run left behind.
+    """The result of a run.
 
     Attributes:
         root: the tree; its first row is the model.
         execution: ``"shape"``, ``"real"``, or ``"none"`` without a forward.
-        fallback_reason: why shape-only execution gave way to real execution; None if it did not.
-        error: what the forward raised; the tree then reaches up to the failing layer.
+        fallback_reason: why the run fell back from shape-only to real execution; None if it did not.
+        error: exception of the forward, if it raised; the tree then reaches up to the failing layer.
         failed: the layers that were running when it raised, innermost first.
     """
 
@@ -67,7 +67,11 @@ class Recording:
 
 
 def list_layers(model: nn.Module) -> Recording:
-    """The layers of a model without running it."""
+    """Return the layers of a model without running it.
+
+    >>> [row.fqn for row in list_layers(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).root.walk()]
+    ['', '0', '1']
+    """
     return Recording(static_tree(module_facts(model)), "none")
 
 
@@ -78,15 +82,14 @@ def check_execution(execution: str) -> None:
 
 
 def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
-    """Run ``model`` and record it; model, arguments and global state are afterwards as before.
+    """Run ``model`` and record it, leaving model, arguments and global state untouched.
 
     Args:
-        execution: as checked by ``check_execution``. ``"shape"``: shape-only; ``"real"``: compute; ``"auto"``:
-            shape-only, and if anything stands in its way (values decide the control flow, an operator has no
-            meta kernel), really.
+        execution: ``"shape"`` runs on shapes; ``"real"`` computes; ``"auto"`` runs on shapes and falls back to real
+            execution if that fails (values decide the control flow, or an operator has no meta kernel).
 
     Raises:
-        InputError: real execution is asked for, and impossible on meta tensors.
+        InputError: real execution was requested, but the model or an input is on meta.
     """
     with no_collection():
         modules = modules_of(model)
@@ -105,7 +108,7 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
 
 
 def _on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, fails: bool) -> Recording | str:
-    """A shape-only recording. If something stood in its way: what it was, or the recording nevertheless (``fails``)."""
+    """Return a shape-only recording. If the run met an obstacle, return the reason, unless ``fails`` is set."""
     run = _attempt(model, modules, call, on_shapes=True)
     reason = _obstacle(run)
     if reason is None:
@@ -114,16 +117,16 @@ def _on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArgumen
 
 
 def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None:
-    """What cannot be computed with: a tensor on meta."""
+    """Return why the run must be shape-only: a tensor is on meta. Return None if it need not be."""
     if call.device is not None and call.device.type == "meta":
-        return "device='meta' was asked for"
+        return "device='meta' was requested"
     if any(tensor.is_meta for tensor in tensors_of_modules(modules)):
         return "the model has tensors on meta"
     return "an input is on meta" if any(tensor.is_meta for tensor in call.tensors()) else None
 
 
 def _obstacle(run: _Run) -> str | None:
-    """Why a shape-only run is not to be trusted: it failed, or the model caught what would have failed it."""
+    """Return why a shape-only run is not valid: it failed, or the model caught the exception; None if it is valid."""
     assert isinstance(run.execution, ShapeOnly)
     reason = obstacle_of(run.execution, run.error)
     if reason is None and run.watch.under_autocast and run.execution.device.type == "meta":
@@ -132,7 +135,7 @@ def _obstacle(run: _Run) -> str | None:
 
 
 def obstacle_of(shapes: ShapeOnly, error: Exception | None) -> str | None:
-    """What stood in the way of a shape-only run that ended with ``error``, if with any; None if nothing did."""
+    """Return the obstacle that a shape-only run met, ``error`` being its exception; None if it met none."""
     if shapes.needs_values:
         return f"{shapes.obstacle} needs the values of a tensor"
     if error is not None:
@@ -146,19 +149,19 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _with_obstacle(run: _Run) -> Recording:
-    """A shape-only recording that cannot be replaced by a real one."""
+    """Return the shape-only recording of a run with an obstacle, for a model that cannot run for real."""
     shapes = run.execution
     assert isinstance(shapes, ShapeOnly)
     if shapes.needs_values and shapes.obstacle is not None and run.error is None:
         run.error = DataDependentError(shapes.obstacle)
     recording = _recording(run, "shape")
     if run.watch.under_autocast and shapes.device.type == "meta":
-        recording.root.note = f"{_AUTOCAST}: dtypes and bytes are those without it"
+        recording.root.note = f"{_AUTOCAST}: dtypes and bytes are given as without autocast"
     return recording
 
 
 def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -> Recording:
-    """A real run; if it fails, another with numpy arrays as they are, where some were passed."""
+    """Return the recording of a real run. If it fails and numpy arrays were passed, run again with the arrays as is."""
     run = _attempt(model, modules, call, on_shapes=False)
     if run.error is not None and call.has_arrays:
         with_arrays = _attempt(model, modules, call, on_shapes=False, raw_arrays=True)
@@ -174,7 +177,7 @@ def _real(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments) -
 
 @dataclass
 class _Run:
-    """What one run left behind, before it is made into a tree."""
+    """The result of one run, before the tree is built."""
 
     watch: Watch
     execution: ShapeOnly | RealExecution
@@ -198,7 +201,7 @@ def _attempt(
     on_shapes: bool,
     raw_arrays: bool = False,
 ) -> _Run:
-    """Run without gradients; if the forward turns out to take some of its own, again with them."""
+    """Run without gradients; if the forward computes gradients itself, run again with gradients enabled."""
     options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays}
     run = _run_once(model, modules, call, **options, grad=False)
     if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
@@ -215,7 +218,7 @@ def _run_once(
     raw_arrays: bool,
     grad: bool,
 ) -> _Run:
-    """Run once. The facts are collected before the model is put back: a lazy module has its parameters only now."""
+    """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
     with running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad) as (execution, args, kwargs):
         watch = Watch(model, execution)
@@ -239,13 +242,16 @@ def running(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[ShapeOnly | RealExecution, tuple[Any, ...], dict[str, Any]]]:
-    """Context in which a model may run: yields the execution and the arguments, and leaves everything as it was.
+    """Return a context in which a model may run, and which leaves everything untouched.
 
     Args:
-        grad: with gradients enabled.
-        as_is: leave on what hides operators: fused fast paths and compiled functions.
-        device: on shapes, where tensors are, which need not be there; None: where the model is.
-        dtype: on shapes, of floating point parameters, buffers and inputs; None: their own.
+        grad: whether gradients are enabled.
+        as_is: whether to keep fused fast paths and compiled functions, which hide operators.
+        device: on shapes, the device that tensors report, which need not exist; None: the model's device.
+        dtype: on shapes, the dtype of floating point parameters, buffers and inputs; None: their own dtypes.
+
+    Yields:
+        The execution, and the positional and keyword arguments to call the model with.
     """
     own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
     pause = no_collection() if on_shapes else nullcontext()
@@ -270,9 +276,10 @@ def running(
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Context without the cyclic garbage collector.
+    """Run the body without the cyclic garbage collector.
 
-    It would go over the whole model again and again, as a record of many calls grows: half of the time of a large one.
+    As the record of a large model grows, the collector would traverse the whole model again and again. That takes half
+    of the time of the run.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -285,7 +292,7 @@ def no_collection() -> Iterator[None]:
 
 @contextmanager
 def nothing_hidden() -> Iterator[None]:
-    """Switch off what would hide operators: the fused attention fast path, and compiled functions."""
+    """Run the body without the fused attention fast path and compiled functions, which hide operators."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -294,7 +301,7 @@ def nothing_hidden() -> Iterator[None]:
                 yield
                 return
             with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-                # True, and wanted: a compiled submodule has a row of its own.
+                # The warning is true and the effect is wanted: a compiled submodule has a row of its own.
                 warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
                 yield
     finally:
@@ -303,7 +310,7 @@ def nothing_hidden() -> Iterator[None]:
 
 @contextmanager
 def _room() -> Iterator[None]:
-    """Hooks take frames: a deep model that just fits into the recursion limit shall still fit."""
+    """Run the body with twice the recursion limit, as the wrappers of calls take frames that a deep model needs."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(2 * limit)
     try:
@@ -314,7 +321,7 @@ def _room() -> Iterator[None]:
 
 @contextmanager
 def _validation(enabled: bool) -> Iterator[None]:
-    """Distributions check the values of their parameters, if there are values."""
+    """Run the body with the argument checks of distributions only if ``enabled``, as they need values."""
     default = Distribution._validate_args
     Distribution._validate_args = default and enabled
     try:

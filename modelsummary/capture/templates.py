@@ -1,4 +1,4 @@
-"""Templates: the containers and constants of a call, with a marker in the place of everything that is not constant."""
+"""Templates: the containers and constants of a call, with markers for everything that is not constant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Marker:
-    """Stands in a template for something that is not constant."""
+    """Base class of the markers in a template, which replace values that are not constant."""
 
 
 class Attribute(NamedTuple):
@@ -42,7 +42,11 @@ class Attribute(NamedTuple):
 
 
 class BatchSize(NamedTuple):
-    """An integer that is ``(factor * batch size + offset) // divisor``."""
+    """An integer that is ``(factor * batch size + offset) // divisor``.
+
+    >>> BatchSize(factor=2, offset=1).at(8)
+    17
+    """
 
     factor: int
     offset: int
@@ -61,11 +65,11 @@ class ModeChoice(NamedTuple):
 
 
 class OwnDevice(NamedTuple):
-    """The device of the values at hand."""
+    """The device of the values that a call gets."""
 
 
 class Unknown(NamedTuple):
-    """Something that cannot be had again without the model's own code; ``reason`` ends a sentence."""
+    """A value that only the model's own code can make again; ``reason`` is the end of a sentence about it."""
 
     reason: str
 
@@ -77,26 +81,26 @@ _WHOLE = (torch.Tensor, torch.nn.Module, type, Marker, Attribute, BatchSize, Mod
 
 
 class ObjectState(NamedTuple):
-    """An object in a result, taken apart: its class, and a template of its attributes."""
+    """An object in a result, taken apart into its class and a template of its attributes."""
 
     kind: type
     attributes: dict[str, Any]
 
 
 def make_object(kind: type, attributes: dict[str, Any]) -> Any:
-    """Return an object of a class with these attributes, as ``copy.copy`` makes one."""
+    """Return an object of a class with these attributes, made without ``__init__`` as by ``copy.copy``."""
     made: Any = object.__new__(kind)
     vars(made).update(attributes)
     return made
 
 
 def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
-    """Return ``value`` with an ``ObjectState`` in the place of every plain object in it that holds tensors.
+    """Return ``value`` with an ``ObjectState`` for every plain object in it that holds tensors.
 
-    A cache of keys and values is one. Objects that ``make_object`` could not make again stay as they are.
+    A cache of keys and values is such an object. Objects that ``make_object`` could not make again are kept.
 
     Args:
-        around: ids of the objects that are being taken apart: one that holds itself stays as it is.
+        around: ids of the objects that are being taken apart, so that an object that holds itself is kept.
     """
 
     def apart(leaf: Any) -> Any:
@@ -114,21 +118,24 @@ def taken_apart(value: Any, *, around: frozenset[int] = frozenset()) -> Any:
 
 
 def objects_in(value: Any) -> list[Any]:
-    """Return the objects in ``value`` that ``taken_apart`` takes apart, without those inside of them."""
+    """Return the objects in ``value`` that ``taken_apart`` takes apart, without objects inside them."""
     return [leaf for leaf in leaves_of(value) if type(taken_apart(leaf)) is ObjectState]
 
 
 def holds_objects(template: Any) -> bool:
-    """Return True if there is an ``ObjectState`` in a template."""
+    """Return True if a template contains an ``ObjectState``."""
     leaves = tree_leaves(template, is_leaf=lambda inner: type(inner) is ObjectState)
     return any(type(leaf) is ObjectState for leaf in leaves)
 
 
 def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects: bool = False) -> Any:
-    """Return ``template`` with ``function`` applied to everything in it that is not a container.
+    """Return ``template`` with ``function`` applied to every leaf.
 
     Args:
-        makes_objects: make the objects of every ``ObjectState``.
+        makes_objects: whether to make an object from every ``ObjectState``.
+
+    >>> map_template(str, {"size": (2, 3), "dim": 1})
+    {'size': ('2', '3'), 'dim': '1'}
     """
     kind = type(template)
     if kind in _ATOMS or isinstance(template, _LEAVES):
@@ -149,9 +156,9 @@ def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects
     if kind is ObjectState:
         attributes = inside(template.attributes)
         return make_object(template.kind, attributes) if makes_objects else ObjectState(template.kind, attributes)
-    if isinstance(template, tuple) and hasattr(kind, "_fields"):  # PackedSequence asks what it is made of for devices
+    if isinstance(template, tuple) and hasattr(kind, "_fields"):  # PackedSequence.__new__ would ask for devices
         return tuple.__new__(kind, [inside(inner) for inner in template])
-    if kind in SUPPORTED_NODES:  # one level of what torch's tree walk knows
+    if kind in SUPPORTED_NODES:  # a container registered with torch's pytree: map one level
         return tree_map(inside, template, is_leaf=lambda inner: inner is not template)
     if _is_dataclass(template):
         return dataclasses.replace(
@@ -165,7 +172,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _is_dataclass(value: Any) -> bool:
-    """A dataclass that can be made again from its fields (torch's tree walk does not know it)."""
+    """Return True for a dataclass, which is not a container to torch's pytree but can be made from its fields."""
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, torch.nn.Module, *_MARKERS))
 
 
@@ -174,25 +181,37 @@ def _fields(value: Any) -> Iterator[Any]:
 
 
 def leaves_of(template: Any) -> list[Any]:
-    """Return the leaves of ``template``: everything in it except containers."""
+    """Return the leaves of ``template``: everything in it except containers.
+
+    >>> leaves_of({"size": (2, 3), "dim": 1})
+    [2, 3, 1]
+    """
     leaves: list[Any] = []
     map_template(leaves.append, template)
     return leaves
 
 
 def with_leaves(template: Any, leaves: Iterable[Any]) -> Any:
-    """``template`` with these in the place of its leaves, in order."""
+    """Return ``template`` with ``leaves`` instead of its own, in order.
+
+    >>> with_leaves((0, [0]), "ab")
+    ('a', ['b'])
+    """
     remaining = iter(leaves)
     return map_template(lambda _: next(remaining), template)
 
 
 def structure_of(template: Any) -> Any:
-    """The containers of ``template``, to be compared."""
+    """Return the container structure of ``template``, for comparison."""
     return tree_structure(template, is_leaf=_is_leaf)
 
 
 def same_structure(one: Any, other: Any) -> bool:
-    """The two have the same containers; mostly told without torch's tree walk, which takes ten times as long."""
+    """Return True if both have the same containers. Common cases avoid torch's pytree, which takes ten times as long.
+
+    >>> same_structure((1, [2]), (3, [4])), same_structure((1, [2]), (3, 4))
+    (True, False)
+    """
     kind, other_kind = type(one), type(other)
     if (kind in _ATOMS or isinstance(one, _MARKERS)) and (other_kind in _ATOMS or isinstance(other, _MARKERS)):
         return True
@@ -204,17 +223,21 @@ def same_structure(one: Any, other: Any) -> bool:
 
 
 def same_constant(one: Any, other: Any) -> bool:
-    """Return True if two constants of a call are equal: 1, 1.0 and True differ."""
+    """Return True if two constants of a call are equal and of the same type.
+
+    >>> same_constant(1, 1), same_constant(1, 1.0), same_constant(1, True)
+    (True, False, False)
+    """
     if one is other:
         return True
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # an object that cannot be compared is equal to itself alone
+    except Exception:  # an object that cannot be compared equals only itself
         return False
 
 
 def tells_dtype(leaf: Any, dtype: torch.dtype) -> bool:
-    """Return True if a constant is a dtype, or one of its limits."""
+    """Return True if a constant is ``dtype`` or one of its limits."""
     if isinstance(leaf, float):
         limits = torch.finfo(dtype)
         return leaf in (limits.min, limits.max, limits.eps, limits.tiny)

@@ -1,4 +1,4 @@
-"""Time the calls of modules inside a forward: marks are only appended while it runs, and made sense of afterwards."""
+"""Time the module calls of a forward. While it runs, marks are only appended; they are evaluated afterwards."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TimedCall:
     """One call of one module.
 
     Attributes:
-        begin, end: marks of the clock; milliseconds once the step has settled.
-        nodes: numbers of the first autograd node that the call made, and of the first after it.
+        begin, end: marks of the clock; milliseconds after ``Step.settle``.
+        nodes: number of the first autograd node that the call made, and of the first node after the call.
     """
 
     __slots__ = ("begin", "children", "end", "module", "nodes", "parent")
@@ -38,11 +38,11 @@ class TimedCall:
 
     @property
     def milliseconds(self) -> float:
-        """From the begin to the end of the call, once the step has settled."""
+        """Time of the call in milliseconds, after ``Step.settle``."""
         return float(self.end - self.begin)
 
     def walk(self) -> Iterator[TimedCall]:
-        """This call and those within, in the order in which they began."""
+        """Yield this call and the calls inside it, in the order in which they began."""
         pending = [self]
         while pending:
             call = pending.pop()
@@ -51,12 +51,12 @@ class TimedCall:
 
 
 class Step:
-    """One call of the model: what was noted while it ran, and the calls that this means.
+    """One call of the model: the log of the run, and the tree of calls made from it.
 
     Attributes:
-        log: begins as module, mark, number of the next autograd node; ends with None in the place of the module.
-        about: what ``Timer(on_begin=...)`` returned.
-        output: what the model returned; whoever does not need it drops it.
+        log: three items per begin (module, mark, number of the next autograd node) and per end (None, mark, number).
+        about: result of ``Timer(on_begin=...)``.
+        output: result of the model; set it to None to free it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -67,13 +67,13 @@ class Step:
         self._root: TimedCall | None = None
 
     def root(self) -> TimedCall:
-        """The call of the model with all calls within it; their times are still marks."""
+        """Return the call of the model with all calls inside it; their times are still marks."""
         if self._root is None:
             self._root = _tree(self.log)
         return self._root
 
     def innermost(self) -> list[TimedCall | None]:
-        """The innermost running call after so many entries of the log; None before the first and after the last."""
+        """Return the innermost running call after 0, 1, 2 ... entries of the log; None at the beginning and the end."""
         calls: list[TimedCall | None] = [None]
         children = {id(call): iter(call.children) for call in self.root().walk()}
         call: TimedCall | None = None
@@ -86,7 +86,7 @@ class Step:
         return calls
 
     def settle(self) -> TimedCall:
-        """The same with times in milliseconds; waits for the device the first time."""
+        """Return the call of the model with times in milliseconds; wait for the device the first time."""
         root = self.root()
         if self.log:
             marks = self.log[1::3]
@@ -98,7 +98,7 @@ class Step:
         return root
 
     def discard(self) -> None:
-        """Give the marks back, and leave no cycles of calls."""
+        """Release the marks, and break the reference cycles between calls."""
         self._clock.release(self.log[1::3])
         for call in list(self.root().walk()):
             call.parent, call.children = None, []
@@ -118,7 +118,7 @@ def _tree(log: list[Any]) -> TimedCall:
 
 
 class _State:
-    """What the wrapper of a timer looks at; emptied when the timer stops, so a copy of the wrapper holds nothing."""
+    """The state that a timer's wrapper reads; emptied by ``stop``, so that copies of the wrapper hold nothing."""
 
     __slots__ = ("logs", "model", "now", "own", "timer")
 
@@ -129,24 +129,24 @@ class _State:
         self.logs: dict[int, list[Any]] = {}  # by thread
 
     def end(self) -> None:
-        """Time no further step; one that runs is still logged."""
+        """Stop timing new steps; a step that is running is still logged."""
         self.timer = self.model = None
 
 
 class Timer:
-    """Times every call of ``model`` between ``start`` and ``stop``, and the modules called within it.
+    """Timer of every call of ``model`` between ``start`` and ``stop``, and of the modules called inside it.
 
-    Threads that call the model side by side have steps of their own; modules that a forward calls in another thread
+    Threads that call the model at the same time have separate steps. Modules that a forward calls in another thread
     are not timed.
 
     Args:
-        is_ignored: modules that are not timed; their time is their caller's.
-        on_begin: is given the arguments of each call of the model before it begins; what it returns is ``Step.about``.
-        on_step: hears of each finished call of the model, which it then keeps or not: ``steps`` stays empty.
+        is_ignored: returns True for modules that are not timed; their time is counted for their caller.
+        on_begin: called with the arguments of each call of the model before it begins; its result is ``Step.about``.
+        on_step: called with each finished step, instead of appending it to ``steps``.
 
     Attributes:
         steps: finished calls of the model.
-        in_other_threads: calls of modules of the model in threads that do not run the model.
+        in_other_threads: number of calls of the model's modules in threads that do not run the model.
     """
 
     def __init__(
@@ -167,18 +167,18 @@ class Timer:
         self._state: _State | None = None
 
     def position(self) -> int:
-        """How many entries the log of this thread's running step has."""
+        """Return the number of entries in the log of the step that runs in this thread."""
         return len(self._state.logs.get(get_ident(), ())) // 3 if self._state is not None else 0
 
     def start(self) -> None:
-        """Begin to time."""
+        """Start timing."""
         if self not in _active:
             _active.append(self)
             self._state = _State(self, self._own)
             wrap_calls(self, _wrapper(self._state))
 
     def stop(self) -> None:
-        """Leave ``nn.Module.__call__`` as it was."""
+        """Stop timing and remove the wrapper of ``nn.Module.__call__``."""
         if self in _active:
             _active.remove(self)
             if self._state is not None:
@@ -187,7 +187,7 @@ class Timer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context in which it times."""
+        """Return a context in which the timer runs."""
         self.start()
         try:
             yield
@@ -197,7 +197,7 @@ class Timer:
     def step(
         self, state: _State, call_module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The call of the model; one that raises leaves nothing."""
+        """Call the model and log the step; a step that raises is dropped."""
         step = Step(self.clock)
         step.about = self._on_begin(args, kwargs) if self._on_begin is not None else None
         state.logs[get_ident()] = log = step.log
@@ -217,7 +217,7 @@ _suspended: dict[int, list[Timer]] = {}  # by thread
 
 
 def _wrapper(state: _State) -> Wrapper:
-    """Puts marks around ``nn.Module.__call__``."""
+    """Return a wrapper that makes marks before and after ``nn.Module.__call__``."""
     logs, now, own, is_compiling = state.logs, state.now, state.own, torch.compiler.is_compiling
 
     def wrap(call_module: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,7 +249,7 @@ def _wrapper(state: _State) -> Wrapper:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Context in which the timers that run now do not time this thread: what runs there is no step of theirs."""
+    """Return a context in which the timers that are running now do not time this thread."""
     before = _suspended.get(get_ident())
     _suspended[get_ident()] = list(_active)
     try:
@@ -270,7 +270,7 @@ class _Empty(nn.Module):
 
 
 class _Calls(nn.Module):
-    """Calls an empty module again and again."""
+    """A module that calls an empty module ``calls`` times."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -282,9 +282,9 @@ class _Calls(nn.Module):
 
 
 def cost_of_timing(calls: int = 500, repetitions: int = 9) -> tuple[float, float]:
-    """What timing a call costs on the CPU, in milliseconds: between its own two marks, and outside of them.
+    """Return the overhead of timing one call on the CPU in milliseconds: between its two marks, and outside them.
 
-    The least of some repetitions, each with and without marks around calls of an empty module.
+    Both are the minimum over ``repetitions``, each of which calls an empty module with and without marks.
     """
     model, clock = _Calls(calls), CpuClock()
     timer = Timer(model, clock)

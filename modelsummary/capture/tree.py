@@ -1,4 +1,4 @@
-"""Resolve the recorded calls of a run into a tree of ``LayerInfo``."""
+"""Build the tree of ``LayerInfo`` from the recorded calls of a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Facts = dict[int, ModuleFacts]
 
 
 def call_tree(facts: Facts, calls: Iterable[Call]) -> LayerInfo:
-    """One row a call, beneath the call it was made from; then rows for what was not called.
+    """Return the tree with one row per call, below its caller's, and one row per module that was not called.
 
-    A module that is no part of the model (made during the forward) has no row: its operators belong to
-    the row it ran in.
+    A module that the forward makes is not part of the model and has no row: its operators belong to the row in which
+    it ran.
     """
     tree = _Tree(facts)
     for call in calls:
@@ -30,7 +30,7 @@ def call_tree(facts: Facts, calls: Iterable[Call]) -> LayerInfo:
 
 
 def static_tree(facts: Facts) -> LayerInfo:
-    """The modules as they are registered, without a run. A module met again is not expanded again."""
+    """Return the tree of the registered modules, without a run. A shared module is expanded only once."""
     tree = _Tree(facts)
     pending = [(tree.root_facts, tree.root)]
     expanded: set[int] = set()
@@ -98,7 +98,7 @@ class _Tree:
             row.uncounted_ops[operator] = row.uncounted_ops.get(operator, 0) + count
 
     def _place(self, own: ModuleFacts, around: LayerInfo) -> tuple[LayerInfo, str]:
-        """Row and name for a call from ``around``: a child, or below containers that have no call."""
+        """Return the parent row and the name for a call from ``around``, adding rows for containers without a call."""
         caller = self.facts[around.layer_id]
         if (name := caller.children.get(id(own.module))) is not None:
             return around, name
@@ -116,7 +116,7 @@ class _Tree:
         return around, name
 
     def add_uncalled(self) -> None:
-        """Modules without a row, in the order of registration, below the first row of their parent."""
+        """Add rows for modules without one, in the order of registration, below the first row of their parent."""
         for own in self.facts.values():
             if id(own.module) not in self._first_row:
                 parent_fqn, _, name = own.fqn.rpartition(".")
@@ -140,7 +140,7 @@ def _fill(row: LayerInfo, call: Call) -> None:
 
 
 def finish_tree(root: LayerInfo, facts: Facts) -> LayerInfo:
-    """Fill in what depends on the whole tree: depths, first appearances, sums over descendants."""
+    """Fill in the fields that depend on the whole tree (depths, first appearances, sums) and return ``root``."""
     rows: list[LayerInfo] = []
     at_depth: Counter[int] = Counter()
     seen_modules: set[int] = set()

@@ -1,4 +1,4 @@
-"""Walk the nested values a forward takes and returns: shapes, bytes, and copies with other tensors."""
+"""Walk the nested arguments and results of a forward: shapes, bytes, and copies with other tensors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = [
     "tensors_of",
 ]
 
-# How deep to look for tensors into objects that are no containers (a distribution, a cache of layers),
-# and into anything at all: a container may hold itself.
+# How deep to look for tensors inside objects that are not containers (a distribution, a cache of layers),
+# and inside any value, as a container may hold itself.
 _OBJECT_DEPTH = 3
 _DEPTH = 50
 _PLAIN = (ShapeTensor, Tensor)
@@ -37,7 +37,7 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
 def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | None:
-    """The parts of a container or an object that may hold tensors; None for anything else."""
+    """Return the parts of a container or an object that may hold tensors; None for anything else."""
     if isinstance(value, Mapping):
         return {str(key): inner for key, inner in value.items()}
     if isinstance(value, _SEQUENCES):
@@ -52,7 +52,11 @@ def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | No
 def sizes_of(
     value: Any, seen: dict[int, Any] | None = None, objects_left: int = _OBJECT_DEPTH, left: int = _DEPTH
 ) -> Sizes:
-    """Shapes of the tensors in ``value`` with its structure kept; ``seen`` collects the tensors by id."""
+    """Return the shapes of the tensors in ``value`` with its structure kept; ``seen`` collects the tensors by id.
+
+    >>> sizes_of((torch.ones(2, 3), {"mask": torch.ones(4), "scale": 0.5}))
+    ([2, 3], {'mask': [4], 'scale': None})
+    """
     if isinstance(value, Tensor):
         if seen is not None:
             seen[id(value)] = value
@@ -67,25 +71,29 @@ def sizes_of(
     is_object = not isinstance(value, (Mapping, *_SEQUENCES))
     if isinstance(parts, dict):
         inner = {key: sizes_of(part, seen, objects_left - is_object, left - 1) for key, part in parts.items()}
-        # An object's scalars say nothing about its tensors: keep what holds some.
+        # Of an object, keep only the attributes that hold tensors.
         return {key: sizes for key, sizes in inner.items() if sizes is not None} or None if is_object else inner
     structure = tuple(sizes_of(part, seen, objects_left, left - 1) for part in parts)
     return None if all(part is None for part in structure) else structure
 
 
 def is_array(value: Any) -> bool:
-    """A numpy array, told without importing numpy."""
+    """Return True for a numpy array, without importing numpy."""
     return type(value).__module__ == "numpy" and hasattr(value, "__array__")
 
 
 def _shape(tensor: Tensor) -> list[int] | str:
-    """The tensor's shape; a nested tensor has none that is a list of integers."""
+    """Return the tensor's shape; ``UNKNOWN`` for a nested tensor, whose shape is not a list of integers."""
     return UNKNOWN if tensor.is_nested else [int(size) for size in tensor.shape]
 
 
 def argument_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sizes, int]:
-    """Shapes and bytes of a call's arguments. A sole argument with tensors stands for itself."""
-    if len(args) == 1 and not kwargs:  # nearly every call
+    """Return the shapes and bytes of a call's arguments. A sole argument with tensors is given without its tuple.
+
+    >>> argument_sizes((torch.ones(2, 3),), {"mask": torch.ones(4)})
+    (([2, 3], {'mask': [4]}), 40)
+    """
+    if len(args) == 1 and not kwargs:  # true of nearly every call
         return _sizes_and_bytes(args[0])
     seen: dict[int, Any] = {}
     positional = [sizes_of(argument, seen) for argument in args]
@@ -102,7 +110,7 @@ def argument_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Size
 
 
 def result_sizes(value: Any) -> tuple[Sizes, int]:
-    """Shapes and bytes of a call's result."""
+    """Return the shapes and bytes of a call's result."""
     sizes, nbytes = _sizes_and_bytes(value)
     if sizes is None and value is not None and not isinstance(value, (bool, int, float, str)):
         sizes = UNKNOWN
@@ -117,12 +125,12 @@ def _sizes_and_bytes(value: Any) -> tuple[Sizes, int]:
 
 
 def bytes_of(tensors: dict[int, Any]) -> int:
-    """Bytes of the tensors and arrays by their own dtype."""
+    """Return the bytes of the tensors and arrays, by their dtypes."""
     return sum(nbytes_of(tensor) for tensor in tensors.values())
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nested value, each object once; of a packed sequence the data, as in ``map_leaves``."""
+    """Yield every tensor in a nested value, each object once; of a packed sequence only the data."""
     seen: dict[int, Any] = {}
     sizes_of(value, seen)
     packed = (leaf for leaf in tree_leaves(value, is_leaf=_is_packed) if _is_packed(leaf))
@@ -131,17 +139,21 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept."""
+    """Return ``value`` with ``function`` applied to its tensors: containers are rebuilt, other objects kept.
+
+    >>> map_tensors(torch.neg, {"x": torch.tensor([1]), "scale": 2})
+    {'x': tensor([-1]), 'scale': 2}
+    """
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with ``function`` applied to everything in it that is no container.
+    """Return ``value`` with ``function`` applied to everything in it that is not a container.
 
-    Of a packed sequence only the data is a leaf; its batch sizes are structure, and must stay on the CPU.
+    Only the data of a packed sequence is a leaf; its batch sizes are structure and must stay on the CPU.
     """
     kind = type(value)
-    if kind is tuple or kind is list:  # nearly every container; torch's general function takes ten times as long
+    if kind is tuple or kind is list:  # nearly every container; torch's ``tree_map`` takes ten times as long
         return kind(map_leaves(function, each) for each in value)
     if kind is dict:
         return {key: map_leaves(function, each) for key, each in value.items()}
@@ -155,9 +167,9 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def replace_in_objects(function: Callable[[Tensor], Tensor], value: Any) -> None:
-    """Put ``function(tensor)`` in the place of every tensor that an object in ``value`` holds.
+    """Replace every tensor that an object in ``value`` holds by ``function(tensor)``.
 
-    Containers in ``value`` itself are left alone (``map_leaves`` rebuilds them); those inside of objects are written.
+    Containers in ``value`` itself are not changed (``map_leaves`` rebuilds them); containers inside objects are.
     """
     seen: set[int] = set()
 
@@ -179,7 +191,7 @@ def replace_in_objects(function: Callable[[Tensor], Tensor], value: Any) -> None
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """Attributes of an object that may hold tensors."""
+    """Return the attributes of an object that may hold tensors; None for other values."""
     if isinstance(value, (type, nn.Module, Tensor, str, bytes)) or callable(value):
         return None
     attributes = getattr(value, "__dict__", None)

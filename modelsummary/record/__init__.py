@@ -1,1 +1,1 @@
-"""What a forward did, value by value: the calls of modules and functions of one run or several."""
+"""The record of a forward: its calls of modules and functions, and the values between them, from one or more runs."""

@@ -1,4 +1,4 @@
-"""Attributes that a forward assigns: does it depend on them?"""
+"""Check whether a forward depends on attributes that it assigns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Unreadable", "check_kept"]
 
 
 class Unreadable:
-    """Stands in for an attribute that a forward must not depend on: whoever looks at it fails."""
+    """A replacement for an attribute that a forward must not depend on: any use of it raises."""
 
     def _fail(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("the attribute is read")
+        raise RuntimeError("the forward reads an attribute that it must not depend on")
 
     __bool__ = __len__ = __iter__ = __call__ = __getitem__ = __contains__ = __getattr__ = _fail
     __eq__ = _fail
@@ -22,11 +22,11 @@ class Unreadable:
 
 
 def check_kept(model: nn.Module, unreadable: frozenset[str]) -> None:
-    """Raise ``RuntimeError`` if an unreadable attribute was put elsewhere: a later forward may read it there."""
+    """Raise ``RuntimeError`` if an unreadable value was moved to another attribute, where a forward may read it."""
     for owner, module in model.named_modules() if unreadable else ():
         for name, value in vars(module).items():
             if f"{owner}.{name}".lstrip(".") not in unreadable and _has_unreadable(value, steps=3):
-                raise RuntimeError(f"{name!r} is given what another attribute was")
+                raise RuntimeError(f"the forward moves the value of another attribute to {name!r}")
 
 
 def _has_unreadable(value: Any, steps: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a forward changes besides values of tensors, told by comparing before and after."""
+"""Find the state that a forward changes besides values of tensors, by comparing snapshots."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Generators:
         return random.getstate(), None if state is None else (state[1].tobytes(), *state[2:])
 
     def moved(self) -> bool:
-        """Something was drawn since the last call."""
+        """Return True if a number was drawn since the last call of this method."""
         before, self._states = self._states, self._now()
         return before != self._states
 
 
 class _Identity:
-    """Equal to itself alone, and keeps it alive."""
+    """A reference to a value, equal only to references to the same object. It keeps the object alive."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -67,7 +67,11 @@ class _Identity:
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """What a forward may change besides values of tensors: attributes, also of objects, and contents of containers."""
+    """Return a snapshot of the attributes of a module, of its objects and containers.
+
+    >>> state_of(nn.Linear(2, 2))["in_features"]
+    2
+    """
     if isinstance(module, torch.jit.ScriptModule):
         return {}
     state: dict[str, Any] = {}
@@ -76,7 +80,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
             state.update((own, _Identity(tensor)) for own, tensor in value.items())
         elif type(value) in _PLAIN:
             state[name] = value
-        elif name != "_modules" and (name not in _OF_EVERY_MODULE or value):  # hooks, mostly: a dozen that are empty
+        elif name != "_modules" and (name not in _OF_EVERY_MODULE or value):  # skips a dozen empty dicts of hooks
             state[name] = _snapshot(value, _SNAPSHOT_DEPTH)
     for name, value in _of_classes(type(module)):
         state[f"{type(module).__name__}.{name}"] = _snapshot(value, _SNAPSHOT_DEPTH)
@@ -84,12 +88,16 @@ def state_of(module: nn.Module) -> dict[str, Any]:
 
 
 def first_difference(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return the name of the first attribute in which two states of a module differ."""
+    """Return the name of the first attribute in which two states of a module differ.
+
+    >>> first_difference({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    'b'
+    """
     return next(name for name in {**before, **after} if before.get(name, before) != after.get(name, after))
 
 
 def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
-    """Plain attributes of the model's own classes, which a forward may count with."""
+    """Yield plain attributes of the model's own classes, which a forward may use as counters."""
     for owner in kind.__mro__:
         if not owner.__module__.startswith(("torch.", "builtins")):
             for name, value in vars(owner).items():
@@ -98,7 +106,7 @@ def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def numbers_in(snapshot: Any) -> list[Any]:
-    """The plain values in a snapshot: what code that reads them may decide by."""
+    """Return the plain values in a snapshot, on which code may branch."""
     if isinstance(snapshot, dict):
         return [each for inner in snapshot.values() for each in numbers_in(inner)]
     if isinstance(snapshot, (list, tuple)):
@@ -107,7 +115,7 @@ def numbers_in(snapshot: Any) -> list[Any]:
 
 
 def _snapshot(value: Any, depth: int) -> Any:
-    """Something that differs as soon as ``value`` was changed, down to some depth."""
+    """Return an object that compares unequal after ``value`` was changed, down to some depth."""
     if isinstance(value, _PLAIN):
         return value
     if depth == 0 or isinstance(value, (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType)):
@@ -135,12 +143,12 @@ def _snapshot(value: Any, depth: int) -> Any:
 
 
 def saved_tensor_hooks() -> Any:
-    """The hooks through which tensors are kept for the backward now, innermost; None without, and on torch 2.6."""
+    """Return the innermost active hooks for saved tensors; None if there are none, and on torch 2.6."""
     top = _torch.top_saved_tensors_hooks
     return None if top is None else top(True)
 
 
-# Who calls one of these asks or changes what the record does not hold; these parts of torch do it for their own ends.
+# Functions that read or change state which the record does not hold. Calls from modules in ``_OWN_ENDS`` are allowed.
 _QUESTIONS = (
     (torch, "is_autocast_enabled", "switches autocast, or asks whether it is on"),
     (torch, "manual_seed", "seeds the random numbers"),
@@ -153,8 +161,8 @@ _OWN_ENDS = ("torch.nn.", "torch.utils.checkpoint", __name__)
 
 @contextmanager
 def noticed(note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which ``note`` hears why, when somebody calls one of these functions."""
-    get_overridable_functions()  # torch remembers all its functions once asked: not those that stand in for them here
+    """Return a context in which ``note`` is called with the reason when code calls a function in ``_QUESTIONS``."""
+    get_overridable_functions()  # torch caches its functions; fill the cache before they are replaced here
     originals = [getattr(owner, name) for owner, name, _ in _QUESTIONS]
 
     def noticing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
@@ -176,7 +184,7 @@ def noticed(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def autograd_functions_wrapped(call: Callable[[Any, Callable[..., Any], Any, Any], Any]) -> Iterator[None]:
-    """Return a context in which ``call(cls, apply, args, kwargs)`` runs in place of ``cls.apply(*args, **kwargs)``."""
+    """Return a context in which ``call(cls, apply, args, kwargs)`` replaces ``cls.apply(*args, **kwargs)``."""
     original = vars(torch.autograd.Function)["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a forward did, as plain data: calls of modules and functions, and the values that they hand to one another.
+"""The record of a forward as plain data: calls of modules and functions, and the values that they pass on.
 
 A ``Record`` is a tree of ``Event``; the arguments and the result of an event are templates
 (``modelsummary.capture.templates``).
@@ -35,10 +35,10 @@ class Value(Marker):
 
     Attributes:
         index: running number.
-        shape, dtype, nbytes, requires_grad: of the tensor in the first run.
-        sizes: the shape with ``BatchSize`` in the place of what moves with the batch; None where it moves otherwise.
-        storages: id of the memory behind it, for each run.
-        is_dynamic: its shape depends on the values of the input.
+        shape, dtype, nbytes, requires_grad: properties of the tensor in the first run.
+        sizes: the shape with ``BatchSize`` for sizes that depend on the batch size; None for sizes that vary otherwise.
+        storages: id of its memory in each run.
+        is_dynamic: whether its shape depends on the values of the input.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Value(Marker):
 
     @property
     def batch(self) -> tuple[int, int] | None:
-        """``(dim, factor)`` where ``shape[dim] == factor * batch size``; None if no dimension shows it."""
+        """``(dim, factor)`` where ``shape[dim] == factor * batch size``; None if no dimension is proportional to it."""
         for dim, size in enumerate(self.sizes):
             if isinstance(size, BatchSize) and size.factor and size[1:] == (0, 1):
                 return dim, size.factor
@@ -63,12 +63,12 @@ class Value(Marker):
 
 
 def values_in(template: Any) -> list[Value]:
-    """The values in ``template``, each once."""
+    """Return the values in ``template``, each once."""
     return list(dict.fromkeys(leaf for leaf in leaves_of(template) if isinstance(leaf, Value)))
 
 
 def attributes_in(template: Any) -> list[Attribute]:
-    """The tensors of the model in ``template``, each once."""
+    """Return the tensors of the model in ``template``, each once."""
     return list(dict.fromkeys(leaf for leaf in leaves_of(template) if isinstance(leaf, Attribute)))
 
 
@@ -77,13 +77,17 @@ def attributes_in(template: Any) -> list[Attribute]:
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """A function of torch; it pickles by its public name.
+    """A function of torch, pickled by its public name.
 
     Attributes:
-        kind: ``"function"``; ``"method"`` of tensors; ``"get"`` for the getter of a property of theirs; ``"list"``
-            for a function that gives an iterator.
+        kind: ``"function"``; ``"method"`` of a tensor; ``"get"`` for the getter of a property; ``"list"`` for a
+            function that returns an iterator.
         name: ``"torch.nn.functional.relu"``, or the name of the property.
-        function: what to call.
+        function: the function to call.
+
+    >>> relu = torch_function(torch.nn.functional.relu)
+    >>> relu.kind, relu.name, relu.short_name
+    ('function', 'torch.nn.functional.relu', 'relu')
     """
 
     kind: str
@@ -92,7 +96,7 @@ class TorchFunction:
 
     @property
     def short_name(self) -> str:
-        """``"relu"``, ``"add"``."""
+        """The last part of the name without underscores, such as ``"relu"`` or ``"add"``."""
         return self.name.rpartition(".")[2].strip("_")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,11 +119,11 @@ _STANDINS = frozenset({"ShapeTensor.tolist", "ShapeTensor.numpy"})
 
 
 def torch_function(function: Any) -> TorchFunction:
-    """``function`` as ``__torch_function__`` got it."""
+    """Return the ``TorchFunction`` of a function that ``__torch_function__`` got."""
     name = getattr(function, "__name__", "")
     if name == "__get__":
         return TorchFunction("get", function.__self__.__name__)
-    if getattr(function, "__qualname__", "") in _STANDINS:  # a shape tensor answers in the place of torch
+    if getattr(function, "__qualname__", "") in _STANDINS:  # a method that shape tensors override
         function = getattr(torch.Tensor, name)
     public = resolve_name(function) or name or "function"
     if isinstance(function, (OpOverload, OpOverloadPacket)):
@@ -134,7 +138,7 @@ def _named(kind: str, name: str) -> TorchFunction:
 
 @cache
 def _by_name(name: str) -> Any:
-    """What a dotted name means; None if nothing."""
+    """Return the object with a dotted name; None if it does not exist."""
     parts = name.split(".")
     try:
         found: Any = importlib.import_module(parts[0])
@@ -155,22 +159,22 @@ class Event:
     """One call of a module or of a torch function.
 
     Attributes:
-        fqn: of the module; for a function, of the module whose forward called it.
-        function: None for a module.
+        fqn: FQN of the module; for a function, of the module whose forward called it.
+        function: the function; None for a call of a module.
         call_index: running number among the calls of the same module.
         args, kwargs, result: templates.
-        children: what a module's forward called, in order.
-        grad: gradients were enabled.
-        macs: multiply-adds, with those of the children; ``output_bytes`` of all that it made itself.
-        writes: memory that was written in place, for each run, with what the children wrote.
+        children: calls that a module's forward made, in order.
+        grad: whether gradients were enabled.
+        macs: multiply-adds, including the children.
+        writes: ids of the memory written in place in each run, including the children.
         obstacle: why the call of this module cannot be replaced by its children; empty if it can.
-        checkpointed: the caller has it run under ``torch.utils.checkpoint``; a bool, or ``ModeChoice``.
-        regions: numbers of the regions of activation checkpointing around it, outermost first, where these are opened.
+        checkpointed: whether the caller runs it under ``torch.utils.checkpoint``; a bool, or ``ModeChoice``.
+        regions: numbers of the regions of activation checkpointing around it, outermost first, if these are opened.
         assigned: FQNs of the attributes that the module assigned or changed during the call.
-        reads_sizes: the module's own forward read the size of a tensor.
-        dtype_bound: an argument is a dtype (or a limit of it) that the calling code read from a tensor.
+        reads_sizes: whether the module's own forward read the size of a tensor.
+        dtype_bound: whether an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
-        is_decision: a function that told the forward values of tensors; ``result`` is what it told.
+        is_decision: whether it is a function that returned values of tensors to the forward, given as ``result``.
     """
 
     fqn: str
@@ -195,20 +199,20 @@ class Event:
 
     @property
     def is_module(self) -> bool:
-        """A call of a module."""
+        """Whether this is a call of a module."""
         return self.function is None
 
     @property
     def name(self) -> str:
-        """FQN of the module, or the name of the function."""
+        """The FQN of the module, or the name of the function."""
         return self.fqn if self.function is None else self.function.short_name
 
     def block(self, reason: str) -> None:
-        """Note why the call cannot be replaced by its children; the first reason stays, an empty one says nothing."""
+        """Note why the call cannot be replaced by its children. The first reason is kept; an empty one is ignored."""
         self.obstacle = self.obstacle or reason
 
     def walk(self) -> Iterator[Event]:
-        """This event and everything below it, in order."""
+        """Yield this event and everything below it, in order."""
         pending = [self]
         while pending:
             event = pending.pop()
@@ -218,16 +222,17 @@ class Event:
 
 @dataclass(eq=False)
 class Record:
-    """What a forward did.
+    """The calls and values of a forward.
 
     Attributes:
         root: the call of the model; its arguments are the inputs, its result is the output.
-        batch_size: of the first run; None if the record holds for its sizes only, ``no_batch`` then says why.
-        batch_dim: dimension of the inputs that is the batch.
+        batch_size: batch size of the first run; None if the record holds for its sizes only.
+        batch_dim: batch dimension of the inputs.
+        no_batch: why the record holds for its sizes only; empty if it holds for other batch sizes.
         no_other_mode: why the record holds for its mode (train or eval) only; empty if it holds for both.
-        smallest_batch: the smallest batch size that the record holds for; many forwards do other things with one.
+        smallest_batch: the smallest batch size that the record holds for; many forwards treat a batch of 1 differently.
         unread: FQNs of the attributes that the forward assigns and does not depend on.
-        storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory, for each run.
+        storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory in each run.
     """
 
     root: Event

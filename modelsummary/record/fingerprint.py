@@ -1,4 +1,4 @@
-"""Tell two forwards apart by the operators that they run."""
+"""Compare two forwards by the operators that they run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Fingerprint", "difference", "fingerprint"]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a forward did.
+    """The operators or results of a forward, for comparison.
 
     Attributes:
-        operators: each operator with the shapes and constants it was called with; empty for a real run.
-        sizes: of the result.
-        values: tensors of the result of a real run.
+        operators: each operator with its shapes and constants; empty for a real run.
+        sizes: sizes of the result.
+        values: tensors of the result of a real run; empty for a run on shapes.
     """
 
     operators: list[Any]
@@ -34,7 +34,11 @@ class Fingerprint:
     values: list[Tensor]
 
     def differs_from(self, other: Fingerprint) -> str:
-        """The first difference; empty if there is none."""
+        """Return the first difference; empty if there is none.
+
+        >>> Fingerprint([], [2, 3], []).differs_from(Fingerprint([], [2, 4], []))
+        'a result of the sizes [2, 3] instead of [2, 4]'
+        """
         for number, (own, theirs) in enumerate(zip(self.operators, other.operators, strict=False)):
             if own != theirs:
                 return f"operator {number} is {own[0]} instead of {theirs[0]}, or has other arguments"
@@ -55,12 +59,12 @@ def fingerprint(
     grad: bool = False,
     other_mode: bool = False,
 ) -> Fingerprint:
-    """Run ``forward`` on shapes (or really) and note what it does; nothing is changed by it.
+    """Run ``forward`` on shapes or for real, leaving everything untouched, and return its fingerprint.
 
     Args:
-        modules: all that it calls.
-        grad: with gradients enabled.
-        other_mode: with every module in the other mode, train or eval.
+        modules: all modules that it calls.
+        grad: whether gradients are enabled.
+        other_mode: whether to switch every module to the other mode, train or eval.
     """
     with running(modules, call, on_shapes=execution == "shape", grad=grad) as (executes, args, kwargs):
         for module in modules if other_mode else ():
@@ -86,12 +90,12 @@ def difference(
     other_mode: bool = False,
     other_call: CallArguments | None = None,
 ) -> str:
-    """Return what ``other`` runs that the model does not; empty if it runs the same, or the model cannot run so.
+    """Return how ``other`` differs from the model; empty if both run the same, or the model cannot run this way.
 
     Args:
-        modules: roots of all that ``other`` calls.
-        other_call: how ``other`` is called; None: as the model is.
-        grad, other_mode: as for ``fingerprint``. A forward that takes gradients does not run without them.
+        modules: roots of all modules that ``other`` calls.
+        other_call: arguments of ``other``; None: the arguments of the model.
+        grad, other_mode: see ``fingerprint``. A forward that computes gradients does not run without them.
     """
     every = list({id(each): each for root in (model, *modules) for each in root.modules()}.values())
     try:

@@ -1,4 +1,4 @@
-"""Why a module cannot be replaced by the calls that its forward makes, told from one call."""
+"""Reasons why a module cannot be replaced by the calls that its forward makes, found from one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ __all__ = ["obstacle_of_function", "obstacle_of_module", "obstacle_of_reading", 
 
 
 def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
-    """Return why a module cannot be replaced by what it calls; empty if it can."""
+    """Return why a module cannot be replaced by its calls; empty if it can.
+
+    >>> obstacle_of_module(nn.ReLU(), {})
+    ''
+    """
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript"
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -28,7 +32,7 @@ def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
 
 
 def obstacle_of_function(function: TorchFunction, inputs: list[Any]) -> str:
-    """Return what keeps a function that made tensors out of a list of calls; empty if nothing does."""
+    """Return why a function that made tensors cannot be in a list of calls; empty if it can."""
     name = function.short_name
     unknown = next((each.reason for each in inputs if isinstance(each, Unknown)), None)
     if unknown is not None:
@@ -39,18 +43,18 @@ def obstacle_of_function(function: TorchFunction, inputs: list[Any]) -> str:
 
 
 def obstacle_of_reading(name: str, inputs: list[Any]) -> str:
-    """Return what keeps a function that returned no tensor out of a list of calls: it read more than a known fact."""
+    """Return why a function that returned no tensor cannot be in a list of calls; empty if it read a known fact."""
     if name == "__set__":
         return "assigns an attribute of a tensor"
     if name in HOOKS_TENSORS:
-        return f"calls {name}() of a tensor, which lives outside of the forward"
+        return f"calls {name}() of a tensor, which has an effect outside the forward"
     if name in READS_FACTS:
         return "reads a size that depends on values" if name in READS_SIZE and _any_is_dynamic(inputs) else ""
     return f"decides by values of tensors: it calls {name.strip('_')}()" if any(map(is_tainted, inputs)) else ""
 
 
 def reads_size(name: str, inputs: list[Any]) -> bool:
-    """Return True if a function told the size of a tensor of the run."""
+    """Return True if a function read the size of a tensor of the run."""
     return name in READS_SIZE and any(isinstance(each, (Token, Unknown)) for each in inputs)
 
 

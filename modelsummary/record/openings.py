@@ -1,4 +1,4 @@
-"""Which module calls of a record can be called as they are, and which can be replaced by what they call."""
+"""Decide which module calls of a record can be called whole, and which can be replaced by their calls."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ __all__ = ["Openings"]
 
 
 class Openings:
-    """Which module calls are units, and which can be opened.
+    """The module calls that can be called whole, and the module calls that can be opened.
 
     Attributes:
-        units: see the module.
+        units: events that can be called whole: they use only tensors that they are given, and return all tensors that
+            are used outside.
     """
 
     def __init__(self, root: Event) -> None:
         self.units: set[Event] = set()
         self._closed: dict[Event, str] = {}
-        self._blocked_by: dict[Event, Event] = {}  # closed by a call within, which can neither be called nor opened
+        self._blocked_by: dict[Event, Event] = {}  # closed event -> the inner call that cannot be whole or opened
         self._root = root
         self._order = {event: number for number, event in enumerate(root.walk())}
         self._last: dict[Event, int] = {}
@@ -35,13 +36,13 @@ class Openings:
                 self._judge(event)
 
     def _register(self, events: list[Event]) -> None:
-        """Who makes a value first, and who uses it: by the number of the event."""
+        """Register by number which event makes a value first, and which events use it."""
         for event in events:
             for value in values_in((event.args, event.kwargs)):
                 self._uses[value].append(self._order[event])
         for value in values_in(self._root.result):
             self._uses[value].append(len(events))
-        # A result comes after what its module called.
+        # A result comes after the calls of its module.
         for event in sorted(events, key=lambda each: (self._last[each], -self._order[each])):
             for value in values_in(event.result):
                 self._made_by.setdefault(value, self._order[event])
@@ -73,13 +74,13 @@ class Openings:
         if not event.children:
             return "calls nothing"
         if not any(child.is_module for child in event.children) and any(child.dtype_bound for child in event.children):
-            return "computes with the dtype of a tensor"  # and as a whole it does so when that is another one
+            return "computes with the dtype of a tensor"  # called whole, it reads the dtype anew in each run
         for child in event.children:
             problem = "" if child.is_module else _unknown_in(child)
             if problem:
                 return problem
             if child.is_decision and any(isinstance(leaf, Unknown) for leaf in leaves_of(child.result)):
-                return f"decides by values of tensors, otherwise at another batch size: it calls {child.name}()"
+                return f"decides by values of tensors that vary with the batch size: it calls {child.name}()"
         if event is self._root:
             unknown = next((leaf for leaf in leaves_of(event.result) if isinstance(leaf, Unknown)), None)
             if unknown is not None:
@@ -87,7 +88,7 @@ class Openings:
         return ""
 
     def can_open(self, event: Event) -> bool:
-        """The calls of a module one after the other do what it does."""
+        """Return True if a module can be replaced by its calls, one after the other."""
         return event.is_module and event not in self._closed
 
     def why_closed(self, event: Event) -> str:
@@ -98,7 +99,7 @@ class Openings:
         return f"{_where(event)} {reason}" if reason else ""
 
     def why_whole(self, event: Event) -> str:
-        """Return why a module that cannot be opened is called as a whole; the module itself is "it"."""
+        """Return why a module that cannot be opened is called as a whole, in a clause about "it"."""
         return self.why_closed(event) if event in self._blocked_by else f"it {self._closed[event]}"
 
 

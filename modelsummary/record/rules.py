@@ -1,4 +1,4 @@
-"""What a tracer looks into, and what it calls in place of what."""
+"""Rules of a tracer: the modules that it opens, and the functions that it substitutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 __all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer"]
 
-# Opened where a cut falls inside. (nn.TransformerEncoderLayer is not: in evaluation it is one kernel of its own.)
+# Opened if a cut falls inside. nn.TransformerEncoderLayer is not, as in evaluation it is one fused kernel.
 _CONTAINERS = (
     nn.Sequential,
     nn.ModuleList,
@@ -25,23 +25,27 @@ _CONTAINERS = (
 
 
 def is_layer(module: nn.Module) -> bool:
-    """A layer of torch: its forward is one operator, and nothing is won by looking inside."""
+    """Return True for a layer of torch that is not a container: opening it would gain nothing.
+
+    >>> is_layer(nn.Linear(4, 2)), is_layer(nn.Sequential())
+    (True, False)
+    """
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _CONTAINERS)
 
 
 @dataclass(frozen=True)
 class TraceRules:
-    """What a tracer does with modules and functions.
+    """The treatment of modules and functions by a tracer.
 
     Attributes:
-        is_whole: tells of a module that its inside is not looked at.
-        substitutes: function -> what is called and traced in its place.
-        shapes: function -> what makes its result when it runs on shapes; the call stays one of the function.
-        layer_shapes: class of a module that is whole -> what makes its result, called with the module.
-        checks_decisions: where a forward on shapes decides by values that are known there (of a mask of integers, say),
-            note what it asked and the answer, to be checked when the calls are repeated; else it keeps a module whole.
-        opens_checkpoints: what runs under activation checkpointing is traced like all else, and its region noted;
-            else it keeps a module whole.
+        is_whole: returns True for a module that is not opened.
+        substitutes: function -> function that is called and traced instead.
+        shapes: function -> function that makes its result on shapes; the trace holds the original function.
+        layer_shapes: class of a whole module -> function that makes its result, called with the module.
+        checks_decisions: if a forward on shapes decides by known values (of a mask of integers, say), note the question
+            and its answer, to be checked when the calls are repeated; otherwise the module stays whole.
+        opens_checkpoints: trace calls under activation checkpointing like all others, and note their region; otherwise
+            the module stays whole.
     """
 
     is_whole: Callable[[nn.Module], bool] = is_layer
@@ -52,19 +56,19 @@ class TraceRules:
     checks_decisions: bool = False
 
     def without(self, function: Any) -> TraceRules:
-        """These rules, with nothing in place of ``function``."""
+        """Return these rules without the substitute of ``function``."""
         return replace(self, substitutes={key: each for key, each in self.substitutes.items() if key != function})
 
 
 WHOLE_LAYERS = TraceRules()
 
-# What surrounds the function under non-reentrant checkpointing: a generator that yields once. (2.13 has the first.)
+# Generators that yield once, around the function under non-reentrant checkpointing. (2.13 has the first.)
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
 
 
 @contextmanager
 def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = nullcontext) -> Iterator[None]:
-    """Context in which ``torch.utils.checkpoint`` runs its function plainly, inside of ``region()``."""
+    """Return a context in which ``torch.utils.checkpoint`` runs its function without checkpointing, in ``region()``."""
     library = torch.utils.checkpoint
     originals = {name: getattr(library, name) for name in _GENERATORS if hasattr(library, name)}
 
@@ -78,7 +82,7 @@ def checkpoints_opened(region: Callable[[], AbstractContextManager[None]] = null
 
     for name in originals:
         setattr(library, name, plainly)
-    library.CheckpointFunction.apply = apply  # its own one, in front of that of all autograd functions
+    library.CheckpointFunction.apply = apply  # overrides the ``apply`` inherited from ``torch.autograd.Function``
     try:
         yield
     finally:

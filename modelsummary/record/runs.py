@@ -1,9 +1,9 @@
-"""Record what a forward does: several runs of the same model, told apart by what differs between them.
+"""Record a forward: merge the traces of several runs of the same model.
 
-One run cannot tell a constant from a size of its batch, or from a choice between train and eval. So the model is run at
-other batch sizes and in the other mode, and the traces are laid over one another: an integer that moved with the batch
-size becomes ``BatchSize``, a constant that moved with the mode ``ModeChoice``; tensors are the same value only where
-they are the same object in every run (in evaluation ``dropout(x)`` is ``x``).
+One run does not show whether an integer is a constant or depends on the batch size or the mode. So the model is run at
+other batch sizes and in the other mode, and the traces are merged. An integer that follows the batch size becomes
+``BatchSize``, a constant that follows the mode becomes ``ModeChoice``. Tensors are the same value only if they are the
+same object in every run (in evaluation ``dropout(x)`` is ``x``).
 """
 
 from __future__ import annotations
@@ -46,18 +46,24 @@ def record(
     batch_dim: int | None = None,
     rules: TraceRules = WHOLE_LAYERS,
 ) -> Iterator[Record]:
-    """Record a forward of ``model``; model, arguments and global state are afterwards as before.
+    """Record a forward of ``model``, leaving model, arguments and global state untouched.
 
     Args:
         execution: ``"shape"`` or ``"real"``, whichever is known to work.
-        batch_dim: dimension of the inputs that is the batch; None: the first, if the forward runs with another size
-            there, else the second.
-        rules: what is looked into, and what is called in place of what.
+        batch_dim: batch dimension of the inputs; None: 0 if the forward runs with another size there, else 1.
+        rules: modules to open, and functions to substitute.
 
     Yields:
-        The record over all runs; then, for a model that does other things at another batch size or in the other mode,
-        records that hold for the mode, the batch size, or both of this run only. Then, for one that decides by values
-        of integers, the same with these decisions opened: they hold for inputs by which it decides alike.
+        The record over all runs. Then, if the model runs other calls at another batch size or in the other mode,
+        records that hold only for the mode, the batch size, or both of this run. Then, if it decides by values of
+        integers, the same records with these decisions opened; they hold for inputs with the same decisions.
+
+    >>> from modelsummary.capture.inputs import call_arguments
+    >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    >>> call = call_arguments(model, (3, 4), (), {}, batch_dim=None, device=None, dtypes=None)
+    >>> found = next(record(model, call, "shape"))
+    >>> found.batch_size, [event.name for event in found.root.children]
+    (3, ['0', '1'])
     """
     for opened in (rules, replace(rules, checks_decisions=True)):
         trace = _tracing(model, execution, opened)
@@ -78,9 +84,9 @@ def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | No
         for others, why in [(modes, no_mode), ([], _NO_MODE)] if modes else [(modes, no_mode)]:
             for runs, smallest in variants:
                 yield _merged([*runs, *others], dim, no_batch, why, smallest)
-        no_batch = "it does other things at another batch size"
+        no_batch = "it runs other calls at another batch size"
         modes, no_mode = _other_mode(call, trace, None)
-    again = [first, _Run(trace(call), None, is_other_mode=False)]  # what is made anew in each run is no constant
+    again = [first, _Run(trace(call), None, is_other_mode=False)]  # a second run shows which values are made anew
     if modes:
         yield _merged([*again, *modes], dim, no_batch, no_mode)
     yield _merged(again, dim, no_batch, no_mode or _NO_MODE)
@@ -89,7 +95,7 @@ def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | No
 def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
     """Note the attributes that the forward assigns and does not depend on; a step of generation may read them.
 
-    In both modes the forward must do the same after another forward, and with ``Unreadable`` in their place.
+    In both modes, the forward must run the same calls after another forward, and with ``Unreadable`` as their value.
     """
     assigned = frozenset().union(*(event.assigned for event in first.root.walk()))
     if not assigned:
@@ -103,7 +109,7 @@ def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
                 again = _Run(trace(call, other_mode=other_mode, **given), None, is_other_mode=False)
                 both = _merged([run, again], 0, "", _NO_MODE)
                 pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
-            except Exception:  # it reads them, or does other things
+            except Exception:  # it reads the attributes, or runs other calls
                 return
             if not all(_holds_for_both(one, merged) for one, merged in pairs):
                 return
@@ -111,13 +117,13 @@ def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
 
 
 def _holds_for_both(one: Event, merged: Event) -> bool:
-    """Return whether what was recorded in one run is as well known from both."""
+    """Return True if merging a second run left everything known that was known from one."""
     leaves = zip(*(leaves_of((each.args, each.kwargs, each.result)) for each in (one, merged)), strict=True)
     return all(isinstance(own, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for own, leaf in leaves)
 
 
 def record_once(model: nn.Module, call: CallArguments, execution: str) -> Record:
-    """Record one forward: what it did, without knowing what holds at other batch sizes and in the other mode."""
+    """Record one run of a forward, which holds for its batch size and mode only."""
     run = _Run(_tracing(model, execution)(call), None, is_other_mode=False)
     return _merged([run], 0, "it was run at one batch size", _NO_MODE)
 
@@ -148,7 +154,7 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS)
     return trace
 
 
-_NO_MODE = "it calls other things in the other mode"
+_NO_MODE = "it runs other calls in the other mode"
 
 
 @dataclass
@@ -170,7 +176,7 @@ Trace = Callable[..., Tracer]
 def _other_batches(
     first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str
 ) -> tuple[list[tuple[_Run, CallArguments]], int, str]:
-    """Runs at two other batch sizes, and along which dimension; or none, and why."""
+    """Return runs at other batch sizes and the batch dimension; without such runs, also the reason."""
     reason = "no input has a batch dimension"
     for dim in (0, 1) if batch_dim is None else (batch_dim,):
         size = call.size_along(dim)
@@ -178,7 +184,7 @@ def _other_batches(
             continue
         found: list[tuple[_Run, CallArguments]] = []
         try:
-            # On shapes, where memory is no concern, ``_far_batches`` tell more than a second size nearby.
+            # On shapes, which need no memory, the sizes of ``_far_batches`` show more than a second size nearby.
             for batch in (size + 1,) if execution == "shape" and size > 1 else (size + 1, 2 * size + 3):
                 larger = call.with_batch(dim, size, batch)
                 found.append((_Run(trace(larger), batch, is_other_mode=False), larger))
@@ -193,9 +199,9 @@ def _other_batches(
 def _far_batches(
     size: int, dim: int, call: CallArguments, trace: Trace, execution: str
 ) -> list[tuple[_Run, CallArguments]]:
-    """Return runs on shapes at a batch of one and at a large one, at which rules like max(B, 2) show.
+    """Return runs on shapes at a batch of 1 and at a large batch, which reveal expressions like ``max(B, 2)``.
 
-    A batch of one may be impossible (batch normalisation in training): then there is nothing to compare.
+    A batch of 1 may fail (batch normalisation in training); such a run is left out.
     """
     found = []
     for batch in sorted({1, size + 257} - {size}) if execution == "shape" else ():
@@ -236,11 +242,11 @@ def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str,
 
 
 class _Merge:
-    """Lays traces over one another, event by event."""
+    """The merging of traces, event by event."""
 
     def __init__(self, runs: Sequence[_Run]) -> None:
         self._batches = [run.batch for run in runs if not run.is_other_mode]
-        self._mode_twin = None  # the run that differs from the one in the other mode by the mode alone
+        self._mode_twin = None  # the run with the batch size of the run in the other mode
         if runs[-1].is_other_mode:
             self._mode_twin = next(
                 index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2
@@ -274,18 +280,18 @@ class _Merge:
                 event.children.append(self.event(children, event))
         results = [each.result for each in events]
         if not self._define(results):
-            event.block("returns something of another structure in another run")
+            event.block("returns a result whose structure differs between runs")
         event.result = self._template(results, first.training)
         return event
 
     def _difference(self, events: Sequence[Event]) -> str:
-        """How the calls within an event differ between the runs."""
+        """Return how the calls inside an event differ between the runs; empty if they do not."""
         calls = [[(child.fqn, child.function) for child in each.children] for each in events]
         n_batches = len(self._batches)
         if any(each != calls[0] for each in calls[:n_batches]):
-            return "calls other things at another batch size"
+            return "makes other calls at another batch size"
         if self._mode_twin is not None and calls[-1] != calls[0]:
-            return "calls other things in train than in eval mode"
+            return "makes different calls in train and in eval mode"
         if any(
             child.grad != other.grad
             for each in events[1:]
@@ -297,7 +303,7 @@ class _Merge:
     # ------------------------------------------------------------------------------------- templates
 
     def _define(self, templates: Sequence[Any]) -> bool:
-        """Every tensor in there is a value from now on."""
+        """Make a value for every tensor in ``templates``; return False if their numbers of leaves differ."""
         every = [leaves_of(each) for each in templates]
         if len({len(leaves) for leaves in every}) != 1:
             return False
@@ -328,29 +334,29 @@ class _Merge:
         return tuple(None if isinstance(size, Unknown) else size for size in every)
 
     def _template(self, templates: Sequence[Any], training: bool) -> Any:
-        """The template that holds in every run."""
+        """Return the template that holds in every run."""
         every = [leaves_of(each) for each in templates]
         if len({len(leaves) for leaves in every}) != 1 or any(
             not same_structure(each, templates[0]) for each in templates[1:]
         ):
-            return with_leaves(templates[0], [Unknown("arguments of another structure in another run")] * len(every[0]))
+            return with_leaves(templates[0], [Unknown("arguments with varying structure")] * len(every[0]))
         return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
 
     def _leaf(self, leaves: Sequence[Any], training: bool) -> Any:
         first = leaves[0]
         if isinstance(first, Token):
             if not all(isinstance(leaf, Token) for leaf in leaves):
-                return Unknown("a tensor that is another one in another run")
+                return Unknown("a tensor that differs between runs")
             value = self._values.get(tuple(leaf.index for leaf in leaves))
-            return value or Unknown("a tensor that is another one in another run")
+            return value or Unknown("a tensor that differs between runs")
         if isinstance(first, Foreign):
             if all(isinstance(leaf, Foreign) and leaf.tensor is first.tensor for leaf in leaves):
                 return first.tensor
-            return Unknown("a tensor made by something that is no torch function")
+            return Unknown("a tensor made outside of torch functions")
         if isinstance(first, Unknown):
             return first
         if isinstance(first, Attribute):
-            return first if all(leaf == first for leaf in leaves) else Unknown("another parameter in another run")
+            return first if all(leaf == first for leaf in leaves) else Unknown("a parameter that differs between runs")
         return self._constant(leaves, training)
 
     def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
@@ -375,13 +381,13 @@ class _Merge:
         return Unknown(f"{constants[0]!r}, which becomes {constants[-1]!r} at another batch size,")
 
 
-# Of a fraction of the batch: a half, a third (of queries, keys and values), a quarter, an eighth.
+# Divisors of the batch size: a half, a third (of queries, keys and values), a quarter, an eighth.
 _DIVISORS = (2, 3, 4, 8)
-_FEWEST_FOR_FRACTIONS = 4  # sizes of the batch that a fraction is told from
+_FEWEST_FOR_FRACTIONS = 4  # number of batch sizes from which a fraction is inferred
 
 
 def _linear(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[BatchSize]:
-    """Functions of the batch size that could give these sizes: linear ones, then fractions rounded down or up."""
+    """Yield functions of the batch size that may give these sizes: linear ones, then fractions rounded down or up."""
     factor = (sizes[1] - sizes[0]) // (batches[1] - batches[0])
     yield BatchSize(factor, sizes[0] - factor * batches[0])
     if len(sizes) < _FEWEST_FOR_FRACTIONS:

@@ -1,4 +1,4 @@
-"""The tensors of one run, told apart by identity: those of the model, those that it made, and all others."""
+"""The tensors of one run, distinguished by identity: tensors of the model, tensors that the run made, and others."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Token(Marker):
     """A tensor that this run made or was given.
 
     Attributes:
-        is_tainted: its values depend on those of the input, of parameters, or on random numbers.
-        is_dynamic: its shape depends on such values.
+        is_tainted: whether its values depend on values of the input or of parameters, or on random numbers.
+        is_dynamic: whether its shape depends on such values.
     """
 
     index: int
@@ -56,16 +56,16 @@ class Token(Marker):
 
 @dataclass(eq=False)
 class Foreign(Marker):
-    """A tensor that is neither the model's nor made by the run: a global, an element of a list."""
+    """A tensor that does not belong to the model and was not made by the run: a global, an element of a list."""
 
     tensor: Tensor
 
 
 class TensorsOfRun:
-    """Names for tensors. What it has seen is kept alive, so that no other tensor gets the same identity.
+    """The names of a run's tensors. All tensors seen are kept alive, so that no other tensor gets the same id.
 
     Args:
-        device: of the model.
+        device: device of the model.
 
     Attributes:
         storages_of: FQN of each tensor of the model -> id of its memory.
@@ -93,11 +93,11 @@ class TensorsOfRun:
                         self._kept_alive.append(tensor)
 
     def knows(self, tensor: Tensor) -> bool:
-        """It is the model's, or was made by the run."""
+        """Return True if the tensor belongs to the model or was made by the run."""
         return id(tensor) in self._tokens or id(tensor) in self._attributes
 
     def new(self, tensor: Tensor, *, tainted: bool, dynamic: bool = False) -> Token:
-        """The token of a tensor that the run made or was given; a new one where it has none."""
+        """Return the token of a tensor that the run made or was given; make one if it has none."""
         token = self._tokens.get(id(tensor))
         if token is None:
             shape = () if tensor.is_nested else tuple(tensor.shape)
@@ -105,16 +105,16 @@ class TensorsOfRun:
             token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)
             self._by_storage[token.storage].append(token)
             self._kept_alive.append(tensor)
-            with suppress(RuntimeError, NotImplementedError):  # inside of torch.vmap there is none
+            with suppress(RuntimeError, NotImplementedError):  # a tensor inside torch.vmap has no storage
                 self._kept_alive.append(tensor.untyped_storage())
         return token
 
     def template(self, value: Any) -> Any:
-        """``value`` with a marker in the place of every tensor."""
+        """Return ``value`` with a marker for every tensor."""
         return map_template(self.leaf, value)
 
     def leaf(self, leaf: Any) -> Any:
-        """The marker for something that is no container; a constant stands for itself."""
+        """Return the marker for a leaf, or the leaf itself if it is a constant."""
         if isinstance(leaf, Tensor):
             token = self._tokens.get(id(leaf))
             if token is not None:
@@ -131,7 +131,7 @@ class TensorsOfRun:
         return Unknown(f"a {type(leaf).__name__} that holds tensors")
 
     def taint(self, written: set[int], tainted: bool) -> None:
-        """What lies in written memory is tainted, if what was written is."""
+        """Mark the tensors in written memory as tainted if the written values are."""
         if tainted:
             for storage in written:
                 for token in self._by_storage[storage]:
@@ -139,12 +139,12 @@ class TensorsOfRun:
 
 
 def is_tainted(leaf: Any) -> bool:
-    """A leaf has values that depend on those of the input, of parameters, or on random numbers."""
+    """Return True if values of a leaf depend on values of the input or of parameters, or on random numbers."""
     return leaf.is_tainted if isinstance(leaf, Token) else isinstance(leaf, (Attribute, Unknown, Foreign))
 
 
 def _holds_tensors(value: Any) -> bool:
-    """A tensor can be reached from an object; then the object is no constant."""
+    """Return True if a tensor can be reached from an object, which then is not a constant."""
     found: dict[int, Any] = {}
     sizes_of(value, found)
     return bool(found)

@@ -1,4 +1,4 @@
-"""What is known of torch's functions by their names."""
+"""Properties of torch's functions, by their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["HOOKS_TENSORS", "READS_FACTS", "READS_SIZE", "TAKES_APART", "TAKES_S
 _PROPERTIES = frozenset(
     name for name, value in vars(_torch.TensorBase).items() if type(value).__name__ == "getset_descriptor"
 )
-# Their result has the shape of the argument and nothing of its values.
+# The result has the shape of the argument and does not depend on its values.
 TAKES_SHAPE = frozenset(
     "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full".split()
 )
@@ -18,9 +18,9 @@ _FACTS = (
     "dim ndimension get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg is_inference"
     " is_pinned is_same_size is_set_to is_shared is_tensor is_storage element_size type result_type can_cast"
     " promote_types has_names dim_order is_distributed broadcast_shapes is_coalesced"
-    " __hash__ __repr__ __str__ __format__ __dir__"  # who prints a tensor does not decide by it
+    " __hash__ __repr__ __str__ __format__ __dir__"  # code that prints a tensor does not decide by its values
 )
-# They tell something of a tensor that is none of its values.
+# They return properties of a tensor other than its values.
 READS_FACTS = READS_SIZE | _PROPERTIES | frozenset(_FACTS.split())
 HOOKS_TENSORS = frozenset("register_hook register_post_accumulate_grad_hook retain_grad".split())
 _SHAPED_BY_FIRST = frozenset(
@@ -30,10 +30,18 @@ TAKES_APART = frozenset("__iter__ unbind split chunk tensor_split split_with_siz
 
 
 def is_question(name: str) -> bool:
-    """Return True if a function that returns no tensor tells values of one."""
+    """Return True if a function that returns no tensor returns values of one.
+
+    >>> is_question("item"), is_question("size")
+    (True, False)
+    """
     return name not in READS_FACTS and name not in HOOKS_TENSORS and name != "__set__"
 
 
 def keeps_first(name: str) -> bool:
-    """A function whose result has the shape of its first argument, whatever the others are."""
+    """Return True if the result of a function always has the shape of its first argument.
+
+    >>> keeps_first("add_"), keeps_first("add")
+    (True, False)
+    """
     return name in _SHAPED_BY_FIRST or (name.endswith("_") and not name.startswith("__"))

@@ -1,8 +1,7 @@
-"""Trace one run: every call of a module and of a torch function, with the tensors that it was given and made.
+"""Trace one run: every call of a module and of a torch function, with its argument and result tensors.
 
-Tensors are known by identity; there are no proxies, so Python control flow is simply what happened. What the calls of
-a module do that no list of calls could do again (read values, assign attributes, draw from Python's generator) is noted
-as an obstacle of that module.
+Tensors are identified by ``id``. No proxies are used, so Python control flow runs as usual. If a module does something
+that a list of calls cannot repeat (read values, assign attributes, draw random numbers), this is noted as its obstacle.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ __all__ = ["Tracer"]
 
 
 class Tracer(TorchFunctionMode):
-    """Traces one run of ``model``.
+    """The trace of one run of ``model``.
 
     Args:
-        device: where the model is when it does not run on shapes.
-        rules: what is looked into, and what is called in place of what.
+        device: device of the model in a real run.
+        rules: modules to open, and functions to substitute.
 
     Attributes:
         root: the call of the model.
-        tensors: those that it met.
-        decides: the forward asked for values of tensors that are known on shapes.
-        is_open: what runs now is the code of a module that could be replaced by what it calls.
+        tensors: the tensors of the run.
+        decides: whether the forward read values of tensors that are known on shapes.
+        is_open: whether the running code belongs to a module that could be replaced by its calls.
     """
 
     def __init__(
@@ -71,8 +70,8 @@ class Tracer(TorchFunctionMode):
         super().__init__()
         self._model = model
         self._rules = rules
-        self._regions: list[int] = []  # of activation checkpointing, around what runs now
-        self._next_region: Counter[tuple[int, ...]] = Counter()  # inside of a region: number of the next one
+        self._regions: list[int] = []  # of activation checkpointing, around the running code
+        self._next_region: Counter[tuple[int, ...]] = Counter()  # regions -> number of the next one inside them
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
         self.tensors = TensorsOfRun(model, device)
         self._calls: Counter[str] = Counter()
@@ -82,7 +81,7 @@ class Tracer(TorchFunctionMode):
         self.root: Event | None = None
         self.decides = False
         self._stack: list[Event] = []
-        self._hooks: list[Any] = []  # of saved tensors, at the begin of each call on the stack
+        self._hooks: list[Any] = []  # of saved tensors, at the beginning of each call on the stack
         self.running = Effects()
         self.is_open = False
         self._surroundings = surroundings()
@@ -91,7 +90,7 @@ class Tracer(TorchFunctionMode):
         self._states: dict[int, dict[str, Any]] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
-        """Call the model, or the model with every module in the other mode; raises what its forward raises."""
+        """Call the model, with ``other_mode`` in its other mode (train or eval). Exceptions propagate."""
         for module in self._model.modules() if other_mode else ():
             module.training = not module.training
         self._states = {id(module): state_of(module) for module in self._model.modules()}
@@ -100,7 +99,7 @@ class Tracer(TorchFunctionMode):
 
     @contextmanager
     def _every_call(self) -> Iterator[None]:
-        """Context in which calls of modules and of autograd functions are traced."""
+        """Return a context in which calls of modules and of autograd functions are traced."""
 
         def apply_function(cls: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
             substitute = self._rules.substitutes.get(original)
@@ -109,7 +108,7 @@ class Tracer(TorchFunctionMode):
             if not self._sees():
                 return original(*args, **kwargs)
             if any(callable(leaf) and not isinstance(leaf, Tensor) for leaf in leaves_of((args, kwargs))):
-                # What it calls is the code of somebody, with modules and tensors of its own (torch's checkpointing).
+                # It calls functions that may use any modules and tensors, as torch's checkpointing does.
                 self._note_question(f"passes a function to the autograd function {cls.__name__}")
             function = TorchFunction("function", f"{cls.__qualname__}.apply", original)
             return self._function_call(function, original, args, kwargs)
@@ -125,18 +124,17 @@ class Tracer(TorchFunctionMode):
             yield
 
     def _note_question(self, reason: str) -> None:
-        """The model's own code asked or told torch something that no list of calls can repeat."""
+        """Note that the model's own code read or set state of torch, which a list of calls cannot repeat."""
         if self._sees():
-            parent = self._stack[-1]
-            parent.block(reason)
+            self._stack[-1].block(reason)
 
     def _sees(self) -> bool:
-        """What runs now is the code of a module that is looked into."""
+        """Return True if the running code belongs to an opened module."""
         return self.is_open and get_ident() == self._thread
 
     @contextmanager
     def _region(self) -> Iterator[None]:
-        """Context of a region of activation checkpointing."""
+        """Return a context for a region of activation checkpointing."""
         parent = self._stack[-1] if self._sees() else None
         if parent is None:
             yield
@@ -147,8 +145,6 @@ class Tracer(TorchFunctionMode):
             yield
         finally:
             self._regions.pop()
-
-    # ----------------------------------------------------------------------------------------- modules
 
     def _module_call(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -191,7 +187,7 @@ class Tracer(TorchFunctionMode):
     def _event_of_call(
         self, module: nn.Module, fqn: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Event, dict[str, Any]]:
-        """Return the event of a call that begins, and the module's state."""
+        """Return the event of a call that begins, and the module's state before it."""
         parent = self._stack[-1] if self._stack else None
         event = Event(fqn, None, None, None, parent, training=module.training)
         event.call_index = self._calls[fqn]
@@ -200,7 +196,7 @@ class Tracer(TorchFunctionMode):
             self.root = event
             for tensor in tensors_of((args, kwargs)):
                 self.tensors.new(tensor, tainted=True)
-        # Another layer may have to see what this one does to an object: only the model's own are taken apart.
+        # Only the inputs of the model are taken apart: layers may share an object and see each other's changes.
         event.args, event.kwargs = self.tensors.template(
             taken_apart((args, kwargs)) if parent is None else (args, kwargs)
         )
@@ -223,12 +219,10 @@ class Tracer(TorchFunctionMode):
         is_dynamic = any(token.is_dynamic for token in inputs)
 
         def known(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return self.tensors.leaf(leaf)
-            if self.tensors.knows(leaf):
+            if not isinstance(leaf, Tensor) or self.tensors.knows(leaf):
                 return self.tensors.leaf(leaf)
             if not self._rules.is_whole(module):
-                event.block("makes its result with something that is no torch function")
+                event.block("makes its result outside of torch functions")
             return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
         return map_template(known, taken_apart(out))
@@ -242,14 +236,14 @@ class Tracer(TorchFunctionMode):
         event.assigned = frozenset(prefix + each for each in after if before.get(each, before) != after[each])
         is_number = numbers_in(before) != numbers_in(after)
         if is_number:
-            for around in self._stack:  # a number that another module may have read, and made a constant of
+            for around in self._stack:  # another module may have read the number, which became a constant
                 around.block(f"calls {event.fqn!r}, which assigns its attribute {name!r}")
         is_gone = before.keys() - after.keys()
-        if is_number or is_gone or name in module._parameters or name in module._buffers:  # a state dict knows of these
+        if is_number or is_gone or name in module._parameters or name in module._buffers:  # may be in a state dict
             event.block(f"assigns its attribute {name!r}")
 
     def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:
-        """What the forward does to an object that it is given is known from the result, if the object is in it."""
+        """Block an event that changes an object among its arguments, unless it returns the object."""
         returned = {id(each) for each in objects_in(out)} if objects else set()
         for each, before in objects:
             leaves = leaves_of(before), leaves_of(self.tensors.template(taken_apart(each)))
@@ -258,7 +252,7 @@ class Tracer(TorchFunctionMode):
                 event.block(f"changes a {type(each).__name__} that it does not return")
 
     def _note_dtypes(self, event: Event, parent: Event) -> None:
-        """A dtype that the caller read from a tensor, or was given, is a constant of the call, or a limit of it is."""
+        """Note whether an argument is a dtype (or a limit of it) that the caller read from a tensor or was given."""
         read = self._dtypes[parent]
         if read:
             told = {each for each in read for leaf in leaves_of((event.args, event.kwargs)) if tells_dtype(leaf, each)}
@@ -266,7 +260,7 @@ class Tracer(TorchFunctionMode):
             self._dtypes[event].update(told)
 
     def _note_checkpoint(self, event: Event, module: nn.Module) -> None:
-        """The caller runs a layer under activation checkpointing: the stages shall, too."""
+        """Note that the caller runs a layer under activation checkpointing, so that stages do the same."""
         hooks = saved_tensor_hooks()
         if hooks is None or hooks == self._hooks[-1]:
             return
@@ -274,15 +268,12 @@ class Tracer(TorchFunctionMode):
         if not hooks[0].__qualname__.startswith("_checkpoint_hook"):
             event.args = (*event.args, Unknown("hooks for saved tensors by the code that calls it"))
         calls = (vars(kind).get("__call__") for kind in type(module).__mro__[: -len(nn.Module.__mro__)])
-        event.checkpointed = not any(calls)  # a __call__ of its own has brought it along
+        event.checkpointed = not any(calls)  # a layer with its own __call__ applies the checkpointing itself
 
     def _at_boundary(self) -> None:
-        """Note that the running module drew from generators that torch does not know; whole layers draw from none."""
+        """Note that the running module drew from Python's or numpy's generators; whole layers do not."""
         if self._generators.moved() and self._stack:
-            event = self._stack[-1]
-            event.block("draws from Python's or numpy's random numbers")
-
-    # --------------------------------------------------------------------------------------- functions
+            self._stack[-1].block("draws from Python's or numpy's random numbers")
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -293,12 +284,11 @@ class Tracer(TorchFunctionMode):
         if func in self._rules.substitutes:
             return self._substituted(func, args, kwargs)
         if getattr(func, "__name__", "") == "__iter__":
-            out = self._function_call(torch_function(torch.unbind), torch.unbind, args, kwargs)
-            return iter(out)
+            return iter(self._function_call(torch_function(torch.unbind), torch.unbind, args, kwargs))
         return self._function_call(torch_function(func), func, args, kwargs)
 
     def _substituted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run what was registered in place of a function; where it calls that function, it means the original."""
+        """Run the substitute of a function; inside it, the function is the original."""
         rules, self._rules = self._rules, self._rules.without(func)
         try:
             with self:
@@ -362,7 +352,7 @@ class Tracer(TorchFunctionMode):
         return out
 
     def _note_sizes(self, made: list[Tensor]) -> None:
-        """On shapes, only values that are known can give a tensor its size: to make it was a decision."""
+        """Note a decision for a tensor whose size depends on values: on shapes these values are known."""
         tokens = [(tensor, token) for tensor in made if isinstance(token := self.tensors.leaf(tensor), Token)]
         for tensor, token in tokens:
             if token.is_dynamic:
@@ -373,7 +363,7 @@ class Tracer(TorchFunctionMode):
                     self._stack[-1].children.append(asked)
 
     def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
-        """On shapes, only values that follow from integers of the input and from buffers can be asked for."""
+        """Return True if a function on shapes reads values; they follow from integers of the input and from buffers."""
         if not self._on_shapes or not is_question(name):
             return False
         return any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))

@@ -1,4 +1,4 @@
-"""Backward times by autograd nodes, with a clock that backward functions move."""
+"""Backward times by autograd nodes, with a clock that backward functions advance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCK = ManualClock()
 
 
 class Slow(torch.autograd.Function):
-    """Its backward takes some milliseconds."""
+    """A function whose backward takes some milliseconds."""
 
     @staticmethod
     def forward(ctx, x, milliseconds):
@@ -105,7 +105,7 @@ def test_activation_checkpointing(reentrant):
     inner = nn.Sequential(nn.Linear(2, 2), Slowly(4))
     model = Call(lambda self, x: checkpoint(self.inner, x, use_reentrant=reentrant), inner=inner)
     x = torch.ones(1, 2, requires_grad=True)
-    if reentrant:  # its nodes are made in the backward, where nobody sees them: the time is the caller's
+    if reentrant:  # its nodes are made in the backward, out of sight: the time is counted for the caller
         assert times(model, x) == ([("", 4.0)], ["inner", "inner.0", "inner.1"])
     else:
         assert times(model, x) == ([("inner.1", 4.0)], [])

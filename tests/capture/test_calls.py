@@ -60,7 +60,7 @@ def test_failed_calls_from_the_inside_out():
 
 
 def test_composite_operators_are_taken_apart():
-    """In inference mode torch hands F.conv2d over whole."""
+    """In inference mode torch dispatches F.conv2d as one composite operator."""
     with torch.inference_mode():
         watch = watched(nn.Conv2d(1, 2, 3), torch.rand(1, 1, 4, 4))
     assert watch.calls[0].macs == 2 * 4 * 9

@@ -7,7 +7,7 @@ from modelsummary.capture.clock import CpuClock, EventClock, SynchronizingClock,
 
 
 class Event:
-    """Stands in for an event of a stream: the device comes by one millisecond after the other."""
+    """A fake stream event: the device reaches one event per millisecond."""
 
     device_time = 0
     made = 0

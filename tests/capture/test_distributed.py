@@ -1,4 +1,4 @@
-"""A summary in each of two processes, or in one of them alone: the model trains on as if there had been none."""
+"""A summary in one or both of two processes: the model continues to train as without a summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.models import Call
 from tests.untouched import untouched
 
 knows_shapes = torch.torch_version.TorchVersion(torch.__version__) >= "2.10"  # of collectives
-PATIENCE = timedelta(seconds=60)  # then what hangs fails
+PATIENCE = timedelta(seconds=60)  # then a process that hangs fails
 
 
 def net():
@@ -47,7 +47,7 @@ def refuse(*_):
 
 
 def summarise(rank, kind):
-    """What one of the two processes does."""
+    """Run one of the two processes."""
     torch.manual_seed(1 + rank)
     x, expected = torch.rand(3, 8), Statistics(net(), (3, 8))
     figures = [(row.fqn, row.num_params, row.macs, row.output_size) for row in expected]
@@ -57,7 +57,7 @@ def summarise(rank, kind):
         for ours, theirs in zip(gradients(model, x), gradients(reference, x), strict=True):
             assert torch.equal(ours, theirs)
 
-    for _ in range(2):  # before the first step, when FSDP has not made its buffers yet, and after it
+    for _ in range(2):  # before the first step, when FSDP has no buffers yet, and after it
         for execution in ("auto", "real"):
             with untouched(model):
                 stats = Statistics(model, x, execution=execution)
@@ -67,7 +67,7 @@ def summarise(rank, kind):
     for execution in ("auto", "real"):
         with untouched(model), pytest.raises(ForwardError, match="no"):
             Statistics(model, x, execution=execution)
-    if knows_shapes and rank == 0:  # nobody else takes part in collectives
+    if knows_shapes and rank == 0:  # the other process does not take part in collectives
         with untouched(model), pytest.raises(ForwardError, match="no"):
             Statistics(model, x, execution="shape")
     hook.remove()
@@ -78,7 +78,7 @@ def summarise(rank, kind):
 
 
 def reduce(rank):
-    """Values that are known are not sent around either, and no longer known afterwards."""
+    """Known values are not sent to other processes either, and are unknown afterwards."""
 
     def forward(self, x):
         dist.all_reduce(self.count)
@@ -103,7 +103,7 @@ def process(rank, store, work, *args):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=PATIENCE)
     work(rank, *args)
     dist.barrier()
-    os._exit(0)  # gloo may abort a process that takes it down in order
+    os._exit(0)  # gloo may abort a process that shuts it down properly
 
 
 def in_two_processes(tmp_path, work, *args):

@@ -18,16 +18,16 @@ from tests.untouched import untouched
 
 
 class Fault(Exception):
-    """Injected."""
+    """The injected fault."""
 
 
 @contextmanager
 def raising(module, error, call=0):
-    """Make ``module`` raise from its ``call``-th call from now on."""
+    """Make ``module`` raise in its ``call``-th call from now on, and in all later ones."""
     original, calls = module.forward, count()
 
     def forward(*args, **kwargs):
-        if next(calls) >= call:  # where shapes do not do, the model runs again
+        if next(calls) >= call:  # a model that falls back to real execution runs again
             raise error
         return original(*args, **kwargs)
 
@@ -45,10 +45,10 @@ def test_every_module(make, size, execution):
         for number in range(len(list(make().modules()))):
             model = make()
             if execution == "real":
-                model(torch.zeros(size))  # lazy layers need it
+                model(torch.zeros(size))  # initialises lazy layers
             x = torch.randn(size)
             module = list(model.modules())[number]
-            with untouched(model), raising(module, error), suppress(expected):  # not all are called
+            with untouched(model), raising(module, error), suppress(expected):  # some modules are not called
                 Statistics(model, x, execution=execution)
 
 
@@ -57,7 +57,7 @@ def test_every_module(make, size, execution):
 SMALL = 32_000_000  # parameters of a model that is run for real, too
 FAULTS = 3  # in each run of each model
 OTHERS = ["mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "vit_b_32"]
-# What else runs a model; the statistics were made before the fault.
+# Other methods that run a model; the statistics were made before the fault.
 OTHER_MODES = {
     "latency": lambda model, x, stats: stats.measure_latency(backward=True, runs=1, warmup=1),
     "memory": lambda model, x, stats: stats.memory(),
@@ -80,20 +80,20 @@ def zoo():
 
 
 def family_of(zoo, name):
-    """``"detection"``, ``"video"`` ...; ``""`` for most of what classifies pictures."""
+    """Return ``"detection"``, ``"video"`` ...; ``""`` for most image classifiers."""
     parts = zoo.get_model_builder(name).__module__.removeprefix("torchvision.models.").split(".")
     return parts[0] if len(parts) > 1 else ""
 
 
 def build(zoo, name):
-    """Without values: memory that nobody has written costs nothing."""
+    """Make a model without initialising its parameters: memory that was never written costs nothing."""
     family = family_of(zoo, name)
     options = {"weights_backbone": None} if family in ("detection", "segmentation") else {}
     if "googlenet" in name or "inception" in name:
         options["init_weights"] = False
     with mock.patch.multiple(nn.init, **dict.fromkeys(INITIALISERS.split(), lambda tensor, *_, **__: tensor)):
         model = zoo.get_model(name, weights=None, **options)
-    return model.eval() if family == "detection" else model  # needs targets in training
+    return model.eval() if family == "detection" else model  # in training it needs targets
 
 
 def zeroed(model):
@@ -104,7 +104,7 @@ def zeroed(model):
 
 
 def inputs(zoo, name, *, small):
-    """As the model takes them; or as small as it can."""
+    """Return inputs that the model accepts, of the usual or the smallest possible size."""
     family, edge = family_of(zoo, name), 64 if small else 224
     if family == "detection":
         return {"images": [torch.zeros(3, edge, edge)]}
@@ -118,13 +118,13 @@ def inputs(zoo, name, *, small):
 
 
 def calls_of(stats):
-    """The calls of modules in their order: module, number of the call."""
+    """Return the calls of modules in order: module, number of the call."""
     rows = sorted((row for row in stats if row.executed), key=lambda row: row.call_order)
     return [(row.module, row.call_index) for row in rows]
 
 
 def statistics(model, x, execution):
-    """Also of what fails on shapes, up to there."""
+    """Return the statistics, of a failing run up to the failure."""
     try:
         return Statistics(model, x, execution=execution)
     except ForwardError as error:
@@ -132,7 +132,7 @@ def statistics(model, x, execution):
 
 
 def try_faults(model, stats, shift, run):
-    """Raise in some calls, spread over the run; ``shift`` makes them others for each model."""
+    """Raise in some calls, spread over the run; ``shift`` selects other calls for each model."""
     calls = calls_of(stats)
     for number in range(FAULTS):
         module, call = calls[int((number + shift) / FAULTS * len(calls))]
@@ -176,7 +176,7 @@ def test_other_modes(zoo, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of quantisation: how it will be done in future
+@pytest.mark.filterwarnings("ignore")  # quantisation announces its future API
 def test_quantised_models(zoo, monkeypatch):
     monkeypatch.setattr(torch.backends.quantized, "engine", torch.backends.quantized.engine)  # torchvision sets it
     for number, name in enumerate(("quantized_resnet18", "quantized_shufflenet_v2_x0_5", "quantized_mobilenet_v2")):

@@ -1,4 +1,4 @@
-"""Models with ``flex_attention``: on shapes, really, compiled, split, traced; work that a block mask spares."""
+"""Models with ``flex_attention``: on shapes, for real, compiled, split, traced; MACs that a block mask skips."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_counted(kind, execution):
         stats = Statistics(model, x, execution=execution)
     assert (stats.execution, stats.uncounted_ops) == (execution, {})
     assert stats["0"].macs == 2 * LAYER_MACS
-    # 4 rows of 4 blocks of 32 x 32, of which the 6 above the diagonal are left out
+    # 4 rows of 4 blocks of 32 x 32; the 6 blocks above the diagonal are skipped
     skipped = 2 * HEADS * 6 * 32 * 32 * 2 * SIZE if "mask" in kind else 0
     assert (stats["1"].skipped_macs, stats.root.skipped_macs) == (skipped, 2 * skipped)
 
 
 def test_what_a_mask_of_unknown_values_spares_is_not_known():
-    """On shapes, masks are followed up to 65,536 scores."""
+    """On shapes, the values of masks are known up to 65,536 scores."""
     model, x = net("mask"), torch.rand(1, 288, WIDTH)
     shapes, real = (Statistics(model, x, execution=execution).root for execution in ("shape", "real"))
     assert (shapes.skipped_macs, shapes.macs) == (None, real.macs)
@@ -73,7 +73,7 @@ def test_what_a_mask_of_unknown_values_spares_is_not_known():
 
 
 def test_the_last_block_may_reach_beyond_the_sequence():
-    """Of 40 positions in blocks of 32, the second block has 8: above the diagonal are 32 x 8 scores."""
+    """40 positions in blocks of 32 leave 8 for the second block: 32 x 8 scores are above the diagonal."""
     stats = Statistics(net("mask"), (1, 40, WIDTH))
     assert stats["0"].skipped_macs == HEADS * 32 * 8 * 2 * SIZE
 
@@ -91,7 +91,7 @@ def test_on_meta():
 
 @pytest.mark.parametrize("kind", ["", "mask bias"])
 def test_split_and_traced(kind, monkeypatch):
-    """torch refuses gradients on a CPU, so the weights are frozen; what the stages are runs uncompiled, too."""
+    """Torch refuses gradients on a CPU, so the weights are frozen; the stages run uncompiled, too."""
     model, x = net(kind).requires_grad_(False), torch.rand(2, LENGTH, WIDTH)
     with untouched(model):
         stages = Statistics(model, x).split(2)
@@ -102,10 +102,10 @@ def test_split_and_traced(kind, monkeypatch):
 
 
 def test_memory():
-    """The fused kernel keeps query, key, value, output, and of each row the sum and the maximum, in both layers.
+    """The fused kernel keeps query, key, value, output, and the sum and maximum of each row, in both layers.
 
-    The output is laid out as the query is, so flattening it copies nothing. Beside them are kept the inputs of the
-    second layer and of the head, and the two blocks that stand for no mask: in four integers of four bytes.
+    The output has the layout of the query, so flattening it copies nothing. Also kept are the inputs of the second
+    layer and of the head, and the two blocks of an empty mask, as four integers of four bytes.
     """
     tokens = 2 * LENGTH
     kept = tokens * (WIDTH + WIDTH + WIDTH + 2 * HEADS)
@@ -129,7 +129,7 @@ def test_shapes_are_those_of_the_operator(order, dtype):
 
 
 def test_backward():
-    """A gradient that is taken inside of a forward: the scores again, and two products for each of the forward."""
+    """A gradient computed inside a forward costs the scores again, and two products for each of the forward."""
 
     class Gradient(nn.Module):
         def forward(self, query, key, value):

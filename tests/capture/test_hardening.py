@@ -51,7 +51,7 @@ def timed(model, x):
     return [row.latency_ms is not None for row in stats]
 
 
-JOBS = [  # eight threads: a model made anew or one that all share, its input, what is asked
+JOBS = [  # eight threads: a new model or one that all share, its input, the method to call
     (encoder, torch.ones(2, 5, 16), lambda model, x: Statistics(model, x).memory().peak),
     (convolutions, torch.ones(2, 3, 6, 6), lambda model, x: str(Statistics(model, x).split(2))),
     (convolutions, torch.ones(2, 3, 6, 6), lambda model, x: str(Statistics(model, x).graph())),
@@ -64,7 +64,7 @@ JOBS = [  # eight threads: a model made anew or one that all share, its input, w
 
 
 def in_threads(works):
-    """Begin all at a time; what each returned, or raised."""
+    """Start all jobs at once and return the result or exception of each."""
     results, begin = [None] * len(works), threading.Barrier(len(works))
 
     def run(number):
@@ -107,7 +107,7 @@ def train(model):
 
 
 def test_another_thread_may_train_another_model():
-    model = encoder().eval()  # random numbers are for all threads the same
+    model = encoder().eval()  # all threads share the random number generator
     expected = train(copy.deepcopy(model))
     works = [partial(ask, (make or encoder)(), x) for make, x, ask in JOBS]
     assert in_threads([partial(train, model), lambda: [work() for work in works]])[0] == expected
@@ -143,7 +143,7 @@ def resident_bytes():
 
 
 def left_behind():
-    """What a summary could leave in the process: objects, hooks, modes, and the collector switched off."""
+    """Return the state that a summary could leave in the process: objects, hooks, modes, a disabled collector."""
     gc.collect()
     hooks = [len(each) for name, each in vars(module_hooks).items() if name.startswith("_global_forward")]
     modes = _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
@@ -183,7 +183,7 @@ def test_many_summaries(make):
     for _ in range(100):
         run()
     objects_after, rest_after = left_behind()
-    assert objects_after - objects < 100  # less than one a summary
+    assert objects_after - objects < 100  # less than one per summary
     assert rest_after == rest
 
 
@@ -201,7 +201,7 @@ def test_ten_thousand_summaries(make):
         resident.append(resident_bytes())
     assert objects_after - objects < 1000
     assert rest_after == rest
-    # Malloc takes a new arena now and then; what leaks grows all the time. A row alone takes more than 200 bytes.
+    # Malloc takes a new arena now and then, while a leak grows steadily. One row takes more than 200 bytes.
     assert min(after - before for before, after in pairwise(resident)) < 200 * 2000
 
 
@@ -234,7 +234,7 @@ def after_an_error(model, x):
     ],
 )
 def test_the_model_is_free_to_go(use):
-    """No cache keeps it, ours or torch's."""
+    """No cache keeps the model alive, neither ours nor torch's."""
     torch.overrides.get_ignored_functions.cache_clear()
     torch.overrides._get_overridable_functions.cache_clear()
     model, x = mixed(), torch.randn(2, 3, 6, 6)

@@ -1,4 +1,4 @@
-"""What is known of modules without a run."""
+"""Facts of modules without a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised weights: elements of what a tensor stands for, bytes of what is stored, multiply-adds of the layers."""
+"""Quantised weights: elements of the original tensor, bytes of the stored one, multiply-adds of the layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_bytes_of_wrappers():
 
 
 class Packed(nn.Parameter):
-    """Two elements of 4 bits in a byte, and beside them how to read them: as bitsandbytes keeps its weights."""
+    """Two elements of 4 bits per byte and the state to decode them, as bitsandbytes keeps its weights."""
 
 
 def packed(weight):
@@ -52,7 +52,7 @@ def packed(weight):
 def test_packed_weights_stand_for_what_they_were_made_of():
     weight = packed(torch.empty(16, 32))
     assert (shape_of(weight), numel_of(weight)) == ((16, 32), 512)
-    # 512 elements of half a byte, 8 scales of a byte, 16 codes; of the scales: 2 scales and 256 codes
+    # 512 elements of half a byte, 8 scales of one byte, 16 codes; for the scales: 2 scales and 256 codes
     assert nbytes_of(weight) == 256 + 8 + 16 * 4 + 2 * 4 + 256 * 4
     row = Statistics(Call(lambda self, x: x, weight=weight), (2, 3)).root
     assert (row.num_params, row.params_bytes, row.inner_layers) == (512, nbytes_of(weight), {"weight": [16, 32]})
@@ -60,7 +60,7 @@ def test_packed_weights_stand_for_what_they_were_made_of():
 
 @pytest.mark.parametrize("execution", ["shape", "real"])
 def test_products_in_a_wider_dtype(execution):
-    """The higher-order operator that int8 layers call costs what the operator in it does."""
+    """The higher-order operator that int8 layers call costs as much as the operator inside it."""
     from torch._higher_order_ops.out_dtype import out_dtype
 
     a, b = torch.ones(3, 4, dtype=torch.int8), torch.ones(4, 5, dtype=torch.int8)
@@ -92,13 +92,13 @@ def test_operators_of_torch_s_quantisation_are_named_as_in_aten():
     assert op_rule(torch.ops.quantized.matmul.default).matrix_like
 
 
-@pytest.mark.filterwarnings("ignore")  # of torchao, about its own future
+@pytest.mark.filterwarnings("ignore")  # torchao announces its future API
 @pytest.mark.parametrize("execution", ["shape", "real"])
 @pytest.mark.parametrize(
     "config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig"]
 )
 def test_torchao(config, execution):
-    """49,152 weights of a byte, 320 rows with a bias and a scale of four, and a zero point of one or four, or none."""
+    """49,152 weights of 1 byte; 320 rows with a bias and a scale of 4 bytes, and a zero point of 0, 1 or 4 bytes."""
     quantization = pytest.importorskip("torchao.quantization")
     if not hasattr(quantization, config):
         pytest.skip("another version of torchao")
@@ -122,6 +122,6 @@ def test_bitsandbytes(rows, execution):
     stats = Statistics(model, torch.rand(rows, 128), execution=execution)
     assert (stats.total_params, stats.total_mult_adds, stats.uncounted_ops) == (PARAMS, rows * MACS, {})
     assert stats["0"].inner_layers["weight"] == [256, 128]
-    # The first call on a CPU packs the weights anew: a scale of two bytes for each block of 64; a code of 16 and an
-    # offset for each layer; biases.
+    # The first call on a CPU repacks the weights: a scale of two bytes per block of 64, a code of 16 and an offset
+    # per layer, and biases.
     assert stats.total_param_bytes == 24_576 + 768 * 2 + 2 * (16 + 1) * 4 + 1_280

@@ -1,4 +1,4 @@
-"""Random models: counted as torch counts them, the same on shapes and for real, and exactly themselves in stages."""
+"""Random models: the same counts as torch's, the same on shapes and for real, and exactly the same in stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Pair(nn.Module):
-    """Returns a tuple, of which one is not used, and the input itself."""
+    """Returns a tuple with an unused tensor and the input itself."""
 
     def __init__(self):
         super().__init__()
@@ -136,4 +136,4 @@ def test_random_models_split(steps):
         stages = Statistics(model, x).split(2)
         found = stages.verify(x)
     assert (found.outputs, found.buffers) == (0.0, 0.0)
-    assert found.gradients < 1e-9  # sums of gradients in another order
+    assert found.gradients < 1e-9  # gradients are summed in another order

@@ -1,4 +1,4 @@
-"""After a run, shape-only or real, returned or raised, everything is as before."""
+"""After a run, shape-only or real, that returned or raised, everything is restored."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_decision_on_a_tensor_inside_of_an_object_needs_values():
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_a_run_does_not_change_the_next_forward(execution):
-    """A cache filled with meta tensors, or a moved generator, would show here."""
+    """A cache filled with meta tensors, or a changed generator, would show here."""
     model = Decoder().eval()
     ids = torch.arange(12).reshape(2, 6)
     expected = copy.deepcopy(model)(ids).logits
@@ -190,7 +190,7 @@ def test_the_autograd_graph_of_the_user_stays_valid():
 
 
 def test_hooks_of_the_user_run_and_stay():
-    """They are part of the forward, and what they collect of this run is taken back like the rest."""
+    """Hooks are part of the forward, and the values that they collect are removed like all others."""
     outputs, times = [], np.zeros(1)
     model = nn.Sequential(nn.Linear(4, 4))
 
@@ -418,7 +418,7 @@ TURNED = {
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_every_state_of_the_process_comes_back():
-    """Each one that the list names is turned by the forward, one after the other."""
+    """The forward changes each state of the list, one after the other."""
     names = {state.name for state in process_states()}
     assert names - {"cuda rng", "xpu rng", "mps rng"} == TURNED.keys()
     for name, turn in TURNED.items():
@@ -447,7 +447,7 @@ def test_a_second_attempt_starts_afresh():
 
 
 def test_queues_of_other_threads_are_left_alone():
-    """What a worker puts into a queue while the model runs stays there."""
+    """Items that a worker puts into a queue while the model runs stay there."""
     model = Call(lambda self, x: (self.queue.put(1), x)[1])
     model.queue = queue.Queue()
     Statistics(model, torch.ones(1))
@@ -476,7 +476,7 @@ def test_ordered_and_overridden_dictionaries_come_back():
 
 
 def test_only_what_changed_is_written():
-    """Another thread may look at the model meanwhile: a container is not emptied to be filled again."""
+    """Another thread may read the model during the run: a container is never empty in between."""
 
     class Emptied(Exception):
         pass
@@ -524,7 +524,7 @@ class Settings(OrderedDict):
 
 
 class HoldsFunctions(nn.Module):
-    """Functions, class attributes and globals carry what a forward leaves there."""
+    """A forward may leave state in functions, class attributes and globals."""
 
     scale = None
     calls = 0
@@ -569,7 +569,7 @@ def test_functions_classes_and_globals_are_put_back(execution):
     assert not model.weak
     assert model.array.tolist() == [0.0, 0.0]
     assert dict(model.settings) == {"first": 1}
-    model(torch.ones(2, 4))  # no meta tensor is left to meet
+    model(torch.ones(2, 4))  # fails if a meta tensor is left
     HoldsFunctions.scale, HoldsFunctions.calls = None, 0
     CACHE.clear()
 

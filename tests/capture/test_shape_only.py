@@ -1,4 +1,4 @@
-"""Shape-only execution: same shapes as a real run, fast results like slow ones, known values."""
+"""Shape-only execution: same shapes as a real run, cached results like the first ones, known values."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ OPERATORS = [
 )
 @settings(max_examples=150, deadline=None)
 def test_a_remembered_result_is_like_the_meta_kernel_s(operator, shape, order, dtype):
-    """The first call asks the kernel, the second is answered from memory; both must be what meta gives."""
+    """The first call runs the kernel, the second uses the cached result; both must equal the meta kernel's result."""
     func, arguments = operator
     x = torch.empty(shape, dtype=dtype, device="meta").permute([dim for dim in order if dim < len(shape)])
     try:
         expected = func(*arguments(x))
     except (RuntimeError, NotImplementedError):
-        return  # not for this dtype
+        return  # the operator refuses this dtype
     shapes = ShapeOnly()
     for _ in range(2):
         out = run(shapes, func, *arguments(x))
@@ -253,7 +253,7 @@ def test_under_autocast_bytes_are_those_of_autocast():
         stats = Statistics(model, (2, 4))
         on_meta = Statistics(nn.Linear(4, 4, device="meta"), (2, 4))
     assert (stats.execution, stats["0"].output_bytes) == ("shape", 16)
-    assert "without it" in on_meta.root.note
+    assert "without autocast" in on_meta.root.note
 
 
 def test_gradients_are_taken_where_the_forward_needs_them():
@@ -331,7 +331,7 @@ def branching(condition, prepare=lambda model: None):
 
 def changed_array(_model, _x):
     array = np.zeros(2, dtype=np.int64)
-    later = torch.from_numpy(array) + 1  # computed with the values of now
+    later = torch.from_numpy(array) + 1  # computed with the current values
     array[0] = 5
     return bool(later[0] == 1)
 
@@ -356,7 +356,7 @@ def norm(model):
         (lambda self, _: bool(self.whole.add_(1).sum() > 0 and self.part.sum() > 0), with_view),
         (lambda self, _: bool(self.part.add_(1).sum() > 0 and self.whole.sum() > 0), with_view),
         (lambda self, _: bool(self.one[0].fill_(1) > 0 and self.one.sum() == 4), with_expanded),
-        # running statistics are written, though the schema of the operator does not say so
+        # running statistics are written, although the schema of the operator does not declare it
         (lambda self, x: bool(self.norm(x).dim() == 2 and self.norm.running_mean.sum() > 0), norm),
         (lambda self, x: bool(self.norm(x).dim() == 2 and self.norm.running_var.sum() < 4), norm),
     ],
@@ -370,7 +370,7 @@ def test_values_that_change(condition, prepare):
 def test_deferred_values():
     def condition(_model, x):
         mask = torch.ones(3, 3).tril()
-        first = mask.sum()  # of the mask before it is written
+        first = mask.sum()  # reads the mask before it is written
         mask.fill_(0)
         chain = torch.zeros(())
         for _ in range(3000):  # deep, but without recursion

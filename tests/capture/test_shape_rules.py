@@ -1,4 +1,4 @@
-"""A shape rule gives the very shapes, strides and dtypes of torch's meta kernel, or abstains."""
+"""A shape rule returns exactly the shapes, strides and dtypes of torch's meta kernel, or None."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tensor(shape, dtype, order=None):
 
 
 def is_canonical(x):
-    """Contiguous, also in the strides of dimensions of size 1."""
+    """Return True if contiguous, also in the strides of dimensions of size 1."""
     return x.stride() == torch.empty(x.shape, device="meta").stride()
 
 
@@ -231,7 +231,7 @@ def test_convolution(groups, sizes, width, kernel, stride, padding, dilation, wi
     try:
         result = aten.convolution.default(*args)
     except RuntimeError:
-        assert SHAPE_RULES[aten.convolution.default](*args) is None  # the kernel says why
+        assert SHAPE_RULES[aten.convolution.default](*args) is None  # the kernel raises the error
         return
     assert check(aten.convolution.default, *args) or not is_canonical(x) or not result.numel()
 
@@ -273,7 +273,7 @@ grouped_mm = pytest.mark.skipif(not hasattr(aten, "_grouped_mm"), reason="torch 
 )
 @settings(max_examples=200, deadline=None)
 def test_grouped_products(groups, rows, inner, columns, a_transposed, b_transposed, kind):
-    """The kernel on meta takes bfloat16 alone."""
+    """The meta kernel accepts only bfloat16."""
     inner *= 8
 
     def factor(first, second, is_2d, transposed):

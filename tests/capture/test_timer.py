@@ -1,4 +1,4 @@
-"""Calls of modules are timed with a clock that the test moves."""
+"""Calls of modules are timed with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_modules_of_others_are_not_timed():
     timer = Timer(model, clock)
     with timer.running():
         other(torch.ones(1))
-        model.a(torch.ones(1))  # a part of the model alone is no step
+        model.a(torch.ones(1))  # calling only a part of the model is not a step
         model(torch.ones(1))
     (step,) = timer.steps
     assert outline(step.settle()) == ("Call", 5.0, [("Identity", 0.0, [])])
@@ -129,7 +129,7 @@ def test_threads_have_steps_of_their_own():
     both = threading.Barrier(2)
 
     def forward(self, x):
-        both.wait(timeout=10)  # both are inside of the forward now
+        both.wait(timeout=10)  # both are inside the forward now
         return self.a(x)
 
     model = Call(forward, a=nn.Identity())
@@ -164,7 +164,7 @@ def test_the_fused_path_stays_on():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     with torch.no_grad():
         root = timed(layer, ManualClock(), torch.ones(1, 3, 8))
-    assert root.children == []  # one kernel; a hook would make it call its parts
+    assert root.children == []  # one fused kernel; with a hook, the layer would call its parts
 
 
 def test_the_cost_of_timing_is_split():

@@ -1,4 +1,4 @@
-"""Which rows a run gives, where they stand, and what they add up to."""
+"""The rows of a run: their places in the tree, and their sums."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_of_two_tensors_tied():
 
 
 def test_the_parent_is_who_called():
-    """``outer`` calls a layer that is registered in ``store``: the row stands where the call was made."""
+    """``outer`` calls a layer registered in ``store``: its row is below the caller."""
     layer = nn.Linear(4, 4)
 
     class Borrower(nn.Module):
@@ -112,7 +112,7 @@ def test_a_forward_called_directly_belongs_to_the_caller():
 
 
 def test_functional_work_is_never_lost():
-    """Attention products run in no submodule: they are the block's own."""
+    """Attention products run outside the submodules: they belong to the block itself."""
     stats = Statistics(Attention(), (2, 8, 32))
     products = 2 * (2 * 4 * 8 * 8 * 8)  # scores and values: batch 2, heads 4, 8 x 8 positions, size 8
     rotary = 2 * (8 * 4)  # two outer products of 8 positions and 4 frequencies: the cache starts empty, then serves
@@ -329,7 +329,7 @@ def test_inside_torchscript_calls_are_unknown_but_work_is_counted():
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # once a process, whichever test comes first
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # once per process, in whichever test runs first
 def test_quantized_weights_count_as_buffers():
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 5)), {nn.Linear})
     stats = Statistics(model, torch.rand(2, 4))

@@ -1,4 +1,4 @@
-"""Shapes and bytes of whatever modules take and return."""
+"""Shapes and bytes of the arguments and results of modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in the wrappers and modes of torch, and with tensors that are no plain ones: same figures, model untouched."""
+"""Models in wrappers and modes of torch, and with tensor subclasses: same figures, model untouched."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_tensor_parallel(group):
 @shapes_of_collectives
 @pytest.mark.parametrize("execution", ["shape", "real"])
 def test_figures_of_a_rank(execution):
-    """One of two: it holds and multiplies the half of each layer, of a model whose parameters are counted whole."""
+    """One of two ranks holds and multiplies half of each layer; the model's parameters are counted in full."""
     parallel = pytest.importorskip("torch.distributed.tensor.parallel")
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
@@ -84,7 +84,7 @@ def test_figures_of_a_rank(execution):
         dist.destroy_process_group()
     assert (stats.execution, stats.uncounted_ops) == (execution, {})
     assert stats.total_params == 8 * 16 + 16 + 16 * 4 + 4
-    assert stats.total_param_bytes == 4 * (8 * 16 // 2 + 16 // 2 + 16 * 4 // 2 + 4)  # the last bias is whole on each
+    assert stats.total_param_bytes == 4 * (8 * 16 // 2 + 16 // 2 + 16 * 4 // 2 + 4)  # each rank has the last bias
     assert stats.total_mult_adds == 2 * (8 * 16 + 16 * 4) // 2
 
 
@@ -122,7 +122,7 @@ def test_functional_transforms(kind):
     check(Functional(kind))
 
 
-# --------------------------------------------------------------------------------- tensors that are no plain ones
+# ----------------------------------------------------------------------------------------- tensor subclasses
 
 
 class Named(torch.Tensor):
@@ -130,7 +130,7 @@ class Named(torch.Tensor):
 
 
 class Int8(torch.Tensor):
-    """A weight that is kept in int8 with a scale for each row, and computed with in floating point."""
+    """A weight kept in int8 with one scale per row; products are computed in floating point."""
 
     @staticmethod
     def __new__(cls, stored, scale):
@@ -183,7 +183,7 @@ def twice(self, x):
 @pytest.mark.parametrize("execution", ["auto", "real"])
 @pytest.mark.parametrize("kind", ["int8", "two", "jagged", "masked"])
 def test_written_in_place(kind, execution):
-    """What a wrapper holds is put back, in the model and in an input."""
+    """The inner tensors of a wrapper are restored, in the model and in an input."""
     values = torch.arange(1.0, 7.0).view(2, 3)
     state, x = {
         "int8": lambda: (int8(values).data, values),
@@ -210,7 +210,7 @@ class Attention(nn.Module):
 
 
 def ragged(layout):
-    """Sequences of three and of five."""
+    """A nested tensor with sequences of lengths 3 and 5."""
     return torch.nested.nested_tensor([torch.rand(3, 8), torch.rand(5, 8)], layout=layout)
 
 
@@ -228,7 +228,7 @@ def test_attention_of_jagged_tensors():
     with untouched(model):
         stats = Statistics(model, x)
     assert stats.execution == "real"
-    scores_and_values = 2 * 2 * (3 * 3 + 5 * 5) * 8  # of two heads of 8, each sequence with itself
+    scores_and_values = 2 * 2 * (3 * 3 + 5 * 5) * 8  # two heads of size 8, each sequence with itself
     assert stats.total_mult_adds == (3 + 5) * 4 * 8 * 16 + scores_and_values
     assert stats.uncounted_ops == {}
 
@@ -257,7 +257,7 @@ def test_sparse_tensors(layout):
     # three stored elements, four columns
     assert (stats.total_mult_adds, stats.uncounted_ops) == (3 * 8 * 4 + 3 * 4, {})
     if layout is torch.sparse_coo:
-        return  # a linear layer does not take such a weight
+        return  # a linear layer refuses such a weight
     weight = nn.Linear(8, 4)
     weight.weight = nn.Parameter(weight.weight.detach().to_sparse(layout=layout), requires_grad=False)
     with untouched(weight):

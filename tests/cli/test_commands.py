@@ -189,7 +189,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--input", "2,4", "--max-params", "many"], "expected a number such as 25M, 4.1G or 16GiB, got 'many'"),
         ([MLP, "--max-macs", "1"], "--max-macs needs an --input"),
         ([MLP, "--input", "2,4", "--output", "/nowhere/at/all"], "No such file or directory"),
-        ([MLP, "--device", "nowhere"], "'nowhere' is no device"),
+        ([MLP, "--device", "nowhere"], "device must name a torch device, got 'nowhere'"),
         ([MLP, "--inp", "2,4"], "unrecognized arguments: --inp"),
         (["missing.pt2"], "file 'missing.pt2'"),
         ([MLP, "--split", "2"], "--split needs an --input"),

@@ -107,7 +107,7 @@ def test_another_input_of_the_same_sizes(capsys):
     capsys.readouterr()
     stats.measure_latency(torch.full((3, 2), 7.0), warmup=0, runs=1)
     assert set(capsys.readouterr().out.split()) == {"7.0"}
-    with pytest.raises(InputError, match=r"sizes \[\[4, 2\]\], but the statistics are those of \[\[3, 2\]\]"):
+    with pytest.raises(InputError, match=r"sizes \[\[3, 2\]\] of these statistics, got \[\[4, 2\]\]"):
         stats.measure_latency(torch.ones(4, 2))
 
 
@@ -117,7 +117,7 @@ def test_another_input_of_the_same_sizes(capsys):
         ({"runs": 0}, "runs=0"),
         ({"warmup": -1}, "warmup=-1"),
         ({"runs": 1.5}, r"runs=1\.5"),
-        ({"device": "nowhere"}, "'nowhere' is no device"),
+        ({"device": "nowhere"}, "device must name a torch device, got 'nowhere'"),
         ({"device": "meta"}, "a tensor is on meta"),
     ],
 )
@@ -270,7 +270,7 @@ def test_measuring_again_forgets_the_backward():
 
 
 def test_another_dtype():
-    with pytest.raises(InputError, match=r"dtypes \[torch\.float64\], but the statistics"):
+    with pytest.raises(InputError, match=r"dtypes \[torch\.float32\] of these statistics, got \[torch\.float64\]"):
         Statistics(nn.Linear(2, 2), torch.ones(3, 2)).measure_latency(torch.ones(3, 2).double())
     with pytest.raises(InputError, match="backward='yes'"):
         Statistics(nn.Linear(2, 2), (3, 2)).measure_latency(backward="yes")

@@ -1,4 +1,4 @@
-"""What is recorded of a forward: constants, sizes of the batch, choices of the mode, obstacles."""
+"""The record of a forward: constants, batch sizes, choices of the mode, obstacles."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_functions_of_the_batch_are_told_from_the_sizes_tried(factor, offset, di
 
 
 def test_dropout_of_a_model_in_eval_makes_another_tensor():
-    # in evaluation dropout(x) is x: only the record of the other mode tells the two uses apart
+    # in evaluation dropout(x) is x: only the run in the other mode distinguishes the two uses
     model = Call(lambda self, x: x + self.drop(x), drop=nn.Dropout(0.5)).eval()
     best = recorded(model, rows(2, 4))[0]
     drop, add = best.root.children

@@ -1,4 +1,4 @@
-"""Trace events: valid, nested, and of the durations that were measured."""
+"""Trace events: valid, nested, and with the measured durations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.untouched import untouched
 
 
 def timed(spec, unit=1e-6):
-    """A tree whose own times are the amounts, in nanoseconds."""
+    """Return a tree whose times are its numbers of parameters, in nanoseconds."""
     root = tree(spec)
     for row in root.walk():
         row.self_latency_ms, row.backward_self_latency_ms = row.self_params * unit, row.self_params * unit / 2
@@ -27,7 +27,7 @@ def timed(spec, unit=1e-6):
 
 
 def spans(events, thread=1):
-    """FQN -> start and end in whole nanoseconds."""
+    """Return FQN -> start and end in whole nanoseconds."""
     bars = [event for event in events if event["ph"] == "X" and event["tid"] == thread]
     return {
         event["args"]["fqn"]: (round(1e3 * event["ts"]), round(1e3 * event["ts"]) + round(1e3 * event["dur"]))
@@ -36,7 +36,7 @@ def spans(events, thread=1):
 
 
 def check_format(events):
-    """What the trace event format asks for."""
+    """Check the requirements of the trace event format."""
     for event in events:
         assert event["ph"] in "XCM"
         assert event["pid"] == 1
@@ -103,7 +103,7 @@ def test_memory_stands_where_the_modules_run():
     times = [round(1e3 * event["ts"]) for event in counters]
     assert times[:5] == [0, 150, 300, 340, 390]
     assert times[5:8] == [410, 420, 465]  # where the backward track has them
-    assert times[9] - times[8] == 1000  # nothing tells how long the optimizer takes
+    assert times[9] - times[8] == 1000  # the time of the optimizer is unknown
     assert [event["args"]["params"] for event in counters] == list(range(10))
     assert set(counters[0]["args"]) == set(CATEGORIES)
 

@@ -221,13 +221,13 @@ REFUSED = {
     "caches": (caches, "assigns its attribute 'cache'"),
     "reassigns a buffer": (reassigns_a_buffer, "assigns its attribute 'mean'"),
     "the largest value": (lambda self, x: self.b(self.a(x)) * x.max().item(), "decides by values"),
-    "a legacy constructor": (lambda self, x: self.b(self.a(x) * torch.Tensor([1, 2, 3, 4])), "no torch function"),
-    "an unregistered layer": (lambda self, x: self.b(self.hidden[0](self.a(x))), "no torch function"),
+    "a legacy constructor": (lambda self, x: self.b(self.a(x) * torch.Tensor([1, 2, 3, 4])), "outside of torch"),
+    "an unregistered layer": (lambda self, x: self.b(self.hidden[0](self.a(x))), "outside of torch"),
     "an autograd function that calls a function": (
         lambda self, x: self.b(Applied.apply(self.c, self.a(x))),
         "passes a function to the autograd function Applied",
     ),
-    "vmap": (lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x))), "no torch function"),
+    "vmap": (lambda self, x: self.b(torch.vmap(lambda row: row * 2)(self.a(x))), "outside of torch"),
     "other weights": (
         lambda self, x: self.b(
             torch.func.functional_call(self.a, {name: each * 2 for name, each in self.a.named_parameters()}, (x,))

@@ -1,1 +1,1 @@
-"""How operators run: on shapes, or really."""
+"""The executions of operators: on shapes or for real."""

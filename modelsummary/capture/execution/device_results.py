@@ -1,6 +1,6 @@
-"""Results whose layout or dtype depends on the device: what its kernels give where those for meta give something else.
+"""Results whose layout or dtype depends on the device, where meta kernels return a different one.
 
-Each function takes the results on meta and the arguments of the operator.
+Each function takes the results on meta and the arguments of the operator, and returns the results of the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = Sequence[int]
 
 
 def _cpu_batch_norm(out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> Any:
-    """In evaluation the CPU keeps no statistics; results are contiguous, or have the channels last if ``x`` has."""
+    """Return a result that is contiguous, or channels-last if ``x`` is; in evaluation the CPU keeps no statistics."""
     shape = out[1].shape if training else (0,)
     dtype = _dtype_of_statistics(x, weight, bias, mean, var)
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -53,7 +53,7 @@ def _cpu_embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Any:
-    """Sums keep no numbers of bags where they add up rows in place (``is_fast_path`` in EmbeddingBag.cpp)."""
+    """Return an empty ``offset2bag`` where sums add up rows in place (``is_fast_path`` in EmbeddingBag.cpp)."""
     bags = offsets.shape[0] - bool(include_last_offset)
     is_fast = (
         mode == _SUM
@@ -68,7 +68,7 @@ def _cpu_embedding_bag(
 
 
 def _laid_out(out: Tensor, x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    """The result of a convolution in the memory format that the device's library chooses."""
+    """Return the result of a convolution in the memory format that the device's library chooses."""
     return _in_format(out, _format_of_convolution(x, weight, *others))
 
 
@@ -78,7 +78,7 @@ def _gradients_laid_out(out: Any, _: Tensor, x: Tensor, weight: Tensor, bias_siz
 
 
 def _format_of_convolution(x: Tensor, weight: Tensor, *others: Any) -> torch.memory_format | None:
-    if weight.dim() == 3:  # a dimension is added on the way to the library
+    if weight.dim() == 3:  # torch adds a dimension before it calls the library
         return None
     backend = _torch.select_conv_backend(x, weight, *others)
     chosen: torch.memory_format = _torch.conv_memory_format(x, weight, backend)
@@ -90,11 +90,14 @@ def _in_format(tensor: Tensor, chosen: torch.memory_format | None) -> Tensor:
 
 
 def _dtype_of_statistics(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
-    """Half precision may come with parameters in float32; see ``param_scalar_type`` in ATen/native/cpu."""
+    """Return the dtype of the parameters, which may be float32 for a half-precision input.
+
+    See ``param_scalar_type`` in ATen/native/cpu.
+    """
     return next((each.dtype for each in parameters if each is not None), x.dtype)
 
 
-# Kernels for meta follow CUDA's; these are the results of the CPU's.
+# Meta kernels follow CUDA's; these are the results of CPU kernels.
 CPU_RESULTS: dict[Any, Callable[..., Any]] = {
     **rules_for(_cpu_batch_norm, "native_batch_norm"),
     **rules_for(_cpu_layer_norm, "native_layer_norm"),
@@ -102,7 +105,7 @@ CPU_RESULTS: dict[Any, Callable[..., Any]] = {
     **rules_for(_cpu_embedding_bag, "_embedding_bag _embedding_bag_forward_only"),
 }
 
-# The results of every device; the arguments are on that device.
+# Results for any device; the arguments are on that device.
 DEVICE_RESULTS: dict[Any, Callable[..., Any]] = {
     **rules_for(_laid_out, "convolution"),
     **rules_for(_gradients_laid_out, "convolution_backward"),

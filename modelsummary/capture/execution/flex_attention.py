@@ -1,7 +1,7 @@
 """``torch.nn.attention.flex_attention``: shapes, and a call that does not compile.
 
-It is a higher-order operator. Called outside of ``torch.compile`` it compiles itself, which a dispatch mode that
-watches operators cannot follow, and it refuses tensors on meta; its shapes need neither.
+It is a higher-order operator. Called outside ``torch.compile`` it compiles itself, so that a dispatch mode cannot see
+its operators, and it refuses tensors on meta. Computing its shapes needs neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HAS_MAX_SCORES = len(get_args(_RESULTS)) == 3  # since torch 2.10
 
 @contextmanager
 def plain_flex_attention() -> Iterator[None]:
-    """Let ``flex_attention`` call its operator as it is, on tensors of any device."""
+    """Run the body with a ``flex_attention`` that calls its operator without compiling, on tensors of any device."""
     module = sys.modules.get(_MODULE)
     changes: dict[str, Any] = {_STOPS_COMPILING: True, "_validate_device": _accept}
     before = {name: vars(module)[name] for name in changes if module is not None and name in vars(module)}
@@ -41,11 +41,11 @@ def plain_flex_attention() -> Iterator[None]:
 
 
 def _accept(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Stand in for the check that refuses tensors on meta, and gradients on a CPU."""
+    """Replace the check that refuses tensors on meta, and gradients on a CPU."""
 
 
 def _forward(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """Return output, logsumexp and, in newer versions, the maximum of the scores."""
+    """Return the output, logsumexp and, in newer versions, the maximum of the scores."""
     out = _laid_out_like(query, (*query.shape[:3], value.shape[-1]))
     dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     statistics = (torch.empty(query.shape[:3], dtype=dtype, device=_META) for _ in range(1 + _HAS_MAX_SCORES))
@@ -53,7 +53,7 @@ def _forward(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> tuple[Tenso
 
 
 def _backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Any, ...] | None:
-    """Return the gradients of query, key and value; None where what ``score_mod`` captures may have gradients, too."""
+    """Return the gradients of query, key and value; None if tensors that ``score_mod`` captures may have gradients."""
     score_mod_buffers = others[9] if len(others) > 9 else ()
     if score_mod_buffers or query.shape[0] != key.shape[0]:
         return None
@@ -61,7 +61,7 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[
 
 
 def _laid_out_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a dense tensor whose dimensions follow each other as those of ``tensor`` do, but the last is innermost."""
+    """Return a dense tensor with the dimension order of ``tensor``, except that the last is innermost."""
     order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim))
     last = tensor.dim() - 1
     strides, step = [0] * tensor.dim(), 1

@@ -1,7 +1,7 @@
-"""Values of small tensors on shapes: those that follow from values which the model or its inputs have.
+"""Values of small tensors during a run on shapes, as far as they follow from values of the model or its inputs.
 
-Masks and positions are such, and a forward may look at them. What operators make of known values is computed when
-something asks for it, as mostly nothing does. Nothing here keeps a tensor of the run alive.
+A forward may read the values of masks and positions. The results of operators on known values are computed only when
+they are read, which is rare. This module keeps no tensor of the run alive.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MAX_ELEMENTS_OF_PARAMETER = 16
 
 
 class _Value:
-    """Values of one tensor.
+    """The values of one tensor.
 
     Attributes:
-        tensor: the values, or None while they are deferred, or if they could not be computed.
-        borrowed: they are the model's own, to be copied before they are used.
-        made_by: the operator that makes them, if it was deferred; it lives as long as somebody may ask.
+        tensor: the values; None while they are deferred, or if they could not be computed.
+        borrowed: whether ``tensor`` is the model's own, to be copied before it is used.
+        made_by: the deferred operator that computes the values, kept alive as long as they may be read.
     """
 
     __slots__ = ("__weakref__", "borrowed", "made_by", "tensor")
@@ -42,7 +42,7 @@ class _Value:
 
 
 class _Deferred:
-    """An operator on ``_Value``s whose results are known as soon as somebody asks for one."""
+    """An operator on ``_Value``s that runs when one of its results is read."""
 
     __slots__ = ("__weakref__", "args", "func", "kwargs", "results")
 
@@ -60,7 +60,7 @@ class _Known(NamedTuple):
 
 
 class KnownValues:
-    """Follows the values behind tensors of a run; a tensor is known until it is overwritten with what is not."""
+    """The known values of a run's tensors; a tensor is known until it is overwritten with unknown values."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by the id of the tensor
@@ -69,14 +69,14 @@ class KnownValues:
         self._deferred: list[weakref.ref[_Deferred]] = []
 
     def borrow(self, twin: Tensor, tensor: Tensor, copy: bool = False) -> None:
-        """``twin`` stands for a tensor of the model, if that is small enough to be followed.
+        """Note that ``twin`` has the values of ``tensor``, unless the tensor is too large.
 
-        Tensors that share memory are not: a write to one would have to reach the others.
+        Tensors that share memory become unknown, as a write to one would have to reach the others.
         """
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
         most = _MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS
-        with _torch.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+        with _torch.DisableTorchFunction():  # otherwise a trace would record this as a call of the model
             storage = tensor.untyped_storage()
         if storage._cdata in self._owners:
             first = self._owners[storage._cdata][1]()
@@ -92,7 +92,7 @@ class KnownValues:
             self._set(twin, _Value(tensor, borrowed=True))
 
     def set(self, tensor: Tensor, value: Tensor) -> None:
-        """The values of ``tensor`` are these. A tensor that is known stays as it is."""
+        """Note the values of ``tensor``. Values that are known already are kept."""
         self._set(tensor, _Value(value))
 
     def _set(self, tensor: Tensor, value: _Value) -> None:
@@ -111,15 +111,15 @@ class KnownValues:
                 del self._by_storage[known.storage]
 
     def cover(self, tensors: Iterable[Tensor]) -> bool:
-        """All of these are known."""
+        """Return True if the values of all ``tensors`` are known."""
         for tensor in tensors:
             known = self._known.get(id(tensor))
-            if known is None or known.storage != tensor.untyped_storage()._cdata:  # .data = ... exchanges it
+            if known is None or known.storage != tensor.untyped_storage()._cdata:  # ``.data = ...`` replaces it
                 return False
         return True
 
     def filled_in(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The arguments with values for tensors; None if they could not be computed."""
+        """Return the arguments with values for tensors; None if the values could not be computed."""
         self._compute_deferred()
         return _filled_in(*self._on_values(args, kwargs))
 
@@ -131,14 +131,14 @@ class KnownValues:
         return self._known[id(leaf)].value if isinstance(leaf, Tensor) else leaf
 
     def value(self, tensor: Tensor) -> Tensor | None:
-        """A copy of the values of ``tensor``; None if they are not known."""
+        """Return a copy of the values of ``tensor``; None if they are not known."""
         self._compute_deferred()
         known = self._known.get(id(tensor))
         value = None if known is None else _own(known.value)
         return None if value is None else value.clone()
 
     def _compute_deferred(self) -> None:
-        """Run what was deferred and may still be asked for, in the order of the operators."""
+        """Run the deferred operators whose results may still be read, in their order."""
         deferred, self._deferred = self._deferred, []
         for reference in deferred:
             each = reference()
@@ -146,7 +146,7 @@ class KnownValues:
                 _compute(each)
 
     def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], out: Any) -> bool:
-        """An operator with known arguments ran on shapes; returns whether its results are known, too."""
+        """Follow an operator with known arguments that ran on shapes; return True if its results are known, too."""
         outputs = list(tensors_in(out))
         if sum(tensor.numel() for tensor in outputs) > _MAX_ELEMENTS:
             return False
@@ -165,18 +165,18 @@ class KnownValues:
         return bool(computed)
 
     def before_write(self, tensor: Tensor) -> None:
-        """An operator is going to write to ``tensor``: what was deferred may need what stands there now."""
+        """Run the deferred operators before an operator writes to ``tensor``, as they may read its current values."""
         if self._deferred and tensor.untyped_storage()._cdata in self._by_storage:
             self._compute_deferred()
 
     def overwritten(self, tensor: Tensor) -> None:
-        """What is in the storage of ``tensor`` is not known any more."""
+        """Forget the values in the storage of ``tensor``."""
         for key in tuple(self._by_storage.get(tensor.untyped_storage()._cdata, ())):
             self._forget(key)
 
 
 def _own(value: _Value) -> Tensor | None:
-    """The values, copied before anything could write into the model's own."""
+    """Return the values; the first time, copy values that belong to the model, so that nothing writes to them."""
     if value.borrowed and value.tensor is not None:
         value.borrowed = False
         value.tensor = value.tensor.detach().to(_CPU, copy=True)
@@ -184,7 +184,7 @@ def _own(value: _Value) -> Tensor | None:
 
 
 def _compute(deferred: _Deferred) -> None:
-    """Run what was deferred; where that fails, its results are not known."""
+    """Run a deferred operator; if that fails, its results stay unknown."""
     on_values = _filled_in(deferred.args, deferred.kwargs)
     computed = _run(deferred.func, *on_values) if on_values is not None else []
     for result, tensor in zip(deferred.results, computed, strict=False):
@@ -213,5 +213,5 @@ def _filled_in(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     try:
         return list(tensors_in(func(*args, **kwargs)))
-    except Exception:  # no CPU kernel for this dtype, say: the values stay unknown
+    except Exception:  # for example, this dtype has no CPU kernel: the values stay unknown
         return []

@@ -1,4 +1,4 @@
-"""Real execution: operators run as they are, and what they write is put back afterwards."""
+"""Real execution: operators compute, and the memory that they write is restored afterwards."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _SMALL = 2**16
 
 
 class RealExecution:
-    """Runs operators; copies memory of the model or the user just before an operator writes into it.
+    """An execution that computes. It copies memory of the model or the user just before an operator writes to it.
 
-    Copying all parameters up front would double the memory, and a forward rarely writes any. Small tensors that are no
-    parameters (running statistics, counters) are copied up front: they may be written where no operator is seen.
+    Copying all parameters up front would double the memory, and a forward rarely writes any. Small tensors other than
+    parameters (running statistics, counters) are copied up front, as code may write them without an operator.
 
     Args:
-        tensors: what the run must leave alone: tensors of the model and of its arguments.
-        all_buffers: copy all that are no parameters up front: not all runs will be watched.
+        tensors: tensors of the model and of its arguments, which the run must leave unchanged.
+        all_buffers: whether to copy all tensors except parameters up front, for runs whose operators are not seen.
     """
 
     def __init__(self, tensors: Iterable[Tensor], *, all_buffers: bool = False) -> None:
         tensors = list(tensors)
         own = list(_in_memory(tensors))
-        # An alias keeps memory, shape and strides of a tensor whose data is exchanged or resized.
+        # An alias keeps the memory, shape and strides of a tensor whose data is replaced or resized.
         self._aliases = [(tensor, tensor.detach()) for tensor in own]
         self._untouched = {tensor.untyped_storage().data_ptr() for tensor in own}
         self._copies: list[tuple[Tensor, Tensor]] = []
@@ -42,7 +42,7 @@ class RealExecution:
         self._sparse = [(each, each.detach().clone()) for each in tensors if not is_lazy(each) and _is_sparse(each)]
 
     def input(self, tensor: Tensor) -> Tensor:
-        """A copy of an input tensor, the same each time: a forward may write into its argument."""
+        """Return a copy of an input tensor, which a forward may write to; the same copy each time."""
         copy = self._inputs.get(id(tensor))
         if copy is None:
             copy = self._inputs[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -50,8 +50,8 @@ class RealExecution:
         return copy
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator and tell its cost."""
-        if "batch_norm" in rule.name:  # native_batch_norm writes its running statistics; its schema hides it
+        """Run one operator and return its result and cost."""
+        if "batch_norm" in rule.name:  # it writes its running statistics, which its schema does not declare
             self._save(args)
         for place in rule.writes:
             self._save(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
@@ -69,10 +69,10 @@ class RealExecution:
                 self._copies.append((memory, memory.clone()))
 
     def put_back(self) -> None:
-        """Give the tensors their memory, shapes and values back; their versions do not move by that."""
+        """Restore memory, shapes and values of the tensors, without changing their version counters."""
         try:
             self._put_back()
-        except KeyboardInterrupt:  # halfway, maybe
+        except KeyboardInterrupt:  # possibly halfway
             self._put_back()
             raise
 
@@ -88,7 +88,7 @@ class RealExecution:
 
 
 def _bytes_behind(tensor: Tensor) -> Tensor:
-    """The whole storage of a tensor as bytes."""
+    """Return the whole storage of a tensor as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -97,8 +97,9 @@ def _is_sparse(tensor: Tensor) -> bool:
 
 
 def _in_memory(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Those with a storage of their own, no meta, sparse or lazy ones; of a wrapper (a distributed tensor, a quantised
-    weight) what it wraps.
+    """Yield the tensors with a storage of their own: not meta, sparse or lazy ones.
+
+    Of a wrapper (a distributed tensor, a quantised weight), yield its inner tensors.
     """
     for tensor in tensors:
         if is_lazy(tensor):
@@ -110,7 +111,7 @@ def _in_memory(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _has_storage(tensor: Tensor) -> bool:
-    """A wrapper that does not tell what it wraps has none, and says so only when it is asked."""
+    """Return False for a wrapper that hides its inner tensors: its storage raises when it is accessed."""
     try:
         tensor.untyped_storage().data_ptr()
     except RuntimeError:

@@ -1,8 +1,7 @@
 """``nn.LSTM`` on shapes as the CPU runs it: one fused oneDNN kernel per layer and direction.
 
-Tensors with a Python dispatch are no CPU tensors to torch's choice of that kernel, which would run the steps of the
-sequence one by one and keep other tensors for the backward. See ``RNN.cpp`` and ``mkldnn/RNN.cpp``
-in ``aten/src/ATen/native``.
+Torch does not choose that kernel for tensors with a Python dispatch. It would run the steps of the sequence one by one
+and keep other tensors for the backward. See ``RNN.cpp`` and ``mkldnn/RNN.cpp`` in ``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ __all__ = ["fused_lstm"]
 
 _KERNEL = torch.ops.aten.mkldnn_rnn_layer.default
 _LSTM = 2  # ideep::rnn_kind::LSTM
-_PAGE = 4096  # sections of a workspace are rounded up to it
-_MOST_ELEMENTS = 2**22  # the kernel is not asked about longer sequences: it has to run
+_PAGE = 4096  # sections of a workspace are rounded up to a multiple of it
+_MOST_ELEMENTS = 2**22  # limit for asking the kernel, which has to run, about the workspace of a sequence
 
 
 @contextmanager
 def fused_lstm() -> Iterator[None]:
-    """Context, within a shape-only run, in which an LSTM on CPU tensors keeps what its CPU kernel keeps."""
+    """Return a context for a shape-only run in which an LSTM on the CPU keeps the tensors that its kernel keeps."""
     original = _torch.VF.lstm
 
     def lstm(*args: Any) -> Any:
@@ -42,7 +41,7 @@ def fused_lstm() -> Iterator[None]:
 
 
 def _is_fused(x: Tensor, states: Sequence[Tensor], weights: Any) -> bool:
-    """``use_mkldnn`` of RNN.cpp, without the projections and packed sequences that it leaves to the steps."""
+    """Return ``use_mkldnn`` of RNN.cpp: False for projections and packed sequences, which run step by step."""
     if not isinstance(weights, (list, tuple)) or not _torch.is_onednn_enabled() or not x.numel():
         return False
     known = x.dtype is torch.float32 or (x.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -61,7 +60,7 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``mkldnn_rnn`` does around its kernel."""
+    """Return output, hidden and cell state as ``mkldnn_rnn`` computes them around its kernel."""
     x = (x.transpose(0, 1) if batch_first else x).contiguous()
     each = 4 if has_biases else 2
     directions = 2 if bidirectional else 1
@@ -87,7 +86,7 @@ def _layers(
 
 
 class _Workspaces(TorchDispatchMode):
-    """Gives the kernel's twin the workspace that the kernel would have."""
+    """A mode that gives the kernel's result on shapes the workspace of the real kernel."""
 
     supports_higher_order_operators = True
 
@@ -103,7 +102,10 @@ class _Workspaces(TorchDispatchMode):
 
 
 def _workspace_bytes(length: int, batch: int, features: int, hidden: int, dtype: torch.dtype) -> int:
-    """Asked of the kernel itself; for long sequences continued from shorter ones, as it is linear but for rounding."""
+    """Return the bytes of the kernel's workspace: measured, or extrapolated for long sequences.
+
+    The size is linear in the length except for rounding.
+    """
     longest = max(_MOST_ELEMENTS // (batch * (features + 4 * hidden)), 8)
     if length <= longest:
         return _asked(length, batch, features, hidden, dtype)

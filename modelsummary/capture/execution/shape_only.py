@@ -1,15 +1,15 @@
 """Shape-only execution: every operator runs on tensors without data, so nothing is computed or allocated.
 
-Parameters, buffers and inputs are replaced by twins before the run: ``ShapeTensor``s, which are on the model's own
-device. A tensor that is met later (one in a list, a numpy array) is replaced by a twin as operators meet it.
+Parameters, buffers and inputs are replaced by twins before the run: ``ShapeTensor``s, which report the model's own
+device. Any other tensor (in a list, from a numpy array) is replaced by a twin when an operator gets it.
 
-Two things make it more than tensors without data:
+Two additions make it fast and general:
 
-- **Memory of results.** Networks repeat themselves. An operator called again with the same shapes, strides, dtypes
-  and arguments gets an output like the first one, without asking the (slow) meta kernel.
+- **Cached results.** Networks repeat themselves. An operator called again with the same shapes, strides, dtypes and
+  arguments returns an output like the first one, without the (slow) meta kernel.
 - **Known values.** Small tensors whose values do not depend on the floating point input (``torch.arange``, a buffer,
-  an attention mask) are computed beside their twins, so a branch on them needs no real execution. An
-  operator that needs other values raises ``DataDependentError``.
+  an attention mask) are computed beside their twins, so a branch on them needs no real execution. An operator that
+  needs unknown values raises ``DataDependentError``.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ _CPU = torch.device("cpu")
 _STRIDED = torch.strided
 _TO_COPY = torch.ops.aten._to_copy.default
 _AS_STRIDED = torch.ops.aten.as_strided.default
-_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view of which the schema says nothing
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view that its schema does not declare
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
-# Nothing is pinned and nothing drawn; a generator of the CPU refuses tensors on meta.
+# Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _MASKS = (torch.bool, torch.uint8)
 _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 
 class ShapeOnly:
-    """Runs operators on shape tensors; ``run`` returns the result and the cost of one operator.
+    """An execution on shape tensors; ``run`` returns the result and the cost of one operator.
 
     Args:
-        device: of the model; factories make tensors there unless they are told another one.
-        dtype: of the twins of floating point tensors; None: that of each tensor.
+        device: device of the model; factory functions make tensors there unless they name another device.
+        dtype: dtype of the twins of floating point tensors; None: the dtype of each tensor.
 
     Attributes:
-        current: the execution of the run that is going on, or None.
+        current: the execution that is running, or None.
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
-        needs_values: what the obstacle lacks is the values of a tensor.
-        log: if it is a list, every operator is noted here with the shapes and constants it was called with.
+        needs_values: whether the obstacle is that the values of a tensor are not known.
+        log: None, or a list to which every operator is appended with its shapes and constants.
     """
 
     current: ClassVar[ShapeOnly | None] = None
 
     def __init__(self, device: torch.device = _META, dtype: torch.dtype | None = None) -> None:
         self.device = device
-        self._several_devices = device.type not in ("cpu", "meta")  # what a forward makes may be on the CPU
+        self._several_devices = device.type not in ("cpu", "meta")  # tensors that a forward makes may be on the CPU
         self.obstacle: str | None = None
         self.needs_values = False
         self.log: list[Any] | None = None
@@ -87,7 +87,7 @@ class ShapeOnly:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context in which shape tensors ask this execution for their values."""
+        """Return a context in which shape tensors get their values from this execution."""
         outer, ShapeOnly.current = ShapeOnly.current, self
         try:
             with storages_resized():
@@ -100,7 +100,7 @@ class ShapeOnly:
         return self._twins.of_input(tensor)
 
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
-        """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        """Replace parameters, buffers and plain tensor attributes by twins."""
         self._twins.replace_tensors_of(modules)
 
     def values(self, twin: Tensor, asker: str) -> Tensor:
@@ -114,23 +114,27 @@ class ShapeOnly:
     # ---------------------------------------------------------------------------------- one operator
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator. Raises ``DataDependentError``, and whatever its meta kernel raises."""
+        """Run one operator and return its result and cost.
+
+        Raises:
+            DataDependentError: it needs values that are not known. Exceptions of its meta kernel propagate.
+        """
         key = [func]
         out, cost = self._run(func, rule, args, kwargs, key)
         if rule.name in BLOCK_MASKED:
             cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, self._value_of))
         if self.log is None:
             return out, cost
-        if rule.writes or next(tensors_in(out), None) is not None:  # else it hands a value to Python, no more
+        if rule.writes or next(tensors_in(out), None) is not None:  # else it only returns a value to Python
             self.log.append(tuple(key))
         return out, cost
 
     def _run(
         self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any]
     ) -> tuple[Any, OpCost]:
-        """Run one operator; what identifies the call goes to ``key``."""
+        """Run one operator, and append the items that identify the call to ``key``."""
         written = _written(rule, args, kwargs)
-        # Only the twin of another tensor would change; Python would read the other.
+        # The write would change only the twin, while Python would read the tensor itself.
         if written and not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
             raise self._needing_values(rule.name)
         copies_to_cpu = func is _TO_COPY and kwargs.get("device") == _CPU
@@ -158,11 +162,11 @@ class ShapeOnly:
                 self._note_obstacle(rule.name)
                 raise
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
-        # Keep what is known true: follow the results, or forget what was overwritten.
+        # Keep the known values valid: follow the results, or forget the overwritten tensors.
         if not (known and isinstance(func, OpOverload) and self._known.follow(func, rule, args, kwargs, out)):
             for tensor in written:
                 self._known.overwritten(tensor)
-        if copies_to_cpu and known and self.device.type != "cpu":  # a copy with values, as .cpu().numpy() asks for
+        if copies_to_cpu and known and self.device.type != "cpu":  # return the values, as .cpu().numpy() needs them
             value = self._known.value(out)
             return (out if value is None else value), cost
         return out, cost
@@ -205,7 +209,7 @@ class ShapeOnly:
         return tuple(new_tensor(spec, device) for spec in specs), cost
 
     def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> torch.device | None:
-        """Return the device of an operator's results; None for tensors that the forward itself makes on meta."""
+        """Return the device of an operator's results; None for tensors that the forward makes on meta."""
         device: torch.device | None = kwargs.get("device")
         if device is None:
             if not self._several_devices:
@@ -225,7 +229,7 @@ class ShapeOnly:
         tensors: Sequence[Tensor],
         device: torch.device | None,
     ) -> Any:
-        """Run a rule, an operator on metadata, or the kernel for tensors on meta."""
+        """Run a shape rule, the operator on metadata, or the meta kernel."""
         if _shares_storage(func, rule) and all(type(tensor) is ShapeTensor for tensor in tensors):
             return run_on_metadata(func, args, kwargs)
         shortcut = SHAPE_RULES.get(func)
@@ -244,7 +248,7 @@ class ShapeOnly:
         return out if device is None else there.enter(out)
 
     def _places(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return integer indices for masks: a mask that is known tells how many elements it keeps."""
+        """Return ``indices`` with integers for masks. The values of a mask must be known to count its elements."""
         places: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in _MASKS:
@@ -259,7 +263,7 @@ class ShapeOnly:
     # --------------------------------------------------------------------------------------- twins
 
     def _to_twins(self, values: Iterable[Any], key: list[Any], tensors: list[Tensor]) -> list[Any]:
-        """Return ``values`` with twins for tensors; twins also go to ``tensors``, what identifies values to ``key``."""
+        """Return ``values`` with twins for tensors; append twins to ``tensors`` and items that identify to ``key``."""
         replaced = []
         for value in values:
             kind = type(value)
@@ -304,16 +308,16 @@ class ShapeOnly:
 
 
 def _shares_storage(func: Any, rule: OpRule) -> bool:
-    """Return True if results lie in the storage of an argument: such an operator looks at no data."""
+    """Return True if results share the storage of an argument: such an operator reads no data."""
     return rule.is_view or func is _UNSAFE_VIEW or rule.moves_shape
 
 
 def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Sequence[Tensor]:
-    """Tensors that the operator writes in place."""
+    """Return the tensors that the operator writes in place."""
     if rule.writes:
         places = (kwargs.get(place) if isinstance(place, str) else args[place : place + 1] for place in rule.writes)
         return [tensor for value in places for tensor in tensors_in(value)]
-    if rule.name in _WRITES_STATISTICS and args[5]:  # while training, of which the schema says nothing
+    if rule.name in _WRITES_STATISTICS and args[5]:  # in training; the schema does not declare it
         return list(tensors_in(args[3:5]))
     return ()
 
@@ -324,18 +328,18 @@ _NORMS = frozenset({"aten.native_layer_norm", "aten.native_batch_norm", "aten.na
 
 
 def _check_dtypes(rule: OpRule, args: Any) -> None:
-    """Meta kernels of products and normalisations take operands of any dtypes; the kernels of a device do not."""
+    """Raise ``RuntimeError`` for operands of different dtypes, which device kernels refuse and meta kernels accept."""
     if rule.name not in _SAME_DTYPE and rule.name not in _NORMS:
         return
     dtypes = [tensor.dtype for tensor in tensors_in(args)]
-    if rule.name in _NORMS:  # half-precision input with float32 weights is fine
+    if rule.name in _NORMS:  # half-precision input with float32 weights is allowed
         dtypes = [dtypes[0], *(dtype for dtype in dtypes[1:] if dtype is not torch.float32 or dtypes[0].itemsize > 4)]
     if len(set(dtypes)) > 1:
-        raise RuntimeError(f"{rule.name} takes operands of one dtype, but got {', '.join(map(str, dtypes))}")
+        raise RuntimeError(f"{rule.name} expects operands of one dtype, got {', '.join(map(str, dtypes))}")
 
 
 def _identity(value: Any) -> Any:
-    """Return what tells a constant from others: functions that a forward makes anew each time are equal."""
+    """Return a key that identifies a constant; functions that a forward defines anew each time have equal keys."""
     if not isinstance(value, FunctionType):
         return value
     cells = (cell.cell_contents for cell in value.__closure__ or ())
@@ -344,12 +348,12 @@ def _identity(value: Any) -> Any:
 
 
 def selects_by_mask(rule: OpRule, args: Any) -> bool:
-    """``x[mask]``: how many elements it keeps is in the values of the mask."""
+    """Return True for ``x[mask]``, where the values of the mask decide the size of the result."""
     return rule.name == "aten.index" and any(index.dtype in _MASKS for index in tensors_in(args[1]))
 
 
 def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:
-    """Return what is needed to make an output like ``out``; None if it is no shape tensor or tuple of them."""
+    """Return the specs from which to make an output like ``out``; None unless it is one or a tuple of shape tensors."""
     if type(out) is ShapeTensor:
         return spec_of(out)
     if type(out) is tuple and out and all(type(each) is ShapeTensor for each in out):

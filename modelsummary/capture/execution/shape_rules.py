@@ -1,8 +1,8 @@
-"""Direct shape rules for operators whose meta kernels take a tenth of a millisecond to a whole one a call.
+"""Direct shape rules for operators whose meta kernels take 0.1 to 1 ms per call.
 
-Torch writes these kernels in Python, many as decompositions into some twenty operators each. A rule gives the very
-shapes, strides and dtypes that the kernel gives, or None where it is not sure; then the kernel runs, and raises what
-it has to raise.
+Torch writes these kernels in Python, many as decompositions into some twenty operators each. A rule returns exactly the
+shapes, strides and dtypes that the kernel returns. It returns None for a case that it does not handle; then the kernel
+runs, and raises the errors of the operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _META = torch.device("meta")
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _GROUPED = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _ROW_BYTES = 16
-_STATISTICS_DTYPES = frozenset({torch.float32, torch.float64})  # half precision has statistics of another dtype
+_STATISTICS_DTYPES = frozenset({torch.float32, torch.float64})  # in half precision, statistics have another dtype
 Shape = Sequence[int]
 
 
@@ -37,7 +37,7 @@ def _contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
 
 
 def _is_plain(x: Any) -> bool:
-    """A tensor that is contiguous, also in the strides of dimensions of size 1, and not empty."""
+    """Return True for a tensor that is contiguous, also in the strides of dimensions of size 1, and not empty."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         return False
     shape = x.shape
@@ -45,7 +45,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def _are_plain_floats(x: Tensor, *others: Tensor | None) -> bool:
-    """All plain and of one floating point dtype; the others may be None."""
+    """Return True if all tensors are plain and of one floating point dtype; ``others`` may be None."""
     dtype = x.dtype
     return (
         dtype in _FLOATS
@@ -64,7 +64,7 @@ def new_contiguous(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
-    """One result an element, of the dtype of ``x``."""
+    """Return the result of an operator with one result per element, of the dtype of ``x``."""
     if not all(map(_is_usual, (*options, *named.values()))):
         return None
     return new_contiguous(x.shape, x.dtype) if _are_plain_floats(x) else None
@@ -72,16 +72,16 @@ def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
 
 def _is_usual(option: Any) -> bool:
     if isinstance(option, str):
-        return option in ("none", "tanh")  # how gelu is approximated
+        return option in ("none", "tanh")  # approximations of gelu
     return option is None or isinstance(option, Real)
 
 
 def _clamp(x: Tensor, *bounds: Any) -> Tensor | None:
-    return None if all(bound is None for bound in bounds) else _same(x, *bounds)  # the kernel wants one
+    return None if all(bound is None for bound in bounds) else _same(x, *bounds)  # the kernel requires a bound
 
 
 def _broadcast(a: Tensor, b: Tensor) -> torch.Size | None:
-    """The shape of both together where one of them has it already: strides of other results are intricate."""
+    """Return the broadcast shape if ``a`` or ``b`` has it already; None otherwise, as the strides are complicated."""
     if a.shape == b.shape:
         return a.shape
     large, small = (a.shape, b.shape) if a.dim() >= b.dim() and a.numel() >= b.numel() else (b.shape, a.shape)
@@ -140,7 +140,7 @@ def _copy(x: Tensor, source: Tensor, *_: Any) -> Tensor | None:
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor | None:
-    """``aten.mm`` and ``aten.bmm``; the factors may be transposed."""
+    """Return the result of ``aten.mm`` and ``aten.bmm``; the factors may be transposed."""
     if a.dtype is not b.dtype or a.dtype not in _FLOATS or 0 in a.shape or 0 in b.shape:
         return None
     if not a.dim() == b.dim() >= 2 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
@@ -149,7 +149,7 @@ def _mm(a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor | None:
-    """A bias of one row."""
+    """Return the result of ``aten.addmm`` with a bias of one row."""
     if not (isinstance(beta, Real) and isinstance(alpha, Real) and bias.dim() == 1 and a.dim() == 2):
         return None
     if not _is_plain(bias) or bias.dtype is not a.dtype or bias.shape[0] != b.shape[-1]:
@@ -189,10 +189,10 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | None:
-    """Products of groups, also in float32 and float16, which the kernel on meta refuses and those of devices take.
+    """Return products of groups, also in float32 and float16, which the meta kernel refuses and device kernels accept.
 
     ``offs`` are the ends of the groups: in the rows of ``a`` (2-d by 3-d), in the columns of ``b`` (3-d by 2-d) or in
-    what is summed (2-d by 2-d).
+    the dimension that is summed (2-d by 2-d).
     """
     if a.dtype is not b.dtype or a.dtype not in _GROUPED or bias is not None or out_dtype not in (None, a.dtype):
         return None
@@ -216,7 +216,7 @@ def _grouped_mm(
 
 
 def _has_aligned_rows(x: Tensor) -> bool:
-    """Rows or columns lie in one piece each, and begin at multiples of 16 bytes."""
+    """Return True if each row or each column is contiguous and begins at a multiple of 16 bytes."""
     (rows, columns), (row, column) = x.shape[-2:], x.stride()[-2:]
     if row == 1 and column >= max(1, rows):
         return column * x.element_size() % _ROW_BYTES == 0
@@ -233,7 +233,7 @@ def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor | None:
 
 
 def _dims_of(x: Tensor, dims: Any) -> list[int] | None:
-    """Dimensions counted from the first; None where one is missing or named twice."""
+    """Return non-negative dimensions; None if one does not exist or is named twice."""
     if not isinstance(dims, (list, tuple)) or not dims or not all(-x.dim() <= dim < x.dim() for dim in dims):
         return None
     positions = [dim % x.dim() for dim in dims]
@@ -285,7 +285,7 @@ def _batch_norm(
     var: Tensor | None,
     *_: object,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """``aten.native_batch_norm``. One value a channel has no variance: the kernel refuses it."""
+    """Return the results of ``aten.native_batch_norm``; None for one value per channel, which the kernel refuses."""
     if x.dtype not in _STATISTICS_DTYPES or not _are_plain_floats(x, weight, bias, mean, var):
         return None
     if x.dim() < 2 or x.numel() == x.shape[1]:
@@ -297,7 +297,7 @@ def _batch_norm(
 def _layer_norm(
     x: Tensor, normalized_shape: Shape, weight: Tensor | None, bias: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """``aten.native_layer_norm``: mean and reciprocal deviation of each normalised part."""
+    """Return the result, means and reciprocal deviations of ``aten.native_layer_norm``, one per normalised part."""
     kept = x.dim() - len(normalized_shape)
     if x.dtype not in _STATISTICS_DTYPES or not _are_plain_floats(x, weight, bias):
         return None
@@ -308,7 +308,11 @@ def _layer_norm(
 
 
 def rules_for(rule: Callable[..., Any], names: str) -> dict[Any, Callable[..., Any]]:
-    """Return ``rule`` for operators of these names, with ``.`` before an overload; those that this torch has."""
+    """Return ``rule`` for each operator in ``names``, with ``.`` before an overload, that this torch has.
+
+    >>> list(rules_for(_mm, "mm add.Tensor missing"))
+    [<OpOverload(op='aten.mm', overload='default')>, <OpOverload(op='aten.add', overload='Tensor')>]
+    """
     found = {}
     for name in names.split():
         packet, _, overload = name.partition(".")

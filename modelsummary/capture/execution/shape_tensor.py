@@ -1,8 +1,8 @@
-"""``ShapeTensor``: a tensor without data that is on a device all the same.
+"""``ShapeTensor``: a tensor without data that reports a device.
 
-To torch's C++ code it is a tensor of its device: the autocast, autograd and composite kernels of that device run as in
-a real run and make the same choices (a fused attention, a cuDNN batch normalisation). What they call at the end, the
-operator of a backend, arrives in Python. The device itself is not needed.
+Torch's C++ code treats it as a tensor of that device: the autocast, autograd and composite kernels of the device run as
+in a real run and make the same choices (a fused attention, a cuDNN batch normalisation). The backend operator that they
+call last arrives in Python. The device itself is not needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STRIDED = torch.strided
 
 
 class Spec(NamedTuple):
-    """What a plain tensor is without its values."""
+    """The shape, strides and dtype of a plain tensor."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -46,15 +46,23 @@ class Spec(NamedTuple):
 
 
 def spec_of(tensor: Tensor) -> Spec:
-    """Return the spec of a strided tensor."""
+    """Return the spec of a strided tensor.
+
+    >>> spec_of(torch.ones(2, 3))
+    Spec(shape=torch.Size([2, 3]), stride=(3, 1), dtype=torch.float32)
+    """
     return Spec(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 class ShapeTensor(Tensor):
-    """A tensor with a shape, a dtype, a device and a storage of the right size that has no memory.
+    """A tensor with a shape, a dtype, a device, and a storage of the right size without memory.
 
-    Within a run a dispatch mode sees its operators first. ``__torch_dispatch__`` is for those of another thread, and
-    for a tensor that outlives the run.
+    During a run a dispatch mode handles its operators. ``__torch_dispatch__`` handles operators in another thread, and
+    on a tensor that outlives the run.
+
+    >>> x = new_tensor(Spec(torch.Size([2, 3]), (3, 1), torch.float32), torch.device("cuda"))
+    >>> (x @ x.T).shape, x.device.type
+    (torch.Size([2, 2]), 'cuda')
     """
 
     __torch_function__ = _torch.disabled_function
@@ -82,7 +90,7 @@ class ShapeTensor(Tensor):
             return handle_torch_function(ShapeTensor.numpy, (self,), self, force=force)
         return _values(self, "numpy()").numpy(force=force)
 
-    # ``torch.tensor([tensor])`` asks its elements for numbers with Python's dispatch switched off: no mode hears of it.
+    # ``torch.tensor([tensor])`` converts its elements with Python's dispatch switched off, so that no mode sees it.
 
     def __index__(self) -> int:
         """Return the value. Raises ``DataDependentError`` if it is not known."""
@@ -97,7 +105,7 @@ class ShapeTensor(Tensor):
         return float(_values(self, "torch.tensor()")) if _is_below_python() else super().__float__()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return what a tensor on meta shows; a forward that prints needs no values."""
+        """Return the text of a tensor on meta, so that a forward that prints a tensor runs without values."""
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
 
 
@@ -120,11 +128,10 @@ def new_tensor(spec: Spec, device: torch.device) -> Tensor:
 
 @contextmanager
 def storages_resized() -> Iterator[None]:
-    """Context in which storages without memory may be resized, which torch refuses: they keep their size.
+    """Return a context in which resizing a storage without memory is ignored, where torch raises.
 
     FSDP frees the storages of gathered parameters and allocates them again.
     """
-
     original: Any = _torch.StorageBase.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -143,7 +150,7 @@ def storages_resized() -> Iterator[None]:
 
 
 def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operator that looks at no data, such as a view, on shape tensors as they are.
+    """Run an operator that reads no data, such as a view, directly on shape tensors.
 
     Results share the storage of the arguments.
     """
@@ -153,16 +160,16 @@ def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _as_shape_tensor(tensor: Tensor) -> Tensor:
-    if type(tensor) is ShapeTensor:  # an operator in place returns its argument
+    if type(tensor) is ShapeTensor:  # an in-place operator returns its argument
         return tensor
     made: Tensor = Tensor._make_subclass(ShapeTensor, tensor, False)
     return made
 
 
 def without_history(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same storage that no autograd node made; no mode hears of it.
+    """Return a tensor with the same storage and without a ``grad_fn``; modes do not see the operator.
 
-    Of a kind that is neither plain nor a shape tensor: the tensor itself.
+    A tensor that is neither plain nor a shape tensor is returned as it is.
     """
     if tensor.grad_fn is None:
         return tensor
@@ -176,15 +183,15 @@ def without_history(tensor: Tensor) -> Tensor:
 
 
 class OnMeta:
-    """Stands in for the arguments of one operator with tensors on meta, which have kernels, and takes results back.
+    """The conversion of one operator's arguments to tensors on meta, which have kernels, and of its results back.
 
     Args:
-        device: of new results.
+        device: device of new results.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._origins: dict[int, tuple[Tensor, Tensor]] = {}  # id of a meta tensor -> itself, what it stands for
+        self._origins: dict[int, tuple[Tensor, Tensor]] = {}  # id of a meta tensor -> itself, the shape tensor
         self._storages: dict[int, tuple[Any, Tensor]] = {}  # storage -> its twin, the first tensor met with it
         self._by_twin: dict[int, Tensor] = {}  # the twin of a storage -> that first tensor
 
@@ -193,7 +200,7 @@ class OnMeta:
         kind = type(value)
         if kind is ShapeTensor:
             return self._twin(value)
-        if isinstance(value, Tensor):  # is on meta already, and its views stay there
+        if isinstance(value, Tensor):  # it is on meta already, and its views stay there
             self._origins[id(value)] = (value, value)
             if value.layout is _STRIDED:
                 self._by_twin[value.untyped_storage()._cdata] = value
@@ -223,7 +230,7 @@ class OnMeta:
         return meta
 
     def enter(self, value: Any) -> Any:
-        """Return a result with shape tensors for what is on meta: the argument itself, a view of one, or a new one."""
+        """Return a result with shape tensors for tensors on meta: an argument, a view of one, or a new tensor."""
         return self._origin(value) if isinstance(value, Tensor) else tree_map_only(Tensor, self._origin, value)
 
     def _origin(self, meta: Tensor) -> Tensor:
@@ -245,7 +252,7 @@ class OnMeta:
         return view
 
     def _new(self, meta: Tensor) -> Tensor:
-        """Return a new tensor, in a storage of the same size: a kernel may return a part of what it made."""
+        """Return a new tensor in a storage of the same size, as a kernel may return a part of a tensor that it made."""
         nbytes = meta.untyped_storage().nbytes()
         if not meta.is_contiguous() or nbytes == meta.nbytes:
             return new_tensor(spec_of(meta), self._device)

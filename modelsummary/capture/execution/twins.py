@@ -1,4 +1,4 @@
-"""Twins: tensors without data that take the places of a model's tensors and of its inputs during a run on shapes."""
+"""Twins: tensors without data that replace a model's tensors and its inputs during a run on shapes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _REPLACED = (nn.Parameter, Tensor, FakeTensor)
 
 
 class Twins:
-    """The twins of one run: one per tensor; tensors that share memory have twins that share a storage.
+    """The twins of one run: one per tensor. The twins of tensors that share memory share a storage.
 
     Args:
-        device: where the twins are, but for those of tensors that were met on meta.
-        dtype: of the twins of floating point tensors; None: the dtype of each tensor.
-        known: learns the values of integers and of small tensors.
-        note_obstacle: is told of a tensor that has no twin.
+        device: device of the twins, except for twins of tensors found on meta.
+        dtype: dtype of the twins of floating point tensors; None: the dtype of each tensor.
+        known: receives the values of integers and of small tensors.
+        note_obstacle: called with the description of a tensor that cannot have a twin.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Twins:
         return self._adopt(tensor)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the twin of a tensor that an operator meets. A tensor that the forward made on meta stays there."""
+        """Return the twin of an argument of an operator; a tensor that the forward made on meta is its own twin."""
         if type(tensor) is ShapeTensor:
             return tensor
         known_twin = self._twins.get(id(tensor))
@@ -64,7 +64,7 @@ class Twins:
         return tensor if tensor.is_meta else self._adopt(tensor, is_stray=True)
 
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
-        """Put twins in the place of parameters, buffers and plain tensor attributes."""
+        """Replace parameters, buffers and plain tensor attributes by twins."""
         modules = list(modules)
         keeps_distributed = any(map(_is_fully_sharded, modules))
         for module in modules:
@@ -85,12 +85,13 @@ class Twins:
                 module._flat_weights = [weight if weight is None else self.of(weight) for weight in flat]
 
     def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
-        """The twin of a tensor whose values are known as long as nobody writes them.
+        """Return the twin of a tensor whose values are known until they are overwritten.
 
-        The memory of a stray one may belong to somebody else, such as a numpy array, who can write at any time.
+        The values of a stray tensor are copied: its memory may belong to other code, such as a numpy array, which can
+        write to it at any time.
         """
         twin = self._new_twin(tensor, is_stray)
-        if type(tensor) is not FakeTensor:  # has no values
+        if type(tensor) is not FakeTensor:  # a fake tensor has no values
             self._known.borrow(twin, tensor, copy=is_stray)
         return twin
 
@@ -101,7 +102,7 @@ class Twins:
             return tensor
         if type(tensor) is nn.Parameter or (is_fake and isinstance(tensor, nn.Parameter)):
             twin.requires_grad_(tensor.requires_grad)
-            twin._is_param = True  # what isinstance(twin, nn.Parameter) asks for
+            twin._is_param = True  # makes isinstance(twin, nn.Parameter) true
         elif tensor.requires_grad and tensor.is_leaf:
             twin.requires_grad_()
         if tensor.__dict__ and not is_fake:
@@ -123,7 +124,7 @@ class Twins:
         return known_twin[1] if known_twin is not None else self._adopt(tensor)
 
     def without_data(self, tensor: Tensor, is_stray: bool) -> Tensor | None:
-        """Return a tensor like this one without data, or None if there are none of its layout.
+        """Return a tensor like this one without data, or None if its layout does not allow one.
 
         Twins of the model's tensors share storages where the tensors do.
         """
@@ -132,7 +133,7 @@ class Twins:
         if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_nested:
             try:
                 if tensor.is_sparse:
-                    raise RuntimeError("on meta, its views forget how many elements it stores")
+                    raise RuntimeError("views of a sparse tensor on meta lose the number of stored elements")
                 return torch.empty_like(tensor, device=_META)
             except (RuntimeError, AssertionError):
                 self._note_obstacle(f"a {'nested' if tensor.is_nested else tensor.layout} tensor")
@@ -142,10 +143,10 @@ class Twins:
             spec = spec._replace(dtype=self._dtype)
         if is_stray:
             return new_tensor(spec, self._device)
-        with _torch.DisableTorchFunction():  # a trace of the forward must not take this for a question of the model
+        with _torch.DisableTorchFunction():  # otherwise a trace would record this as a call of the model
             try:
                 storage, nbytes = tensor.untyped_storage(), tensor.untyped_storage().nbytes()
-            except (NotImplementedError, RuntimeError):  # a wrapper that has none of its own
+            except (NotImplementedError, RuntimeError):  # a wrapper without a storage
                 return new_tensor(spec, self._device)
         whole = self._storages.get((storage._cdata, spec.dtype))
         if whole is None:
@@ -160,7 +161,7 @@ class Twins:
 
 
 def _is_plain(value: Any) -> bool:
-    """A tensor, fake maybe, whose class leaves its operators to torch."""
+    """Return True for a tensor, real or fake, whose class does not override operators."""
     kind = type(value)
     if kind in _REPLACED:
         return True
@@ -168,6 +169,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_fully_sharded(module: nn.Module) -> bool:
-    """Return True for a module of FSDP2, which exchanges the parameters by itself and refuses them on meta."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: there is none
+    """Return True for a module of FSDP2, which replaces its parameters itself and refuses them on meta."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: FSDP is not in use
     return fsdp is not None and isinstance(module, getattr(fsdp, "FSDPModule", ()))

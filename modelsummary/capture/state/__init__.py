@@ -1,1 +1,1 @@
-"""What a run may change, and how it is put back."""
+"""The state that a run may change, and how it is restored."""

@@ -1,6 +1,6 @@
-"""The one list of process-wide state that a run may touch: switches of torch and generators of random numbers.
+"""The list of process-wide states that a run may change: switches of torch and generators of random numbers.
 
-``restore`` puts all of it back after a run; the recorder compares ``changes_results`` between calls.
+``restore`` restores all of them after a run. The recorder compares those with ``changes_results`` between calls.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ProcessState(NamedTuple):
     """One switch, or one generator.
 
     Attributes:
-        read: returns what it is now.
-        write: puts back what ``read`` returned.
-        changes_results: functions between layers compute otherwise under another value.
+        read: returns the current value.
+        write: restores a value that ``read`` returned.
+        changes_results: whether functions between layers compute different results under another value.
     """
 
     name: str
@@ -32,13 +32,17 @@ class ProcessState(NamedTuple):
     changes_results: bool = False
 
     def saved(self) -> Callable[[], object]:
-        """Return a function that puts back what is there now."""
+        """Return a function that restores the current value."""
         value = self.read()
         return lambda: self.write(value)
 
 
 def process_states() -> list[ProcessState]:
-    """Return all that there is now: an accelerator that was not used, and a library not imported, have none."""
+    """Return the states that exist now. An unused accelerator and a library that is not imported have none.
+
+    >>> {state.name: state.read() for state in process_states()}["default dtype"]
+    torch.float32
+    """
     states = list(_ALWAYS)
     for kind, accelerator in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         if accelerator.is_initialized():
@@ -51,12 +55,12 @@ def process_states() -> list[ProcessState]:
 
 
 def surroundings() -> tuple[Any, ...]:
-    """Return the states that change what functions compute, and whether inference mode is on, which nobody can set."""
+    """Return the states with ``changes_results``, and whether inference mode is on, which cannot be set."""
     return torch.is_inference_mode_enabled(), *[state.read() for state in _OF_RESULTS]
 
 
 def _default_device() -> torch.device | None:
-    """The default device; None where none was set, which is not the same as the CPU: no mode is active then."""
+    """Return the default device; None if none was set, which differs from the CPU as no mode is active then."""
     context = getattr(_torch.GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
@@ -64,12 +68,12 @@ def _default_device() -> torch.device | None:
 def _set_default_device(device: torch.device | None) -> None:
     if _default_device() != device:
         torch.set_default_device(device)
-        if device is None:  # before torch 2.7, get_default_device() fails on what this leaves
+        if device is None:  # before torch 2.7, get_default_device() fails on the attribute that is left behind
             del _torch.GLOBAL_DEVICE_CONTEXT.device_context
 
 
 def _autocast() -> list[tuple[bool, torch.dtype]]:
-    """Whether it is on, and its dtype, by kind of device; empty where it is off, as nothing depends on the dtype."""
+    """Return per kind of device whether autocast is on, and its dtype; empty if it is off, as dtypes have no effect."""
     if not _torch.is_any_autocast_enabled():
         return []
     return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS]

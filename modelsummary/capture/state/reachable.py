@@ -1,7 +1,7 @@
-"""What a forward can reach and change: attributes, containers, objects, closures, classes, globals.
+"""The state that a forward can reach and change: attributes, containers, objects, closures, classes, globals.
 
-``Held.save`` walks from the modules and the arguments and remembers what it meets; ``Held.put_back`` writes back what
-differs, and nothing else.
+``Held.save`` walks from the modules and the arguments and saves everything that it meets. ``Held.put_back`` writes back
+only the parts that changed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MISSING = object()
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _PLAIN = {bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size}
 _PLAIN |= {BuiltinFunctionType, ModuleType}
-# Objects are followed this many steps from a module or an argument, and not into machinery that lives on its own:
-# a worker thread may change it meanwhile, and putting it back would undo that.
+# Objects are followed this many steps from a module or an argument, but not into machinery with threads of its own:
+# a worker may change its state during the run, and restoring it would undo that change.
 _OBJECT_STEPS = 3
 _MACHINERY = frozenset("threading queue multiprocessing concurrent asyncio logging lightning pytorch_lightning".split())
 _LIBRARIES = frozenset("builtins torch abc typing collections contextlib functools dataclasses enum".split())
@@ -39,11 +39,18 @@ _BASE_KINDS = frozenset(_BASES)
 
 
 class Held:
-    """What can be reached from some objects: attributes, contents of containers, states of generators.
+    """The state reachable from some objects: attributes, contents of containers, states of generators.
 
     Attributes:
-        tensors: the tensors met, gradients of parameters included.
-        modules: the modules met, registered or not.
+        tensors: the tensors found, including gradients of parameters.
+        modules: the modules found, registered or not.
+
+    >>> cache, held = {"length": 0}, Held()
+    >>> held.save([cache])
+    >>> cache["length"] = 8
+    >>> held.put_back()
+    >>> cache
+    {'length': 0}
     """
 
     def __init__(self) -> None:
@@ -59,7 +66,7 @@ class Held:
         self._slot_names: dict[type, tuple[str, ...]] = {}
 
     def save(self, values: Sequence[Any]) -> None:
-        """Save what is reachable from ``values``."""
+        """Save everything reachable from ``values``."""
         pending: list[tuple[Any, int]] = []
         self._reach(values, _OBJECT_STEPS, pending)
         while pending:
@@ -86,7 +93,7 @@ class Held:
                 self._reach_object(value, steps - 1, pending)
 
     def _reach(self, values: Iterable[Any], steps: int, pending: list[tuple[Any, int]]) -> None:
-        """Add to ``pending`` what holds something: most of what a module has is plain or empty."""
+        """Add the values that hold others to ``pending``; most attributes of a module are plain or empty."""
         for value in values:
             kind = type(value)
             if kind in _PLAIN:
@@ -109,7 +116,7 @@ class Held:
         self._containers.append((base, value, contents))
 
     def _save_function(self, value: Any) -> list[Any]:
-        """What a function carries along (an activation, a hook): its object, closure, defaults, and globals to fill."""
+        """Return the values that a function holds: object, closure and defaults. Save the globals that it may fill."""
         if isinstance(value, functools.partial):
             return [value.func, *value.args, *value.keywords.values()]
         if isinstance(value, MethodType):
@@ -128,13 +135,13 @@ class Held:
         return carried
 
     def _is_followed(self, value: Any) -> bool:
-        """An object whose attributes a forward may assign."""
+        """Return True for an object whose attributes a forward may assign; save the state of generators and arrays."""
         if isinstance(value, type) or self._save_state(value):
             return False
         return type(value).__module__.partition(".")[0] not in _MACHINERY
 
     def _save_object(self, value: Any) -> list[Any]:
-        """Save attributes and slots; returns their values."""
+        """Save attributes and slots, and return their values."""
         values: list[Any] = []
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
@@ -152,7 +159,7 @@ class Held:
         return values
 
     def _save_script_module(self, module: Any) -> None:
-        """A ScriptModule keeps its attributes in C++, where an assignment in its forward goes."""
+        """Save the attributes that a ScriptModule keeps in C++, where its forward assigns them."""
         names = [*module._parameters.keys(), *module._buffers.keys()]
         concrete = vars(module).get("_concrete_type")
         if concrete is not None:
@@ -164,7 +171,7 @@ class Held:
                 self.save([saved])
 
     def _save_state(self, value: Any) -> bool:
-        """Generators of random numbers tell their state and take it back."""
+        """Save the state of a random number generator or an array; return False for other objects."""
         if isinstance(value, torch.Generator):
             self._states.append((value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
@@ -175,15 +182,15 @@ class Held:
         elif is_array(value):
             if value.nbytes <= _MAX_ARRAY_BYTES and value.flags.writeable:
                 self._states.append((functools.partial(value.__setitem__, ...), value.copy()))
-            elif value.flags.writeable:  # operators that write its memory are seen, as for a tensor
-                with suppress(TypeError, ValueError):  # a dtype or strides that torch does not know
+            elif value.flags.writeable:  # saved when an operator writes its memory, as for a tensor
+                with suppress(TypeError, ValueError):  # a dtype or strides that torch does not support
                     self.tensors.append(torch.from_numpy(value))
         else:
             return False
         return True
 
     def _save_class(self, kind: type) -> list[Any]:
-        """Attributes of the class; returns what its methods reach in closures and in the globals of their module."""
+        """Save the attributes of the class; return the values that its methods reach in closures and globals."""
         reached: list[Any] = []
         for owner in kind.__mro__:
             if _is_library(owner) or id(owner) in self._visited:
@@ -202,7 +209,7 @@ class Held:
         return reached
 
     def _save_names(self, method: FunctionType) -> None:
-        """Names outside of a method that it may assign. Of functions that are no methods (hooks) it is their affair."""
+        """Save the outer variables and globals that a method may assign. Those that hooks assign are not restored."""
         for cell in method.__closure__ or ():
             with suppress(ValueError):
                 self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
@@ -212,7 +219,7 @@ class Held:
             self._states.append((put, method.__globals__.get(name, _MISSING)))
 
     def _save_memory(self, function: Any) -> None:
-        """A memoised function must not remember the tensors of this run."""
+        """Arrange that a memoised function that ran forgets its results, as they may be tensors of this run."""
         if isinstance(function, functools._lru_cache_wrapper):
             misses = function.cache_info().misses
 
@@ -223,7 +230,7 @@ class Held:
             self._states.append((forget, None))
 
     def put_back(self) -> None:
-        """Write back what differs from what was saved."""
+        """Write back all state that differs from the saved one."""
         for put, state in self._states:
             put(state)
         for container in self._empty:
@@ -245,23 +252,23 @@ class Held:
 
 
 def _is_library(value: Any) -> bool:
-    """A class or function of torch or of the standard library's foundations: nothing in there is the model's."""
+    """Return True for a class or function of torch or the standard library, which holds no state of the model."""
     return str(value.__module__).partition(".")[0] in _LIBRARIES
 
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> tuple[str, ...]:
-    """Global names and attributes that a function uses, with those of the functions written inside it."""
+    """Return the global names and attributes that a function and the functions inside it use."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return tuple(dict.fromkeys([*code.co_names, *(name for each in inner for name in _names_in(each))]))
 
 
 @functools.lru_cache(maxsize=4096)
 def _globals_set_in(code: CodeType) -> tuple[str, ...]:
-    """Global names that a function assigns, with those of the functions written inside it."""
+    """Return the global names that a function and the functions inside it assign."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     names = [name for each in inner for name in _globals_set_in(each)]
-    if _STORE_GLOBAL in code.co_code[::2]:  # a look at the instructions takes longer, and is rarely needed
+    if _STORE_GLOBAL in code.co_code[::2]:  # decoding the instructions takes longer, and is rarely needed
         instructions = dis.get_instructions(code)
         names += [each.argval for each in instructions if each.opcode == _STORE_GLOBAL]
     return tuple(dict.fromkeys(names))
@@ -283,7 +290,7 @@ def _slots_of(kind: type) -> Iterator[str]:
 
 
 def _same_contents(container: Any, contents: Any) -> bool:
-    """The same objects in the same order."""
+    """Return True if a container holds the same objects in the same order."""
     if len(container) != len(contents):
         return False
     if isinstance(container, dict):
@@ -296,7 +303,7 @@ def _same_contents(container: Any, contents: Any) -> bool:
 def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
     attributes = vars(kind)
     for name in attributes.keys() - saved.keys():
-        if not name.startswith("__"):  # Python adds some of those itself when it likes
+        if not name.startswith("__"):  # Python adds some dunder attributes itself, at any time
             type.__delattr__(kind, name)
     for name, value in saved.items():
         if attributes.get(name, _MISSING) is not value and not name.startswith("__"):

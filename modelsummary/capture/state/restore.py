@@ -1,9 +1,9 @@
-"""Leave no trace: save what a forward run may change besides values of tensors, and put it back.
+"""Save the state that a forward may change besides values of tensors, and restore it.
 
-A forward can assign attributes (caches, counters, lazily made parameters), fill containers and objects, flip
-``requires_grad`` or modes, and draw random numbers. What can be reached from the model and the arguments is put back,
-whether the run returned or raised, and only what changed is written. Shape-only execution cannot write values; for real
-execution ``real.RealExecution`` puts them back, for the tensors that ``unchanged`` met on its way.
+A forward can assign attributes (caches, counters, lazily made parameters), fill containers and objects, change
+``requires_grad`` or modes, and draw random numbers. Everything reachable from the model and the arguments is restored,
+whether the run returned or raised, and only changed state is written. Shape-only execution cannot write values. After
+real execution, ``real.RealExecution`` restores the values of the tensors that ``unchanged`` found.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Undo = Callable[[], object]
 
 @contextmanager
 def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torch.device | None) -> Iterator[Held]:
-    """Context in which a model may run, after which it, its arguments and torch's global state are as before.
+    """Return a context in which a model may run, and which restores it, its arguments and torch's global state.
 
     Args:
         modules: all modules of the model.
-        arguments: what its forward gets; objects in there may be changed by it, too.
-        lazy_device: where a lazy module initialises its parameters meanwhile; None: on their own device.
+        arguments: arguments of its forward, including objects that the forward may change.
+        lazy_device: device on which lazy modules initialise their parameters; None: the device of each.
 
     Yields:
-        What the modules and the arguments hold: tensors, and modules that are not registered.
+        The tensors and modules reachable from ``modules`` and ``arguments``, registered or not.
     """
     held = Held()
     held.save([*modules, arguments])
@@ -47,13 +47,13 @@ def unchanged(modules: Sequence[nn.Module], arguments: Any, *, lazy_device: torc
     finally:
         try:
             _run_all(steps)
-        except KeyboardInterrupt:  # anywhere in there; what is as before stays so
+        except KeyboardInterrupt:  # at any step; a step that was done may run again
             _run_all(steps)
             raise
 
 
 def _run_all(steps: Sequence[Undo]) -> None:
-    """Run every step, also after one that raised."""
+    """Run every step, even if an earlier one raised."""
     with ExitStack() as undo:
         for step in steps:
             undo.callback(step)
@@ -63,13 +63,13 @@ def _run_all(steps: Sequence[Undo]) -> None:
 
 
 def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
-    """Lazy tensors are left out: others take their place during the run."""
+    """Return the steps that restore ``requires_grad`` and ``grad``. Lazy tensors are replaced during the run."""
     leaves = (each for each in tensors if not is_lazy(each) and each.is_leaf and not each.is_inference())
     saved = [(each, each.requires_grad, each.grad) for each in leaves]
 
     def put_back() -> None:
         for tensor, requires_grad, grad in saved:
-            if not tensor.is_leaf:  # the forward wrote what has a graph into it
+            if not tensor.is_leaf:  # the forward wrote a tensor with a graph into it
                 tensor.detach_()
             if tensor.requires_grad is not requires_grad:
                 tensor.requires_grad_(requires_grad)
@@ -80,7 +80,7 @@ def _flags(tensors: Sequence[Tensor]) -> list[Undo]:
 
 
 def _replace_uninitialized(modules: Sequence[nn.Module], device: torch.device | None) -> None:
-    """Give lazy modules other parameters to initialise; their own could not be made uninitialised again."""
+    """Give lazy modules copies of their parameters to initialise, as initialised ones cannot be made lazy again."""
     for module in modules:
         own: tuple[Any, Any] = (module._parameters, module._buffers)
         for tensors in own:
@@ -99,7 +99,7 @@ def _uninitialized_like(tensor: Any, device: torch.device) -> Tensor:
 
 
 def _modes() -> Undo:
-    """Ctrl-C may come when a mode has begun, and before anybody knows that it is to be ended."""
+    """Return the step that ends modes of torch left behind by a Ctrl-C that came right after they began."""
     dispatch, function = len(_get_current_dispatch_mode_stack()), _torch.number_of_function_modes()
 
     def put_back() -> None:
