@@ -49,7 +49,7 @@ def readme_blocks():
             yield pytest.param(code, printed, id=section.partition("\n")[0])
 
 
-@pytest.mark.parametrize(("block", "printed"), readme_blocks())
+@pytest.mark.parametrize(("block", "printed"), list(readme_blocks()))
 def test_readme_block_runs_alone(block, printed, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
     monkeypatch.chdir(tmp_path)
