@@ -3,8 +3,8 @@
     python examples/giants.py
 
 The sizes are published for Llama 3.1 405B (arXiv:2407.21783), DeepSeek-V3 671B (arXiv:2412.19437) and Kimi K2 1T
-(arXiv:2507.20534). The experts of a layer are stacked into one parameter per projection. Each expert gets an equal share
-of the tokens, as from a balanced router, because a run on shapes has no scores to route by.
+(arXiv:2507.20534). The experts of a layer are stacked into one parameter per projection. Each expert gets an equal
+share of the tokens, as from a balanced router, because a run on shapes has no scores to route by.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modelsummary import Statistics
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder; attention is DeepSeek's if ``latent`` ranks (query, key-value) are given, else grouped-query."""
+    """Sizes of a decoder; attention is DeepSeek's with ``latent`` ranks (query, key-value), else grouped-query."""
 
     layers: int
     width: int

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/pipeline_train.py --model decoder --schedule 1f1b
     torchrun --nproc-per-node 4 examples/pipeline_train.py --model resnet18
 
-Every rank builds the model, splits it, and keeps its own stage. One process trains alone on the same micro-batches, with
-accumulated gradients. The exit status is 1 if losses or final weights differ.
+Every rank builds the model, splits it, and keeps its own stage. One process trains alone on the same micro-batches,
+with accumulated gradients. The exit status is 1 if losses or final weights differ.
 """
 
 from __future__ import annotations

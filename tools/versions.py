@@ -2,8 +2,8 @@
 
     python3 tools/versions.py [VERSION ...] [-- PYTEST_ARGUMENT ...]
 
-``VERSION`` is a version of torch (default: the oldest supported one, two in between, and the newest). torchvision is not
-installed, so its tests skip.
+``VERSION`` is a version of torch (default: the oldest supported one, two in between, and the newest). torchvision is
+not installed, so its tests skip.
 """
 
 from __future__ import annotations

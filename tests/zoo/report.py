@@ -201,12 +201,15 @@ python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
 repeats the run; results are kept in the file, and models already in it do not run again. torch {torch}, {versions}."""
 
 _DEFINITIONS = """\
-- **built**: configurations of transformers and diffusers are made tiny by rule. Models that cannot be built are listed below.
-- **multiply-adds exact**: equal to a real run, counted by an independent mode (`tests/zoo/counting.py`) with attention by its
-  definition and recurrent layers step by step.
-- **held after the forward exact, peak**: the memory of a training step with SGD and momentum, compared with the allocator's
-  events in a real step on the CPU. *Workspace* is memory that a kernel allocates and frees while it runs; *aside* leaves it out
-  (`tests/zoo/real_step.py`). *What the step adds* leaves parameters, buffers, inputs and optimizer state out of both.
-- **stages are the model**: `stages.verify` finds outputs and buffers equal bit for bit, and gradients equal up to rounding.
+- **built**: configurations of transformers and diffusers are made tiny by rule. Models that cannot be built are listed
+  below.
+- **multiply-adds exact**: equal to a real run, counted by an independent mode (`tests/zoo/counting.py`) with attention
+  by its definition and recurrent layers step by step.
+- **held after the forward exact, peak**: the memory of a training step with SGD and momentum, compared with the
+  allocator's events in a real step on the CPU. *Workspace* is memory that a kernel allocates and frees while it runs;
+  *aside* leaves it out (`tests/zoo/real_step.py`). *What the step adds* leaves parameters, buffers, inputs and
+  optimizer state out of both.
+- **stages are the model**: `stages.verify` finds outputs and buffers equal bit for bit, and gradients equal up to
+  rounding.
 - **largest stage within 1.15**: its multiply-adds divided by max(total / n, the largest operator of the real run).
 - **the same on meta**: model and inputs moved to meta give the same multiply-adds, and `split(2)` the same stages."""
