@@ -1,9 +1,9 @@
-"""How long reading an ONNX file takes against onnx-tool, and what both count, interleaved in one run.
+"""Compare with onnx-tool: the time to read an ONNX file, and the multiply-adds, interleaved in one run.
 
     python benchmarks/files.py [--runs 7] [--tiles]
 
-Prints medians in milliseconds over processes that have both libraries imported, and multiply-adds beside those of the
-live model. ``--tiles`` cuts alexnet into tiles: time to build and save, size of the file, and the error on onnxruntime.
+Prints medians in milliseconds, with both libraries imported before, and multiply-adds beside the live model's.
+``--tiles`` cuts alexnet into tiles and prints the time to build and save, the file size and the error on onnxruntime.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Read mutated model files, each in a process that may die: how many crash, hang, or take too much memory.
+"""Read mutated model files, each in its own process, and count crashes, hangs and excessive memory.
 
     python benchmarks/fuzz_files.py [--files 10000] [--seed 0] [--only onnx] [--seeds FOLDER]
 
 A mutation changes, inserts, deletes, repeats or cuts bytes, or overwrites numbers with extreme ones. A good outcome is
-a result, or one of modelsummary's own errors in one line.
+a result, or a one-line error of modelsummary's own classes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXTREMES = [
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A few changes; most of the file stays."""
+    """Return the data with a few changes; most of it stays."""
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 2, 4, 16])):
         place = rng.randrange(len(changed) + 1)
@@ -63,7 +63,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_archive(data: bytes, rng: random.Random) -> bytes:
-    """An archive with one changed entry, its checksum right."""
+    """Return an archive with one changed entry and a valid checksum."""
     target = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
         chosen = rng.choice([each for each in old.infolist() if each.file_size])
@@ -74,7 +74,7 @@ def mutated_archive(data: bytes, rng: random.Random) -> bytes:
 
 
 def outcome(path: Path, input: tuple[int, ...] | None) -> str:
-    """What reading the file ends with: "read", or the name of the error."""
+    """Read the file; return "read", or the name of the error."""
     try:
         stats = modelsummary.load(path, input)
         str(stats), stats.bandwidth(2**20), stats.activations(), stats.operators()
@@ -105,7 +105,7 @@ def worker(seeds: list[Path], first: int, last: int, seed: int, connection: Any)
 
 
 def fuzz(seeds: list[Path], files: int, seed: int = 0) -> tuple[Counter[str], list[tuple[int, str]]]:
-    """Outcome -> how often, and the numbers of the files that ended badly."""
+    """Return the count of each outcome, and the numbers of the files with a bad one."""
     context = get_context("fork")
     counts: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
@@ -135,7 +135,7 @@ def fuzz(seeds: list[Path], files: int, seed: int = 0) -> tuple[Counter[str], li
 
 
 def seeds_in(folder: Path) -> list[Path]:
-    """Small files of all formats."""
+    """Return small files of all formats."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.files import test_onnx_files, test_torch
 

@@ -1,8 +1,9 @@
-"""How long tracing and profiling take against ``torch.export``, in one run.
+"""Compare the time of tracing and profiling with ``torch.export``, in one run.
 
     python benchmarks/fx.py [--runs 5]
 
-Pairs are interleaved: export, trace and profile, export ... Medians, in milliseconds, and their ratio.
+Runs are interleaved: export, trace and profile, export ... Prints medians in milliseconds, and the median of the
+ratios.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # nothing large is computed: more would only wait for one another
+    torch.set_num_threads(1)  # nothing large is computed, so more threads would only wait
     rows = []
     for name, (make, x) in CASES.items():
         model = make().train()

@@ -1,9 +1,9 @@
-"""Summarise or split a large model on meta, in a process of its own: print modules, CPU seconds and bytes as JSON.
+"""Summarise or split a large model on meta in this process; print modules, CPU seconds and bytes as JSON.
 
     python benchmarks/growth.py decoder|experts|split SIZE
 
-SIZE: layers of the decoder, or modules of the mixture of experts. ``split`` times ``stats.split(16)`` of the decoder,
-after its summary; a layer has 10 calls of modules and some 20 of functions.
+SIZE is the number of layers of the decoder, or of modules of the mixture of experts. ``split`` times
+``stats.split(16)`` of the decoder, after its summary; a layer has 10 module calls and some 20 function calls.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def decoder(layers: int, width: int = 256, experts: int = 1) -> nn.Module:
 
 
 def peak_bytes() -> int:
-    """Of this process alone: what ``getrusage`` says begins with the memory of the process that started it."""
+    """Return the peak memory of this process alone; ``getrusage`` would include the process that started it."""
     line = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert line is not None
     return int(line[1]) * 1024
@@ -73,8 +73,8 @@ def main() -> None:
     x = torch.zeros(1, 128, dtype=torch.long, device="meta")
     from modelsummary import Statistics
 
-    Statistics(nn.Linear(1, 1), (1, 1))  # imports what it needs
-    gc.collect()  # of what building the model left
+    Statistics(nn.Linear(1, 1), (1, 1))  # warm up the imports
+    gc.collect()  # free the garbage of building the model
     before, start = peak_bytes(), time.process_time()
     stats = Statistics(model, x)
     if kind == "split":

@@ -1,10 +1,10 @@
-"""How near measured latencies are to runs without measuring, side by side in one run.
+"""Compare measured latencies with runs without measuring, side by side in one run.
 
     python benchmarks/latency.py [--runs 15] [--device cpu]
 
-For each model: the root's latency as a multiple of a plain forward, the sum of all own times as a multiple of the
-root's latency, the same for the backward, and how much the marks slowed the run down. For a small model of many calls
-the same of DeepSpeed's flops profiler and of two hooks on each module. Peers that are not installed are left out.
+For each model, prints the root's latency as a multiple of a plain forward, the sum of all own times as a multiple of
+the root's latency, the same for the backward, and the slow-down by the marks. A small model with many calls is also
+measured with DeepSpeed's flops profiler, and with two hooks on each module. Peers that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ BACKWARD = {
 
 
 def sum_of_own(stats: Any, attribute: str) -> float:
-    """Sum over all rows of their own times."""
+    """Return the sum of the own times of all rows."""
     return sum(getattr(row, attribute) or 0.0 for row in stats.root.walk())
 
 
 def transformer(device: str) -> tuple[nn.Module, torch.Tensor]:
-    """24 layers in bfloat16."""
+    """Return an encoder of 24 layers in bfloat16, and its input."""
     layer = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 24, enable_nested_tensor=False).to(device, torch.bfloat16)
     return model, torch.randn(8, 512, 1024, device=device, dtype=torch.bfloat16)
 
 
 def measured(name: str, model: nn.Module, x: torch.Tensor, runs: int, *, backward: bool) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     stats = Statistics(model, x).measure_latency(runs=runs, backward=backward)
     overhead, prefix = stats.latency_overhead, "backward_" if backward else ""
     compared = overhead.backward if backward else overhead.forward
@@ -64,20 +64,20 @@ def measured(name: str, model: nn.Module, x: torch.Tensor, runs: int, *, backwar
 
 
 def many_calls() -> tuple[nn.Module, torch.Tensor]:
-    """301 calls that take no time to speak of."""
+    """Return a model of 301 very short calls, and its input."""
     layers = [each for _ in range(150) for each in (nn.Linear(32, 32), nn.ReLU())]
     return nn.Sequential(*layers).eval(), torch.randn(4, 32)
 
 
 def plain(model: nn.Module, x: torch.Tensor) -> float:
-    """Milliseconds of a forward."""
+    """Return the milliseconds of a forward."""
     begin = time.perf_counter()
     model(x)
     return 1e3 * (time.perf_counter() - begin)
 
 
 def with_hooks(model: nn.Module, x: torch.Tensor) -> float:
-    """Two hooks on each module that note the time; milliseconds between those of the model."""
+    """Put two hooks that take the time on each module; return the milliseconds between the root's hooks."""
     times: dict[nn.Module, list[float]] = {}
     hooks: list[Any] = []
     for module in model.modules():
@@ -90,7 +90,7 @@ def with_hooks(model: nn.Module, x: torch.Tensor) -> float:
 
 
 def with_deepspeed() -> Callable[[nn.Module, torch.Tensor], float]:
-    """The total duration of DeepSpeed's flops profiler."""
+    """Return a function that returns the total duration reported by DeepSpeed's flops profiler."""
     profiler = importlib.import_module("deepspeed.profiling.flops_profiler").FlopsProfiler
 
     def run(model: nn.Module, x: torch.Tensor) -> float:
@@ -105,7 +105,7 @@ def with_deepspeed() -> Callable[[nn.Module, torch.Tensor], float]:
 
 
 def small_calls(runs: int) -> list[list[str]]:
-    """What each way to measure says of the model of many calls, as a multiple of a plain forward run beside it."""
+    """Measure the model of many calls in each way, as a multiple of a plain forward in the same turn."""
     model, x = many_calls()
     ways: dict[str, Callable[[nn.Module, torch.Tensor], float]] = {"two hooks on each module": with_hooks}
     with contextlib.suppress(ImportError):

@@ -1,10 +1,10 @@
-"""Predicted memory of a training step beside what the step really takes, in one run.
+"""Compare the predicted memory of a training step with a real step, in one run.
 
     python benchmarks/memory.py [--device cpu]
 
-Each model does a step with SGD and momentum: what is held after the forward and the peak, in bytes over what lives
-before the step, predicted and measured (torch's profiler on the CPU, the allocator's statistics on CUDA). Then the
-estimate of a 70-billion-parameter decoder that is built on meta, with its time.
+Each model runs a step with SGD and momentum. Printed are the bytes held after the forward and the peak, both over the
+bytes alive before the step, predicted and measured (torch's profiler on the CPU, the allocator's statistics on CUDA).
+The last lines predict a decoder of 70 billion parameters that is built on meta, and print the time this takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IMAGES = {
 
 
 class Recurrent(nn.Module):
-    """Embedding, two layers of LSTM, projection."""
+    """An embedding, two layers of LSTM and a projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
 
 
 class Block(nn.Module):
-    """A decoder block in the manner of Llama: grouped queries, gated feed-forward, RMS norms."""
+    """A decoder block like Llama's: grouped queries, gated feed-forward, RMS norms."""
 
     def __init__(self, width: int, heads: int, groups: int, hidden: int) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class Block(nn.Module):
 
 
 def decoder(layers: int, width: int, heads: int, groups: int, hidden: int, words: int) -> nn.Module:
-    """Embedding, blocks, head."""
+    """An embedding, decoder blocks and a head."""
     blocks = (Block(width, heads, groups, hidden) for _ in range(layers))
     return nn.Sequential(nn.Embedding(words, width), *blocks, nn.RMSNorm(width), nn.Linear(width, words, bias=False))
 
 
 def cases(device: str) -> Any:
-    """Names, models and inputs."""
+    """Yield names, models and inputs."""
     for name, batch in IMAGES.items():
         size = 64 if device == "cuda" else batch
         yield f"{name} x {size}", models.get_model(name, weights=None), torch.randn(size, 3, 224, 224)

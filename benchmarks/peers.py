@@ -1,10 +1,10 @@
-"""What other tools say of the same models, beside this one: a measured figure for each reason why they differ.
+"""Compare counts of other tools with ours on the same models: one measured figure per reason for a difference.
 
     pip install torchvision torchinfo deepspeed fvcore onnx-tool ptflops
     pip install --no-deps colossalai  # for its Analyzer
     python benchmarks/peers.py
 
-Every figure is made anew in this run; a tool that is not installed is skipped. docs/peers.md tells the reasons.
+Every figure is measured in this run; tools that are not installed are skipped. docs/peers.md explains the differences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GROUPED = (2, 32, 28, 28)
 
 
 class Attention(nn.Module):
-    """One call of the function, without a layer around it."""
+    """A single call of ``scaled_dot_product_attention``, without a layer around it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.scaled_dot_product_attention(x, x, x)
@@ -99,7 +99,7 @@ def flop_counter(name: str, size: tuple[int, ...], *, backward: bool = False) ->
 
 
 def analyzer(name: str, size: tuple[int, ...], *, backward: bool = False) -> int:
-    if "colossalai" not in sys.modules:  # its own __init__ needs packages that counting does not
+    if "colossalai" not in sys.modules:  # its own __init__ imports packages that counting does not need
         package = types.ModuleType("colossalai")
         package.__path__ = list(importlib.util.find_spec("colossalai").submodule_search_locations)
         sys.modules["colossalai"] = package

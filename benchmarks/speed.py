@@ -1,11 +1,11 @@
-"""How long ``Statistics`` takes beside the bare forward and beside peers, and how it grows; makes RESULTS.md.
+"""Compare the time of ``Statistics`` with the bare forward and with peers, measure its growth, and write RESULTS.md.
 
     python3 -m venv .venv-bench && .venv-bench/bin/pip install -q -e . -r benchmarks/requirements.txt \\
         && .venv-bench/bin/python benchmarks/speed.py
 
-Times are CPU time of a process, all threads. Contestants take turns, and every ratio is of two runs of one turn: what
-is printed is the median of these ratios with their quartiles. Each peer has a process of its own with ``Statistics``,
-as some leave wrappers on torch's functions. Peers that are not installed are left out.
+Times are CPU times of a process, all threads. Contestants take turns, and a ratio compares two runs of the same turn.
+Printed are the median and the quartiles of the ratios. Each peer runs with ``Statistics`` in its own process, because
+some peers leave wrappers on torch's functions. Peers that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def encoder() -> nn.Module:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], nn.Module], torch.Tensor]]:
-    """Name, how to make the model, and its input, on meta."""
+    """Yield names, functions that make the model, and inputs, on meta."""
     for name in ("resnet18", "resnet152", "vit_b_16", "swin_t", "efficientnet_b0"):
         yield name, functools.partial(image_model, name), torch.empty(1, 3, 224, 224, device=META)
     yield "encoder, 96 layers", encoder, torch.empty(1, 64, 256, device=META)
@@ -74,7 +74,7 @@ def flop_counter(model: nn.Module, x: torch.Tensor) -> object:
 
 
 def peer(name: str, model: nn.Module, x: torch.Tensor, training: bool) -> Callable[[], object]:
-    """The call of a peer on the same model. Raises ``ImportError`` if it is not installed."""
+    """Return the call of a peer on the same model; raise ``ImportError`` if the peer is not installed."""
     if name == "FlopCounterMode":
         return lambda: flop_counter(model, x)
     if name == "torchinfo":
@@ -107,7 +107,7 @@ def lightning_summary(model: nn.Module, x: torch.Tensor) -> Callable[[], object]
 
 
 def first_run(run: Callable[[], object]) -> float | None:
-    """CPU seconds of the run that warms up; None if it cannot run on meta."""
+    """Return the CPU seconds of the warm-up run; None if it cannot run on meta."""
     try:
         return quietly(run)
     except Exception:
@@ -115,7 +115,7 @@ def first_run(run: Callable[[], object]) -> float | None:
 
 
 def quietly(run: Callable[[], object]) -> float:
-    """CPU seconds of a run that does not print."""
+    """Return the CPU seconds of a run with its output suppressed."""
     with contextlib.redirect_stdout(io.StringIO()):
         start = time.process_time()
         run()
@@ -123,7 +123,7 @@ def quietly(run: Callable[[], object]) -> float:
 
 
 def turns(runs: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
-    """CPU seconds of each contestant in each turn; the first turn is not counted."""
+    """Return the CPU seconds of each contestant in each turn, without the first turn."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(count + 1):
         for name, run in runs.items():
@@ -134,14 +134,14 @@ def turns(runs: dict[str, Callable[[], object]], count: int) -> dict[str, list[f
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Median of ours / theirs with its quartiles."""
+    """Return the median and the quartiles of ours / theirs."""
     each = [own / other for own, other in zip(ours, theirs, strict=True)]
     low, middle, high = statistics.quantiles(each, n=4)
     return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
 def against_peers(count: int) -> str:
-    """``Statistics`` / bare forward, and ``Statistics`` / each peer, all on one meta model."""
+    """Return a table of the ratios of ``Statistics`` to the bare forward and to each peer, on the same meta models."""
     rows: dict[str, dict[str, str]] = {}
     for name in (BARE, *PEERS):
         command = [sys.executable, __file__, "--runs", str(count), "--beside", name]
@@ -152,7 +152,7 @@ def against_peers(count: int) -> str:
 
 
 def beside(name: str, count: int) -> list[tuple[str, str, str]]:
-    """Of each case: its name, milliseconds of ``Statistics``, and the ratio to one contestant."""
+    """Return for each case the name, the milliseconds of ``Statistics``, and the ratio to one contestant."""
     found = []
     for case, make, x in cases():
         for training in (True, False):
@@ -163,7 +163,7 @@ def beside(name: str, count: int) -> list[tuple[str, str, str]]:
                 return []
             if (seconds := first_run(other)) is not None:
                 runs = {"ours": functools.partial(Statistics, model, x), "other": other}
-                times = turns(runs, count if seconds < 1 else min(count, 3))  # a ratio of 0.01 needs no precision
+                times = turns(runs, count if seconds < 1 else min(count, 3))  # a slow contestant needs fewer runs
                 milliseconds = f"{statistics.median(times['ours']) * 1e3:.1f}"
                 mode = "train" if training else "eval"
                 found.append((f"{case}, {mode}", milliseconds, ratio(times["ours"], times["other"])))
@@ -171,7 +171,7 @@ def beside(name: str, count: int) -> list[tuple[str, str, str]]:
 
 
 def against_real_forwards(count: int) -> str:
-    """``Statistics`` of a model on the CPU / its real forward at batch 1."""
+    """Return the ratio of ``Statistics`` of a model on the CPU to its real forward at batch 1."""
     rows = []
     for name in ("resnet152", "vit_b_16"):
         model, x = image_model(name).eval(), torch.rand(1, 3, 224, 224)
@@ -183,7 +183,7 @@ def against_real_forwards(count: int) -> str:
 
 
 def growth() -> str:
-    """Time and memory against size, each in a process of its own, with the slope between neighbours."""
+    """Return time and memory by size, each measured in its own process, with the slope between neighbours."""
     rows = []
     for kind, sizes in GROWTH.items():
         before: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def growth() -> str:
 
 
 def imports(count: int = 7) -> str:
-    """CPU milliseconds of the import beyond that of torch, and of what a first table needs."""
+    """Return the CPU milliseconds of the import after torch's, and of the imports for a first table."""
     code = (
         "import time, torch; start = time.process_time(); import modelsummary; middle = time.process_time();"
         "modelsummary.Statistics; print(middle - start, time.process_time() - middle)"

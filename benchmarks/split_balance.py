@@ -1,11 +1,11 @@
-"""Cost of the dearest stage, as a multiple of max(total / n, dearest call): ours beside what others do.
+"""Compare the cost of the largest stage with other methods, as a multiple of max(total / n, most expensive call).
 
-The others cut between blocks, where one tensor crosses; each rule is written here in a few lines:
+The other methods cut between blocks, where a single tensor crosses. Each is implemented here in a few lines:
 
 - torchgpipe balances the costs of blocks (Bárány and Grinberg, "Block partitions of sequences": move the ends of the
-  dearest block towards cheaper ones as long as that helps);
-- DeepSpeed's "parameters": exact, but of parameters; the cost of the result is counted;
-- uniform: as many blocks in each stage.
+  most expensive part towards cheaper ones as long as that helps);
+- DeepSpeed's "parameters" is exact, but balances parameters; printed is the cost of its result;
+- uniform puts the same number of blocks into each stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modelsummary.split.partition import Chain, bottleneck_of, partition
 
 
 class Decoder(nn.Module):
-    """GPT-like: 24 layers of width 1,024, vocabulary 50,257."""
+    """A GPT-like decoder: 24 layers of width 1,024, vocabulary 50,257."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def exact(costs: Sequence[int], count: int) -> list[int]:
 
 
 def local_search(costs: Sequence[int], count: int) -> list[int]:
-    """Cuts that no move of one block's end out of the dearest part improves."""
+    """Return cuts that cannot be improved by moving one block out of the most expensive part."""
     cuts = uniform(costs, count)
 
     def sums(cuts: list[int]) -> list[int]:
@@ -77,11 +77,11 @@ def local_search(costs: Sequence[int], count: int) -> list[int]:
 
     while True:
         now = sums(cuts)
-        dearest = now.index(max(now))
+        largest = now.index(max(now))
         best = cuts
-        for first, last, step in ((0, dearest, 1), (dearest, count - 1, -1)):
-            for other in range(first, last) if step > 0 else range(dearest, last):
-                moved = [cut + step * (other <= number < dearest if step > 0 else dearest <= number <= other)
+        for first, last, step in ((0, largest, 1), (largest, count - 1, -1)):
+            for other in range(first, last) if step > 0 else range(largest, last):
+                moved = [cut + step * (other <= number < largest if step > 0 else largest <= number <= other)
                          for number, cut in enumerate(cuts)]  # fmt: skip
                 if sorted(sums(moved), reverse=True) < sorted(sums(best), reverse=True):
                     best = moved

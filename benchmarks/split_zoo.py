@@ -1,10 +1,10 @@
-"""Which models of torchvision can be split, and whether the stages are the model; the same of torch's ``pipeline()``.
+"""Split the models of torchvision and compare stages with the model, also for torch's ``pipeline()``.
 
-    python benchmarks/split_zoo.py                 # everything, half an hour or so on two cores
+    python benchmarks/split_zoo.py                 # all models, about half an hour on two cores
     python benchmarks/split_zoo.py resnet18 swin_t --peer
 
-Each cell tells of n = 2, 4, 8 stages: ``yes``, or which n, or why not. "twice": twice the batch. Gradients that differ
-by rounding only count. ``pipeline()`` is asked for 4 stages that begin where ours do.
+Each cell is for n = 2, 4, 8 stages: ``yes``, or the n that work, or the reason. "twice" is twice the batch. Gradients
+may differ by rounding. ``pipeline()`` makes 4 stages that begin at the same layers as ours.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ import modelsummary
 
 COUNTS = (2, 4, 8)
 COLUMNS = ("split", "exact", "gradients", "buffers", "twice", "keys")
-# The largest of each family take minutes and tell nothing new.
+# The largest of each family take minutes and behave like the others.
 LEFT_OUT = {"vit_h_14", "regnet_y_128gf", "vit_l_16", "vit_l_32"}
 SIZES = {"inception_v3": 299, "maxvit_t": 224}
 
 
 def zoo() -> list[str]:
-    """Names of all models."""
+    """Return the names of all models."""
     parts = (models, models.segmentation, models.video, models.optical_flow, models.detection)
     names = [name for part in parts for name in models.list_models(module=part)]
     return [name for name in names if name not in LEFT_OUT and not name.startswith("quantized")]
 
 
 def make(name: str) -> tuple[nn.Module, Callable[[int], tuple[Any, ...]]]:
-    """The model, and its inputs for a batch size."""
+    """Return the model, and a function that makes its inputs for a batch size."""
     options: dict[str, Any] = {"weights": None}
     if name in models.list_models(module=models.segmentation) or name in models.list_models(module=models.detection):
         options["weights_backbone"] = None
@@ -61,7 +61,7 @@ def make(name: str) -> tuple[nn.Module, Callable[[int], tuple[Any, ...]]]:
 
 
 def ours(model: nn.Module, inputs: Callable[[int], tuple[Any, ...]]) -> dict[str, dict[int, str]]:
-    """Column -> number of stages -> "yes" or why not."""
+    """Return a dict of column -> number of stages -> "yes" or the reason."""
     cells: dict[str, dict[int, str]] = {column: {} for column in COLUMNS}
     stats = modelsummary.Statistics(model, inputs(2) if len(inputs(2)) > 1 else inputs(2)[0])
     for count in COUNTS:
@@ -89,7 +89,7 @@ def verified(stages: modelsummary.Stages, inputs: tuple[Any, ...]) -> dict[str, 
 
 
 def peer(model: nn.Module, inputs: Callable[[int], tuple[Any, ...]]) -> dict[str, dict[int, str]]:
-    """The same of ``torch.distributed.pipelining.pipeline()``, for 4 stages."""
+    """Return the same for ``torch.distributed.pipelining.pipeline()`` with 4 stages."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     cells: dict[str, dict[int, str]] = {column: {} for column in COLUMNS}
@@ -119,7 +119,7 @@ def peer(model: nn.Module, inputs: Callable[[int], tuple[Any, ...]]) -> dict[str
 
 
 class _Attached(nn.Module):
-    """The stages of a ``Pipe`` with one graph; called itself, it detaches them, and only the last gets gradients."""
+    """The stages of a ``Pipe`` in one autograd graph; the ``Pipe`` itself detaches between stages."""
 
     def __init__(self, split: torch.fx.GraphModule) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def _same(model: nn.Module, pipe: Any, inputs: tuple[Any, ...]) -> dict[str, str
 
 
 def cell(by_count: dict[int, str]) -> str:
-    """One word if all agree."""
+    """Return the cell's text, one word if all counts agree."""
     values = set(by_count.values())
     if not values:
         return "--"
@@ -169,7 +169,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows, tally = [], Counter()
     for name in options.models or zoo():
-        # In training, detection models need targets, and decide by values before they are reached.
+        # In training, detection models need targets, and decide by values before they use them.
         for mode in ("eval",) if name in models.list_models(module=models.detection) else ("train", "eval"):
             for tool, check in (("ours", ours), ("pipeline()", peer))[: 2 if options.peer else 1]:
                 torch.manual_seed(0)

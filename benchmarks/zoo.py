@@ -1,10 +1,10 @@
-"""The gate: every kind of model that people run, built small, and what holds of each.
+"""Check models of many libraries, built small, one by one, and write docs/zoo.md.
 
     python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
     python benchmarks/zoo.py --out results.jsonl --library timm --filter vit --jobs 2
 
-Each model runs in a process of its own, forked from one that has imported the library, with a limit of time and memory.
-Results are lines of JSON; what is in the file already is not repeated (``--again`` does). ``tests/zoo`` holds the
+Each model runs in its own process, forked from one that has imported the library, with limits of time and memory.
+Results are lines of JSON. Models already in the file are skipped, unless ``--again`` is given. ``tests/zoo`` holds the
 models and the checks.
 """
 
@@ -49,7 +49,7 @@ class Worker:
         os.close(writer)
 
     def read(self) -> bool:
-        """Take what has come; return False once there is no more."""
+        """Read from the pipe; return False at its end."""
         data = os.read(self.reader, 1 << 16)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -112,7 +112,7 @@ def _child(writer: int, catalogue: Any, name: str, options: argparse.Namespace) 
 
 
 def _try(example: Any) -> None:
-    """Run a copy of an example once: what does not run at all is no exception of ours."""
+    """Run a copy of an example once; a model that does not run at all is not our failure."""
     import torch
 
     from tests.zoo.example import CannotBuild
@@ -125,7 +125,7 @@ def _try(example: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check every model that the file does not have yet."""
+    """Check every model that is not in the file yet."""
     done = set()
     if options.out.exists() and not options.again:
         done = {(each["library"], each["model"]) for each in read(options.out)}
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
             print(f"{library}: left out, {error}", flush=True)
             continue
         names = catalogue.names()
-        random.Random(0).shuffle(names)  # a part of the results then tells of the whole
+        random.Random(0).shuffle(names)  # so that partial results are representative
         chosen = [name for name in names if options.filter in name and (not options.fixed or name in FIXED[library])]
         wanted = [name for name in chosen if (library, name) not in done][: options.limit]
         print(f"{library}: {len(names)} models, {len(wanted)} to check", flush=True)
@@ -173,7 +173,7 @@ def _run_all(library: str, names: list[str], of: int, catalogue: Any, options: a
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Results, the last of each model."""
+    """Return the last result of each model."""
     found = {}
     for line in path.read_text().splitlines():
         each = json.loads(line)
@@ -182,7 +182,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def brief(result: dict[str, Any]) -> str:
-    """One line: what does not hold."""
+    """Return one line with the failed checks."""
     head = f"{result['library']} {result['model']} ({result['seconds']:.1f} s)"
     if not result.get("built"):
         return f"{head}: cannot be built: {result.get('reason') or result.get('error') or result.get('aborted')}"
@@ -194,7 +194,7 @@ def brief(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run, print the table, write the page."""
+    """Run the checks, print the table, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("zoo.jsonl"), help="results, a line of JSON for each model")
     parser.add_argument("--library", action="append", choices=CATALOGUES, help="default: all; may be repeated")

@@ -1,4 +1,4 @@
-"""Sphinx: ``sphinx-build -W docs docs/_build``."""
+"""Sphinx settings: ``sphinx-build -W docs docs/_build``."""
 
 import modelsummary
 
@@ -8,10 +8,10 @@ release = modelsummary.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
-nb_execution_mode = "off"  # the tests run the notebooks and the code of these pages
+nb_execution_mode = "off"  # the tests run the notebooks and the code of the pages
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures have them
+autodoc_typehints = "none"  # signatures show the types
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A budget for each model: the exit status is 1 if one is exceeded, for a job in CI.
+# Check a budget per model in CI: the exit status is 1 if a budget is exceeded.
 #
-#     pip install 'torch-modelsummary[torchvision]' && examples/budget.sh
+#     pip install '.[torchvision]' && examples/budget.sh
 set -u
 status=0
 check() { modelsummary "$@" --depth 0 --columns num_params,macs || status=1; }

@@ -1,10 +1,10 @@
-"""Models that no machine here holds: counted, and cut into 16 stages, on the meta device.
+"""Count models of 405 billion to a trillion parameters on the meta device, and cut them into 16 stages.
 
     python examples/giants.py
 
-The sizes are those that were published for Llama 3.1 405B (arXiv:2407.21783), DeepSeek-V3 671B (arXiv:2412.19437) and
-Kimi K2 1T (arXiv:2507.20534). Experts are stacked into one parameter each, and get equal shares of the tokens, as a
-balanced router sends them: on shapes there are no scores to choose by.
+The sizes are published for Llama 3.1 405B (arXiv:2407.21783), DeepSeek-V3 671B (arXiv:2412.19437) and Kimi K2 1T
+(arXiv:2507.20534). The experts of a layer are stacked into one parameter per projection. Each expert gets an equal
+share of the tokens, as from a balanced router, because a run on shapes has no scores to route by.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modelsummary import Statistics
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a decoder. With ``latent`` ranks (query, key-value) attention is DeepSeek's, else grouped queries."""
+    """Sizes of a decoder; attention is DeepSeek's with ``latent`` ranks (query, key-value), else grouped-query."""
 
     layers: int
     width: int
@@ -37,7 +37,7 @@ class Sizes:
     dense_layers: int = 0
 
 
-TOKENS = 6144  # as many times 8 as there are experts divides
+TOKENS = 6144  # 8 experts per token: 8 * TOKENS is a multiple of 256 and of 384, the numbers of experts
 
 GIANTS = {
     "Llama 3.1 405B": Sizes(126, 16384, 128, 128256, 53248, kv_heads=8),
@@ -51,7 +51,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class GroupedAttention(nn.Module):
-    """Several heads of the query share one of key and value."""
+    """Attention in which several query heads share one key and value head."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class GroupedAttention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Queries, keys and values go through narrow projections; 64 features of a head carry its position."""
+    """Attention with narrow projections of queries, keys and values; 64 features of each head carry the position."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Gated(nn.Module):
 
 
 class Experts(nn.Module):
-    """One shared expert for all tokens, and many of which each token takes some."""
+    """One expert shared by all tokens, and many experts from which each token uses a few."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then one feed-forward network or experts."""
+    """Attention, followed by a feed-forward network or experts."""
 
     def __init__(self, sizes: Sizes, *, dense: bool) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Block(nn.Module):
 
 
 def decoder(sizes: Sizes) -> nn.Module:
-    """The model, on meta, in bfloat16."""
+    """Return the model on the meta device, in bfloat16."""
     with torch.device("meta"):
         blocks = [Block(sizes, dense=not sizes.experts or n < sizes.dense_layers) for n in range(sizes.layers)]
         ends = nn.Embedding(sizes.vocabulary, sizes.width), nn.RMSNorm(sizes.width)
@@ -169,7 +169,7 @@ def main() -> None:
                 max(costs) / (sum(costs) / 16),
             )
         )
-    headers = ["", "Parameters", f"TMACs, {TOKENS} tokens", "Summary (s)", "16 stages (s)", "Dearest / mean"]
+    headers = ["", "Parameters", f"TMACs, {TOKENS} tokens", "Summary (s)", "16 stages (s)", "Largest / mean"]
     print(tabulate(rows, headers, floatfmt=".2f", colalign=["left", *["right"] * 5]))
 
 

@@ -1,10 +1,10 @@
-"""Train a model cut over processes, and check it against the same training in one process.
+"""Train a model that is split over processes, and compare with the same training in one process.
 
     torchrun --nproc-per-node 4 examples/pipeline_train.py --model decoder --schedule 1f1b
     torchrun --nproc-per-node 4 examples/pipeline_train.py --model resnet18
 
-Every rank builds the model, splits it, and keeps its own stage. Losses and final weights are compared with those of
-one process that accumulates the gradients of the same micro-batches; the exit status is 1 if they differ.
+Every rank builds the model, splits it, and keeps its own stage. One process trains alone on the same micro-batches,
+with accumulated gradients. The exit status is 1 if losses or final weights differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MICROBATCH, N_MICROBATCHES, STEPS = 4, 8, 3
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP."""
+    """A pre-norm attention and MLP block."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
 
 
 def make(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
-    """The model, and a batch and its targets for each step."""
+    """Return the model, and one batch with targets per step."""
     torch.manual_seed(0)
     size = MICROBATCH * N_MICROBATCHES
     if name == "decoder":
@@ -78,12 +78,12 @@ def make(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 
 
 def loss_fn(out: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy."""
+    """Return the mean cross-entropy."""
     return F.cross_entropy(out.flatten(0, -2), target.flatten())
 
 
 def train_alone(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """Losses of one process that accumulates the gradients of the micro-batches."""
+    """Train in one process that accumulates the gradients of the micro-batches; return the losses."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses = []
     for inputs, targets in batches:
@@ -99,11 +99,11 @@ def train_alone(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[
 def train_in_stages(
     model: nn.Module, batches: list[tuple[Tensor, Tensor]], schedule: str, dies: int | None
 ) -> tuple[list[float], list[nn.Module]]:
-    """Losses (where the last stage is) and the stages of this rank."""
+    """Train in a pipeline; return the losses (on the rank of the last stage) and this rank's stages."""
     n_ranks = dist.get_world_size()
-    two_a_rank = schedule in ("interleaved1f1b", "zbv")
+    two_per_rank = schedule in ("interleaved1f1b", "zbv")
     stats = modelsummary.Statistics(model, batches[0][0][:MICROBATCH])
-    stages = stats.split(2 * n_ranks if two_a_rank else n_ranks, single_tensor_cuts=schedule.startswith("zb"))
+    stages = stats.split(2 * n_ranks if two_per_rank else n_ranks, single_tensor_cuts=schedule.startswith("zb"))
     if dist.get_rank() == 0:
         print(stages)
     pipeline = stages.schedule(schedule, N_MICROBATCHES, loss_fn, device="cpu")
@@ -121,11 +121,11 @@ def train_in_stages(
 
 
 def main() -> int:
-    """Train both ways and compare; 0 if they agree."""
+    """Train both ways and compare; return 0 if they agree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=["decoder", "resnet18"], default="decoder")
     parser.add_argument("--schedule", choices=["gpipe", "1f1b", "interleaved1f1b", "zb", "zbv"], default="1f1b")
-    parser.add_argument("--dies", type=int, help="rank that ends before the last step, to see what the others do")
+    parser.add_argument("--dies", type=int, help="rank that exits before the last step, to test the others")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-import torch
 
 import modelsummary
 from modelsummary import Statistics
 from modelsummary.cli import run
 from modelsummary.views.columns import COLUMNS
-from tests.views.test_text import TABLE, Small
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,28 +42,36 @@ def test_code_runs_and_comments_are_true(name, tmp_path, monkeypatch):
                 assert repr(eval(expression, namespace)) == expected, line
 
 
-def test_readme_example():
-    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    block, splits, times, memory, graph = blocks("README.md", "python")
-    lines = block.strip().splitlines()
-    expression, expected = lines[-1].split("  # ")
-    namespace = {"resnet152": models.resnet152}
-    exec("\n".join(lines[:-2]), namespace)
-    assert eval(expression, namespace) == int(expected)
-    exec(splits.splitlines()[0], namespace)
-    (table,) = (text.strip() for text in blocks("README.md", "text") if "Crossing" in text)
-    assert str(namespace["stages"]) == table
-    small = models.resnet18().train()
-    namespace |= {"model": small, "stats": Statistics(small, (2, 3, 32, 32)), "modelsummary": modelsummary}
-    namespace["train"] = lambda model: model(torch.rand(2, 3, 32, 32))
-    exec(times, namespace)
-    exec(memory, namespace)
-    exec(graph, {**namespace, "torch": torch})
+def readme_blocks():
+    """Yield the code of each section, and the output printed below it."""
+    for section in (ROOT / "README.md").read_text().split("\n## "):
+        for code, printed in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", section, re.DOTALL):
+            yield pytest.param(code, printed, id=section.partition("\n")[0])
 
 
-def test_the_table_in_the_readme():
-    assert TABLE in (ROOT / "README.md").read_text()
-    assert str(Statistics(Small(), torch.rand(1, 1, 4, 4))) == TABLE
+@pytest.mark.parametrize(("block", "printed"), list(readme_blocks()))
+def test_readme_block_runs_alone(block, printed, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    exec(block, namespace)
+    if printed:
+        assert capsys.readouterr().out == printed
+    for line in block.splitlines():
+        expression, _, expected = line.partition("  # ")
+        if expected == "True" or expected.isdigit():
+            assert repr(eval(expression, namespace)) == expected, line
+
+
+def test_readme_commands(capsys):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    commands = [line for block in blocks("README.md", "sh") for line in block.splitlines() if "torchvision:" in line]
+    assert commands
+    for line in commands:
+        program, *arguments = shlex.split(line, comments=True)
+        assert program == "modelsummary"
+        assert run(arguments) == 0
+        assert capsys.readouterr().out
 
 
 def test_the_table_in_the_page_on_torchinfo(capsys):
@@ -112,11 +119,3 @@ def test_the_table_of_other_tools():
     for _, _, name, size, theirs, ours in cases:
         there, here = peers.quietly(theirs, name, size), peers.quietly(ours, name, size)
         assert re.search(rf"{re.escape(name)}[^|]*, {'x'.join(map(str, size))} \| {there:,} \| {here:,} ", text)
-
-
-def test_readme_command(capsys):
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    text = (ROOT / "README.md").read_text()
-    arguments = re.search(r"`modelsummary (torchvision:vit_b_16[^`]*)`", text).group(1).split()
-    assert run(arguments) == 0
-    assert capsys.readouterr().out in text.partition("<!-- command -->")[2]

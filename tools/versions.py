@@ -1,9 +1,9 @@
-"""Run the tests on every torch that is supported, each in an environment of its own.
+"""Run the tests on every supported version of torch, each in its own virtual environment.
 
-    python3 tools/versions.py [VERSION ...]
+    python3 tools/versions.py [VERSION ...] [-- PYTEST_ARGUMENT ...]
 
-Versions are those of torch (default: the oldest that is declared, some between, and the newest). Without torchvision,
-whose tests skip then; arguments behind ``--`` go to pytest.
+``VERSION`` is a version of torch (default: the oldest supported one, two in between, and the newest). torchvision is
+not installed, so its tests skip.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEEDED = ["numpy", "pytest", "hypothesis", "pandas", "matplotlib", "squarify"]
 
 
 def run(version: str, arguments: list[str]) -> int:
-    """The exit status of the tests on this torch."""
+    """Run the tests on one version of torch and return their exit status."""
     place = ROOT / f".venv-torch-{version}"
     python = place / "bin" / "python"
     if not python.exists():
@@ -33,7 +33,7 @@ def run(version: str, arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Exit with the versions that failed."""
+    """Run the tests on all versions; exit with a message that names the failed ones."""
     given, _, arguments = (" ".join(sys.argv[1:])).partition("--")
     failed = [version for version in given.split() or VERSIONS if run(version, arguments.split())]
     sys.exit(f"failed on torch {', '.join(failed)}" if failed else 0)

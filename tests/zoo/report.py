@@ -190,23 +190,26 @@ def _versions() -> str:
 
 
 _INTRODUCTION = """\
-# The models that are tried
+# Tested models
 
-What people run, built small with random weights, and what holds of each model: how many of how many.
+Models that people use, built small with random weights. Each cell says for how many of how many models a check holds.
 
 ```text
 python benchmarks/zoo.py --out results.jsonl --markdown docs/zoo.md
 ```
 
-repeats it; results are kept in the file, and what is there already is not run again. torch {torch}, {versions}."""
+repeats the run; results are kept in the file, and models already in it do not run again. torch {torch}, {versions}."""
 
 _DEFINITIONS = """\
-- **built**: configurations of transformers and diffusers are made tiny by rule; what cannot be built is listed.
-- **multiply-adds exact**: equal to those of a real run, counted by a mode of its own (`tests/zoo/counting.py`) with
-  attention by its definition and recurrent layers step by step.
-- **held after the forward exact, peak**: of a training step with SGD and momentum, against the allocator's events in a
-  real step on the CPU. *Workspace* is what a kernel allocates and frees while it runs; *aside* leaves it out
-  (`tests/zoo/real_step.py`). *What the step adds* leaves parameters, buffers, inputs and optimizer state out of both.
-- **stages are the model**: `stages.verify` finds outputs and buffers bit-equal, gradients equal up to rounding.
-- **largest stage within 1.15**: its multiply-adds over max(total / n, the largest operator of the real run).
+- **built**: configurations of transformers and diffusers are made tiny by rule. Models that cannot be built are listed
+  below.
+- **multiply-adds exact**: equal to a real run, counted by an independent mode (`tests/zoo/counting.py`) with attention
+  by its definition and recurrent layers step by step.
+- **held after the forward exact, peak**: the memory of a training step with SGD and momentum, compared with the
+  allocator's events in a real step on the CPU. *Workspace* is memory that a kernel allocates and frees while it runs;
+  *aside* leaves it out (`tests/zoo/real_step.py`). *What the step adds* leaves parameters, buffers, inputs and
+  optimizer state out of both.
+- **stages are the model**: `stages.verify` finds outputs and buffers equal bit for bit, and gradients equal up to
+  rounding.
+- **largest stage within 1.15**: its multiply-adds divided by max(total / n, the largest operator of the real run).
 - **the same on meta**: model and inputs moved to meta give the same multiply-adds, and `split(2)` the same stages."""
