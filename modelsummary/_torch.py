@@ -133,7 +133,7 @@ def export_serializer() -> Any:
 
 @contextmanager
 def type_hints_once() -> Iterator[None]:
-    """The module that reads exported programs asks for the types of each class once, not for each object of it.
+    """Run the body while the module that reads exported programs asks for the types of each class once, not per object.
 
     That is half of the time of reading a program. The name ``typing`` in the module is another one meanwhile.
     """

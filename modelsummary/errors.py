@@ -38,7 +38,7 @@ def close_to(name: Any, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with characters that are not printable as escapes: those of a file may command a terminal."""
+    """Return the text with unprintable characters as escapes: a name in a file may hold commands to a terminal."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

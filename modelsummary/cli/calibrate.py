@@ -25,8 +25,8 @@ def calibrate(arguments: Sequence[str]) -> int:
     """Measure the operator calls of a model, or the standard grid; return the exit status."""
     parser = _Parser(
         "modelsummary calibrate",
-        description="Measure how long operators take on this machine, each alone, and what they allocate: those of a "
-        "model, or without one a grid of some 300 common calls (about a minute). What is known is not repeated.",
+        description="Measure how long operators take on this machine, each alone, and what they allocate: the calls of "
+        "a model, or without one a grid of some 300 common calls (about a minute). What is known is not repeated.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -54,4 +54,4 @@ def _size(text: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; expected integers such as 8,3,224,224") from None
+        raise argparse.ArgumentTypeError(f"expected integers such as 8,3,224,224, got {text!r}") from None

@@ -48,7 +48,7 @@ def apply_plan(
 
 
 def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
-    """Return the meshes of tensor parallelism and of FSDP, of those that the plan's mesh has."""
+    """Return the plan's meshes of tensor parallelism and of FSDP, if it has them."""
     names = mesh.mesh_dim_names or ()
     found = {"tensor": mesh["tensor"]} if "tensor" in names else {}
     if "shard" in names:
@@ -89,7 +89,7 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
 
 
 def _find(module: nn.Module, fqn: str) -> nn.Module | None:
-    """A submodule, of a stage that may not hold it."""
+    """Return a submodule; None if a stage does not hold it."""
     try:
         return module.get_submodule(fqn)
     except AttributeError:
@@ -224,5 +224,5 @@ def _fill(
 
 
 def _to_empty(model: nn.Module, device: torch.device) -> None:
-    """What is on meta becomes empty on the device; everything else stays as it is."""
+    """Replace tensors on meta by empty ones on the device; leave everything else as it is."""
     model._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each.to(device))

@@ -113,7 +113,7 @@ def _call(layer: LayerPlan) -> str:
 
 
 def _written(value: Any) -> str:
-    """An option as code: layouts are written as they are called."""
+    """Return an option as code: layouts as calls of their classes."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):

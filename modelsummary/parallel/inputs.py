@@ -71,7 +71,7 @@ def prepared_inputs(calls: Calls, layers: Mapping[str, Layer], least: int = 2) -
 
 
 def _merged(calls: list[PreparedInput]) -> PreparedInput | None:
-    """The calls of one module as one; None if they differ."""
+    """Return the calls of one module as one; None if they differ."""
     first = calls[0]
     facts = {(each.position, each.n_positional, each.columns) for each in calls}
     if len(facts) > 1:
@@ -81,7 +81,7 @@ def _merged(calls: list[PreparedInput]) -> PreparedInput | None:
 
 
 def _columns_alone(calls: Calls, layers: Mapping[str, Layer], module: Event, value: Value) -> list[str]:
-    """The column-parallel layers in a call that take a value, if nothing else in it does; else none."""
+    """Return the column-parallel layers in a call that take a value; none if anything else in the call takes it."""
     begin, end = calls.entered[module]
     found: list[str] = []
     for event in calls.events[begin:end]:

@@ -2,7 +2,7 @@
 
 Ranks hold plain local tensors. A value is either replicated, or ``Sharded``: the ranks hold equal contiguous chunks of
 one dimension, in the order of their ranks. The rules
-(``modelsummary.parallel.rules``) tell from the layouts of the operands that of the results.
+(``modelsummary.parallel.rules``) give the layout of a function's results from the layouts of its operands.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes
     Sharded(dim=0, outer=2)
 
     Raises:
-        Blocked: the chunks are no chunks of a dimension afterwards.
+        Blocked: afterwards the chunks do not lie along one dimension.
     """
     lead = math.prod(before[: layout.dim]) * layout.outer
     extent = before[layout.dim] // layout.outer

@@ -75,7 +75,7 @@ def _groups(regions: Sequence[Region]) -> list[list[Region]]:
 
 
 def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list[Attribute]]:
-    """Sets of attributes to try, the smallest first: those whose value is the extent of a sharded dimension."""
+    """Yield sets of attributes to divide, the smallest first: their values equal the extent of a sharded dimension."""
     found: defaultdict[str, list[Attribute]] = defaultdict(list)
     for region in regions:
         written = {leaf for event in region.functions for leaf in leaves_of((event.args, event.kwargs))}

@@ -46,7 +46,7 @@ def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> Memor
 
 
 def _on_fakes(plan: ParallelPlan, step: StepPlan) -> MemoryEstimate:
-    """FSDP2 takes no parameters on meta: those of the copy are fake tensors on the CPU."""
+    """Return the estimate of a copy whose parameters are fake tensors on the CPU: FSDP2 refuses parameters on meta."""
     live = plan._live
     meshes = meshes_of(plan.device_mesh("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True), real_meshes():

@@ -78,7 +78,7 @@ class ParallelPlan:
         model_class: of the model.
         tensor, data, shard, pipeline: number of ranks along each dimension of the mesh.
         layers: the modules that tensor parallelism shards, in the order of their calls.
-        attributes: integers of modules that become those of one rank.
+        attributes: integers of modules that are divided for one rank.
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
         reshard_after_forward: gathered units are freed after their forward.
@@ -140,7 +140,7 @@ class ParallelPlan:
 
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
         if ranks != self.world_size:
-            have = f"the process group has {ranks}" if ranks else "there is no process group"
+            have = f"the process group has {ranks}" if ranks else "no process group was initialised"
             raise InputError(f"the plan is for {self.world_size} ranks, but {have}; run it under torchrun with as many")
         return init_device_mesh(device_type, tuple(self.mesh_shape.values()), mesh_dim_names=tuple(self.mesh_shape))
 
@@ -155,7 +155,7 @@ class ParallelPlan:
         """Shard a model in place, with torch's own functions; every rank calls it.
 
         Args:
-            model: that of the plan, or another of the same class and sizes; with ``pipeline > 1`` that of the plan.
+            model: the plan's model, or another of the same class and sizes; with ``pipeline > 1`` the plan's model.
             mesh: as ``device_mesh`` returns it.
             checkpoint: for a model on meta: its whole state dict, or the path of one saved with ``torch.save``.
             init: for a model on meta: called with each module that has a parameter or buffer there, to fill it.

@@ -136,7 +136,7 @@ class _Attempt:
         self.region.layouts[result] = Sharded(len(result.shape) - 1)
 
     def _layer(self, event: Event) -> None:
-        """A layer that is taken whole."""
+        """Add a layer that stays in one piece."""
         module = self._calls.modules[event.fqn]
         value = _sole_input(event)
         layout = self.region.layouts[value]
@@ -164,7 +164,7 @@ class _Attempt:
             raise Blocked(f"{event.fqn} ({type(module).__name__}) takes no sharded tensor")
 
     def _pass_on(self, value: Value, results: Sequence[Value]) -> None:
-        """The results are sharded like what the layer takes."""
+        """Give the results the layout of the layer's input."""
         self.region.layouts.update(dict.fromkeys(results, self.region.layouts[value]))
         if value in self._pieces:
             self._pieces.update(dict.fromkeys(results, self._pieces[value]))
@@ -224,7 +224,7 @@ class _Attempt:
 
 
 def _sole_input(event: Event) -> Value:
-    """The only tensor that a layer takes, by position: torch's styles look for it there."""
+    """Return the only tensor that a layer takes, by position: torch's styles look for it there."""
     values: list[Value] = values_in((event.args, event.kwargs))
     if len(values) != 1 or not event.args or event.args[0] is not values[0]:
         raise Blocked(f"{event.fqn} is not called with one tensor by position")

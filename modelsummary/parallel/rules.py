@@ -46,7 +46,7 @@ def _dims(dims: Any, ndim: int) -> set[int]:
 
 
 def _sharded(call: Call, position: int = 0) -> tuple[Operand, Sharded]:
-    """The operand at a position, which must be the sharded one."""
+    """Return the operand at a position, which must be the sharded one."""
     operand = call.operand(position)
     if operand.layout is None:
         raise Blocked(f"{call.name}() takes a sharded tensor as a parameter")
@@ -78,7 +78,7 @@ def _like(call: Call) -> Sharded:
 
 
 def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bool = False) -> Any:
-    """A rule for functions that work along dimensions, which must not be the sharded one."""
+    """Return a rule for functions that work along dimensions, none of which may be sharded."""
 
     def rule(call: Call) -> Sharded:
         operand, layout = _sharded(call)
@@ -134,7 +134,7 @@ def _last_two(_call: Call, ndim: int) -> Sequence[int]:
 
 
 def _squeezed(call: Call) -> Sharded:
-    """A dimension of size one comes or goes; the others keep their order."""
+    """Follow a function that adds or removes a dimension of size one; the others keep their order."""
     operand, layout = _sharded(call)
     after = call.result_shape
     if call.name == "unsqueeze":
