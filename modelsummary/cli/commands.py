@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from modelsummary.capture.devices import available_device
+from modelsummary.cli.arguments import Input, parse_budget, parse_dtype, parse_input, parse_settings
 from modelsummary.cli.calibrate import calibrate
 from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
@@ -25,7 +25,6 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
-from modelsummary.units import parse_amount
 from modelsummary.views.cells import TableOptions
 from modelsummary.views.columns import COLUMNS
 
@@ -123,8 +122,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("model", help="name or file of the model, see below")
-    add("--input", action="append", type=_input, metavar="SIZE", help=_HELP_OF_INPUT)
-    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
+    add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)
+    add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
     add("--mode", choices=["train", "eval"], help="mode of the model (default: the mode it is made in)")
     add("--run", action="store_true", help=_RUN)
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
@@ -138,9 +137,14 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help=_help_of_memory())
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
-        add(f"--max-{what}", type=_amount, metavar=unit, help=f"budget of {what}: exit with status 1 if it is exceeded")
+        add(
+            f"--max-{what}",
+            type=parse_budget,
+            metavar=unit,
+            help=f"budget of {what}: exit with status 1 if it is exceeded",
+        )
     add("--device", help="device of the model (default: the CPU)")
-    add("--dtype", type=_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
+    add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")
     add("--debug", action="store_true", help="show tracebacks")
     add("--version", action="version", version=_version())
     _complete(parser)
@@ -152,8 +156,8 @@ def _compare(arguments: Sequence[str]) -> int:
     parser = _Parser("modelsummary compare", description="Forms of one model side by side.", allow_abbrev=False)
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="name or file of a model, as for modelsummary")
-    add("--input", action="append", type=_input, metavar="SIZE", help=_HELP_OF_INPUT)
-    add("--kwargs", type=_settings, default={}, metavar="JSON", help="keyword arguments to make live models with")
+    add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)
+    add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make live models with")
     add("--mode", choices=["train", "eval"], default="eval", help="mode of live models (default: eval)")
     add("--run", action="store_true", help=_RUN)
     add("--format", choices=("text", "json"), default="text", help="format of the output (default: text)")
@@ -174,7 +178,7 @@ def _compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _inputs_of_file(given: Sequence[_Input] | None) -> dict[str, Any] | list[Any] | None:
+def _inputs_of_file(given: Sequence[Input] | None) -> dict[str, Any] | list[Any] | None:
     """Return the inputs as ``load`` takes them: sizes, or meta tensors where a dtype is given."""
     sizes = [
         torch.empty(size, dtype=dtype, device="meta") if dtype and not isinstance(size, torch.Tensor) else size
@@ -209,53 +213,6 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         except ImportError:
             return
         argcomplete.autocomplete(parser)
-
-
-# ------------------------------------------------------------------------------------------- arguments
-
-_VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
-_INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
-
-
-_Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
-
-
-def _input(text: str) -> _Input:
-    value = _VALUE.fullmatch(text)
-    if value is not None:
-        return value["name"], torch.tensor(json.loads(value["value"])), None
-    found = _INPUT.fullmatch(text)
-    if found is None or not text:
-        raise argparse.ArgumentTypeError(f"expected a size such as 1,3,224,224 or ids=1,128:long, got {text!r}")
-    dtype = getattr(torch, found["dtype"], None) if found["dtype"] else None
-    if found["dtype"] and not isinstance(dtype, torch.dtype):
-        raise argparse.ArgumentTypeError(f"expected a dtype of torch, got {found['dtype']!r} in {text!r}")
-    size = [int(number) for number in found["size"].split(",")] if found["size"] else []
-    return found["name"], size, dtype
-
-
-def _dtype(text: str) -> torch.dtype:
-    dtype = getattr(torch, text, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise argparse.ArgumentTypeError(f"expected a floating point dtype of torch such as bfloat16, got {text!r}")
-    return dtype
-
-
-def _settings(text: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
-    if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
-    return settings
-
-
-def _amount(text: str) -> int:
-    amount = parse_amount(text)
-    if amount is None:
-        raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}")
-    return amount
 
 
 # ------------------------------------------------------------------------------------------------ work
@@ -313,7 +270,7 @@ def _table_options(options: argparse.Namespace) -> TableOptions:
     return TableOptions(columns=options.columns, units=options.units, **chosen)
 
 
-def _arguments(source: Source, given: Sequence[_Input], with_values: bool) -> tuple[Any, dict[str, Any]]:
+def _arguments(source: Source, given: Sequence[Input], with_values: bool) -> tuple[Any, dict[str, Any]]:
     """Return ``input_data`` and keyword arguments of the forward; None and an empty dict without an input."""
     if not given:
         return source.inputs or (None, {})

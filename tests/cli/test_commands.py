@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
-from modelsummary.cli.commands import _amount, run
+from modelsummary.cli.arguments import parse_budget
+from modelsummary.cli.commands import run
 from tests.models import Call
 
 
@@ -211,9 +212,9 @@ def test_errors(capsys, arguments, message):
 
 
 def test_exact_amounts():
-    assert _amount("4.1G") == 4_100_000_000
-    assert _amount("1.005M") == 1_005_000
-    assert _amount("16GiB") == 16 * 2**30
+    assert parse_budget("4.1G") == 4_100_000_000
+    assert parse_budget("1.005M") == 1_005_000
+    assert parse_budget("16GiB") == 16 * 2**30
 
 
 def test_debug():

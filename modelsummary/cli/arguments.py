@@ -1,0 +1,65 @@
+"""The values of the command line's options: text that a user typed, as what it means.
+
+Each function raises ``argparse.ArgumentTypeError`` for anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from typing import Any
+
+import torch
+
+from modelsummary.units import parse_amount
+
+__all__ = ["Input", "parse_budget", "parse_dtype", "parse_input", "parse_settings"]
+
+_VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
+_INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
+
+
+Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
+
+
+def parse_input(text: str) -> Input:
+    """Return the name, the size or number, and the dtype of ``1,3,224,224``, ``ids=1,128:long`` or ``sr==16000``."""
+    value = _VALUE.fullmatch(text)
+    if value is not None:
+        return value["name"], torch.tensor(json.loads(value["value"])), None
+    found = _INPUT.fullmatch(text)
+    if found is None or not text:
+        raise argparse.ArgumentTypeError(f"expected a size such as 1,3,224,224 or ids=1,128:long, got {text!r}")
+    dtype = getattr(torch, found["dtype"], None) if found["dtype"] else None
+    if found["dtype"] and not isinstance(dtype, torch.dtype):
+        raise argparse.ArgumentTypeError(f"expected a dtype of torch, got {found['dtype']!r} in {text!r}")
+    size = [int(number) for number in found["size"].split(",")] if found["size"] else []
+    return found["name"], size, dtype
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """Return a floating point dtype by its name."""
+    dtype = getattr(torch, text, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise argparse.ArgumentTypeError(f"expected a floating point dtype of torch such as bfloat16, got {text!r}")
+    return dtype
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """Return the keyword arguments in a JSON object."""
+    try:
+        settings = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return settings
+
+
+def parse_budget(text: str) -> int:
+    """Return an amount with a prefix, such as ``4.1G``, as an integer."""
+    amount = parse_amount(text)
+    if amount is None:
+        raise argparse.ArgumentTypeError(f"expected a number such as 25M, 4.1G or 16GiB, got {text!r}")
+    return amount
