@@ -28,7 +28,7 @@ class CallCosts:
     Attributes:
         name: the kind of cost, such as ``"macs"``; ``"cost"`` for the user's own.
         costs: one integer per call.
-        unit: what 1 is worth in the user's unit; 1.0 unless the costs were scaled.
+        unit: value of 1 in the user's unit; 1.0 unless the costs were scaled.
     """
 
     name: str

@@ -114,7 +114,7 @@ def fewest_parts(chain: Chain, cap: int | None = None) -> int | None:
 
 
 def _limits(chain: Chain, points: list[int], n_parts: int, caps: Sequence[int] | None) -> list[list[int]]:
-    """Return, for each part, the earliest point at which it may begin for each end."""
+    """Return, for each part, the earliest begin for each end. Both are indices of points."""
     by_cap: dict[int | None, list[int]] = {}
     for cap in caps or (None,):
         if cap not in by_cap:

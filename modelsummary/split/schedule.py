@@ -243,7 +243,7 @@ def _duration(kind: str, load: StageLoad) -> float:
 
 
 def _ready(action: Action, n_stages: int, done: dict[tuple[str, int, int], float], transfer: Transfer) -> float | None:
-    """Return the time at which everything that an action needs has arrived; None if that is not known yet."""
+    """Return the time at which all inputs of an action have arrived; None if it is not known yet."""
     kind, stage, number = action[:3]
     needs: list[tuple[tuple[str, int, int], float]] = []
     if kind == "F" and stage:
