@@ -191,7 +191,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--input", "2,4", "--output", "/nowhere/at/all"], "No such file or directory"),
         ([MLP, "--device", "nowhere"], "'nowhere' is no device"),
         ([MLP, "--inp", "2,4"], "unrecognized arguments: --inp"),
-        (["missing.pt2"], "there is no file 'missing.pt2'"),
+        (["missing.pt2"], "file 'missing.pt2'"),
         ([MLP, "--split", "2"], "--split needs an --input"),
         ([MLP, "--max-params", "1Pi"], "'1Pi' is no amount"),
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
@@ -240,7 +240,7 @@ def test_exported_program(capsys, tmp_path):
         assert facts["rows"][0]["num_params"] == 30
         assert facts["rows"][0]["output_size"] == [2, 3]
     (tmp_path / "broken.pt2").write_bytes(b"nothing")
-    for more, said in (([], "is no archive of torch"), (["--latency"], "cannot be read as an exported program")):
+    for more, said in (([], "is not a torch archive"), (["--latency"], "cannot be read as an exported program")):
         assert said in output(capsys, str(tmp_path / "broken.pt2"), *more, status=2).err
 
 
