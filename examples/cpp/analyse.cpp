@@ -2,15 +2,19 @@
 //
 //     analyse MODEL.pt 1,3,224,224
 //
-// Every operator of one run is observed. A convolution and a product of matrices tell their multiply-adds by the
-// shapes of their inputs; an operator's result is an activation unless it lies in storage that was there before.
+// Every operator of one run is observed. Convolutions, matrix products, LSTM layers and attention are counted from the
+// shapes of their inputs. Other operators that look like a product, such as quantized ones, are listed as "uncounted"
+// with their number of calls. The result of an operator is an activation unless its storage existed before.
 
 #include <torch/script.h>
 
 #include <ATen/record_function.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <iostream>
+#include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <unordered_set>
@@ -20,8 +24,10 @@ namespace {
 
 std::int64_t macs = 0;
 std::int64_t activations = 0;
+int products = 0;                      // operators counted or listed so far
+std::map<std::string, int> uncounted;  // operator -> calls
 std::unordered_set<const void*> known;
-std::vector<at::Tensor> alive;  // so that no address is used again
+std::vector<at::Tensor> alive;  // keeps addresses from being used twice
 
 void note(const at::Tensor& tensor) {
   if (known.insert(tensor.storage().unsafeGetStorageImpl()).second) {
@@ -38,26 +44,59 @@ std::int64_t product(at::IntArrayRef sizes) {
   return result;
 }
 
-// What an operator was called with; it can only be asked before the operator runs.
+// The call of an operator; inputs are only available before the operator runs.
 struct Called : at::ObserverContext {
   std::vector<c10::IValue> inputs;
+  std::int64_t macs = 0;  // these three as they were before the call
+  int products = 0;
+  std::map<std::string, int> uncounted;
 };
 
-int running = 0;  // operators within operators
+int running = 0;  // depth of operators inside operators
 
-std::int64_t macs_of(const std::string& name, const std::vector<c10::IValue>& inputs, const at::Tensor& result) {
+// Whole layers in one operator: what they call themselves is only a part of their products.
+bool is_layer(const std::string& name) {
+  return name == "aten::_transformer_encoder_layer_fwd" || name == "aten::_native_multi_head_attention";
+}
+
+bool looks_like_product(const std::string& name) {
+  for (const auto word : {"mm", "mv", "dot", "conv", "linear", "lstm", "gru", "rnn", "attention", "einsum"}) {
+    if (name.find(word) != std::string::npos) {
+      return name.find("upsample") == std::string::npos;  // upsample_bilinear2d
+    }
+  }
+  return false;
+}
+
+std::optional<std::int64_t> macs_of(const std::string& name, const std::vector<c10::IValue>& inputs,
+                                    const at::Tensor& result) {
+  const auto tensor = [&](std::size_t position) { return inputs[position].toTensor(); };
   if (name == "aten::_convolution") {
     const bool transposed = inputs[6].toBool();  // each input element meets all weights of its channel
-    const auto weight = inputs[1].toTensor().sizes().slice(1);
-    return (transposed ? inputs[0].toTensor().numel() : result.numel()) * product(weight);
+    return (transposed ? tensor(0).numel() : result.numel()) * product(tensor(1).sizes().slice(1));
   }
   if (name == "aten::mm" || name == "aten::bmm") {
-    return result.numel() * inputs[0].toTensor().size(-1);
+    return result.numel() * tensor(0).size(-1);
   }
-  if (name == "aten::addmm" || name == "aten::baddbmm") {
-    return result.numel() * inputs[1].toTensor().size(-1);
+  if (name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::_addmm_activation") {
+    return result.numel() * tensor(1).size(-1);
   }
-  return 0;
+  if (name == "aten::mkldnn_rnn_layer") {  // (length, batch, input) with the weights of input and hidden state
+    return tensor(0).numel() / tensor(0).size(-1) * (tensor(1).numel() + tensor(2).numel());
+  }
+  if (name == "aten::_scaled_dot_product_flash_attention_for_cpu") {  // scores, and their product with the values
+    return (tensor(0).numel() + result.numel()) * tensor(1).size(-2);
+  }
+  if (is_layer(name) && !tensor(0).is_nested()) {  // self-attention of (batch, length, width), and a network
+    std::int64_t weights = 0;
+    const bool is_attention = name == "aten::_native_multi_head_attention";
+    for (const auto position : is_attention ? std::vector{5, 7} : std::vector{3, 5, 14, 16}) {
+      weights += tensor(position).numel();
+    }
+    const auto length = tensor(0).size(1), width = tensor(0).size(2);
+    return tensor(0).size(0) * length * (weights + 2 * length * width);
+  }
+  return std::nullopt;
 }
 
 std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) {
@@ -65,17 +104,34 @@ std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& function) 
   auto called = std::make_unique<Called>();
   const auto inputs = function.inputs();
   called->inputs.assign(inputs.begin(), inputs.end());
+  called->macs = macs;
+  called->products = products;
+  called->uncounted = uncounted;
   return called;
+}
+
+void count(const std::string& name, const Called& called, const at::Tensor& result) {
+  const auto found = macs_of(name, called.inputs, result);
+  if (found) {
+    macs = called.macs + *found;  // instead of the products inside it
+    uncounted = called.uncounted;
+  } else if (is_layer(name) || (looks_like_product(name) && products == called.products)) {
+    ++uncounted[name];
+  } else {
+    return;
+  }
+  ++products;
 }
 
 void after(const at::RecordFunction& function, at::ObserverContext* context) {
   --running;
-  for (const auto& value : function.outputs()) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      macs += macs_of(function.name(), static_cast<Called*>(context)->inputs, value.toTensor());
-      if (running == 0) {  // what operators make for themselves is gone
-        note(value.toTensor());
-      }
+  const auto outputs = function.outputs();
+  if (!outputs.empty() && outputs[0].isTensor() && outputs[0].toTensor().defined()) {
+    count(function.name(), *static_cast<Called*>(context), outputs[0].toTensor());
+  }
+  for (const auto& value : outputs) {
+    if (running == 0 && value.isTensor() && value.toTensor().defined()) {  // tensors inside operators are freed
+      note(value.toTensor());
     }
   }
 }
@@ -113,6 +169,9 @@ int main(int argc, const char* argv[]) {
     const torch::NoGradGuard no_grad;
     model.forward({input});
     std::cout << "weights " << weights << "\nactivations " << activations << "\nmacs " << macs << "\n";
+    for (const auto& [name, calls] : uncounted) {
+      std::cout << "uncounted " << name << " " << calls << "\n";
+    }
   } catch (const std::exception& error) {
     std::cerr << "error: " << std::string(error.what()).substr(0, 300) << "\n";
     return 1;

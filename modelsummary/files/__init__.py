@@ -1,1 +1,1 @@
-"""Models that are files: what each format is read with, and what is known of such a model."""
+"""Models stored as files: readers for ONNX, exported programs and TorchScript, and their statistics."""

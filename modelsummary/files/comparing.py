@@ -1,4 +1,4 @@
-"""The same model in several forms: live, exported, scripted; what differs, and why."""
+"""Compare forms of one model, such as live, exported and scripted: their figures, and why they differ."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["Comparison", "Form", "compare"]
 
 
 class Form(NamedTuple):
-    """The figures of one form of a model; sizes in bytes.
+    """The figures of one form of a model.
 
     Attributes:
-        operators: that read or write memory.
-        activations: results of all leaf modules of a live model, of all operators of a file.
-        bandwidth: what operators read and write, with no buffer on the chip.
-        norms: batch normalisations among the operators.
-        in_place: operators that write into their first input.
+        operators: number of operators that read or write memory.
+        activations: bytes of the results of all leaf modules of a live model, or of all operators of a file.
+        bandwidth: bytes that operators read and write, with no buffer on the chip.
+        norms: number of batch normalizations among the operators.
+        in_place: number of operators that write into their first input.
+        is_live: True for a live model, False for a file.
     """
 
     name: str
@@ -43,11 +44,11 @@ class Form(NamedTuple):
 
 
 class Comparison:
-    """Forms of a model side by side; ``print`` shows the table, and below it why the later ones differ from the first.
+    """Forms of a model side by side; ``print`` shows a table, and below it why later forms differ from the first.
 
     Attributes:
-        forms: the figures.
-        reasons: one line each.
+        forms: the figures of each form.
+        reasons: one line per known reason for a difference.
     """
 
     def __init__(self, forms: list[Form]) -> None:
@@ -55,7 +56,7 @@ class Comparison:
         self.reasons = [f"{other.name}: {reason}" for other in forms[1:] for reason in _reasons(forms[0], other)]
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dict a form."""
+        """Return one dict per form."""
         return [form._asdict() for form in self.forms]
 
     def __str__(self) -> str:
@@ -67,22 +68,32 @@ class Comparison:
 
 
 def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
-    """Put forms of one model side by side.
+    """Compare the figures of several forms of one model.
 
     Args:
-        models: name -> ``Statistics`` with an input, or what ``load`` gave.
+        models: name -> ``Statistics`` with an input, or the result of ``load``.
 
     Raises:
-        InputError: there are none, or one was made without an input.
+        InputError: ``models`` is empty, or one form was made without an input.
+
+    >>> import modelsummary
+    >>> from torch import nn
+    >>> plain, normed = nn.Conv2d(3, 8, 3), nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> forms = {"plain": plain, "normed": normed}
+    >>> found = compare({name: modelsummary.Statistics(each.eval(), (1, 3, 8, 8)) for name, each in forms.items()})
+    >>> [form.params for form in found.forms]
+    [224, 240]
+    >>> found.reasons[0]
+    'normed: 1 batch norms are operators of their own'
     """
     if not models:
-        raise InputError("there is nothing to compare")
+        raise InputError("models must hold at least one model to compare, got none")
     return Comparison([_form(name, stats) for name, stats in models.items()])
 
 
 def _form(name: str, stats: ModelStatistics) -> Form:
     if stats.execution == "none":
-        raise InputError(f"{name}: the size of its input is needed to compare what a forward does")
+        raise InputError(f"{name} was made without an input; pass the size of its input to compare forwards")
     if isinstance(stats, FileStatistics):
         ran = [each for each in stats.operations if each.executed and not each.is_free]
         counts = Counter(each.op_type for each in ran)
@@ -106,7 +117,7 @@ def _form(name: str, stats: ModelStatistics) -> Form:
 
 
 class _Counts:
-    """Runs operators, and counts those that move something."""
+    """An execution that counts the operators which move data."""
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
@@ -114,11 +125,11 @@ class _Counts:
         self.in_place = 0
 
     def input(self, tensor: Any) -> Any:
-        """An input tensor."""
+        """Return an input of the model as the wrapped execution sees it."""
         return self.execution.input(tensor)
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator."""
+        """Run one operator; return its result and its cost."""
         out, cost = self.execution.run(func, rule, args, kwargs)
         if cost.bytes_read or cost.bytes_written:
             self.counts[rule.name] += 1
@@ -127,7 +138,7 @@ class _Counts:
 
 
 def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
-    """Operators of a live model that move something, and how many work in place."""
+    """Return how often a live model runs each operator that moves data, and how many of them work in place."""
     live = as_live(stats, "comparing operators").live
     on_shapes = live.execution == "shape"
     with running(modules_of(live.model), live.call, on_shapes=on_shapes, grad=False) as (execution, args, kwargs):
@@ -138,17 +149,21 @@ def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
 
 
 def _reasons(first: Form, other: Form) -> list[str]:
-    """Why figures differ; only what is known."""
+    """Return the known reasons why the figures differ."""
     reasons = []
     folded = first.norms - other.norms
     if folded:
-        how = "are in the weights and biases of the convolutions before them" if folded > 0 else "stand apart"
+        how = (
+            "are in the weights and biases of the convolutions before them"
+            if folded > 0
+            else "are operators of their own"
+        )
         reasons.append(f"{abs(folded)} batch norms {how}")
     elif first.params != other.params:
-        reasons.append("parameters differ though the norms are the same: constants may be merged, or be buffers")
+        reasons.append("parameters differ, batch norms do not: constants may be merged, or be buffers")
     if first.in_place != other.in_place:
         number = _fewer(first.in_place, other.in_place)
-        reasons.append(f"{number} work in place, without storage of their own")
+        reasons.append(f"{number} work in place and need no storage of their own")
     if first.activations != other.activations and first.is_live != other.is_live:
         file, live = "results of all operators, views too", "results of leaf modules, without functions between them"
         reasons.append(
@@ -156,7 +171,7 @@ def _reasons(first: Form, other: Form) -> list[str]:
         )
     if first.macs != other.macs:
         what = f"multiply-adds differ by {grouped(other.macs - first.macs)}"
-        reasons.append(f"{what}: what has no formula is below its table; for two different models use --diff")
+        reasons.append(f"{what}: operators without a formula are below each table; --diff compares models")
     if first.operators != other.operators:
         reasons.append(f"{_fewer(first.operators, other.operators)} read and write memory")
     return reasons

@@ -1,4 +1,4 @@
-"""Open dimensions as formulas: exporters write ``"s0//2 + 1"`` or ``"(((h - 3)//2)) + 1"`` for what is computed."""
+"""Parse open dimensions: exporters write computed ones as text, such as ``"s0//2 + 1"`` or ``"(((h - 3)//2)) + 1"``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FUNCTIONS = {
 
 @lru_cache(4096)
 def dimension(text: str) -> Any:
-    """Return an open dimension as a sympy expression in the names that it is made of; nothing is evaluated.
+    """Return an open dimension as a sympy expression of the names in it.
 
-    A text that is no formula, ``batch size`` say, is one name.
+    The text is parsed, never evaluated. A text that is not a formula, such as ``batch size``, becomes one symbol.
 
     >>> dimension("((h - 3)//2) + 1").subs("h", 9)
     4
@@ -72,4 +72,4 @@ def _expression(node: ast.expr) -> Any:
             return sympy.Mod(left, right)
         if isinstance(node.op, ast.Pow) and right.is_Integer and 0 <= right <= _LARGEST_POWER:
             return left**right
-    raise ValueError("no formula")
+    raise ValueError("not a formula of sizes")

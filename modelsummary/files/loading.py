@@ -1,4 +1,4 @@
-"""``load``: a model that exists as a file."""
+"""Load a model from a file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 
 
 def is_file(name: str) -> bool:
-    """Return True if the name is that of a file which ``load`` reads, by its ending."""
+    """Return True if ``load`` reads files with the ending of this name.
+
+    >>> is_file("net.onnx"), is_file("net.txt")
+    (True, False)
+    """
     return name.lower().endswith((".onnx", ".pt2", *_TORCHSCRIPT))
 
 
 def is_torchscript(name: str) -> bool:
-    """Return True if the name is that of a TorchScript file, by its ending."""
+    """Return True if this name has an ending of TorchScript files.
+
+    >>> is_torchscript("net.pt"), is_torchscript("net.pt2")
+    (True, False)
+    """
     return name.lower().endswith(_TORCHSCRIPT)
 
 
@@ -36,33 +44,41 @@ def load(
     *,
     run: bool = False,
 ) -> FileStatistics:
-    """Return what is known of a model in a file: the tree, its totals, every view, and its memory traffic.
+    """Return the statistics of a model in a file: the tree, its totals, every view, and its memory traffic.
 
-    Nothing in a file is run, and nothing is computed. ONNX graphs and exported programs say all sizes themselves;
-    TorchScript is code, and says them only with ``run=True``.
+    Without ``run``, nothing in the file is executed and nothing is computed. ONNX graphs and exported programs hold all
+    sizes. TorchScript is code; its sizes are known only with ``run=True``.
 
     Args:
-        path: of an ONNX file (``.onnx``), an exported program (``.pt2``) or TorchScript (``.pt``).
-        input: size of the input, a list of the sizes of all, or name -> size of some: they take the place of what the
-            file says, and give dimensions a number that it leaves open. A tensor stands for its size, and for its dtype
-            in TorchScript, which does not tell it; a number is an input without dimensions. Of small tensors and
-            numbers ONNX graphs follow the values, where they decide on a branch. Default: as the file says.
-        run: of TorchScript: run the module on inputs of these sizes, in a process of its own with limits of time and
-            memory, after its code was searched for what reaches outside. Default: read parameters and modules only.
+        path: an ONNX file (``.onnx``), an exported program (``.pt2``) or TorchScript (``.pt``).
+        input: size of the only input, a list of the sizes of all inputs, or name -> size of some. They replace the
+            sizes in the file and bind its open dimensions. A tensor gives its size, and to TorchScript also its dtype.
+            A number is an input without dimensions. ONNX graphs also use the values of numbers and small tensors where
+            values decide on sizes or branches. Default: the sizes in the file.
+        run: execute a TorchScript module on inputs of these sizes, in a child process with limits on time and memory.
+            Its code is searched first and refused if it could reach outside. Default: read parameters and modules only.
 
     Raises:
-        InputError: the name tells no known format, or a size does not fit.
-        ModelFileError: the file is broken, or contradicts itself.
+        InputError: the ending belongs to no known format, or a size does not fit.
+        ModelFileError: the file does not exist, is broken, or contradicts itself.
         MissingExtraError: onnx is not installed.
+
+    >>> import tempfile
+    >>> import onnx
+    >>> from modelsummary.onnx import linear_graph
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     onnx.save(linear_graph(2, 3, 4), f"{folder}/product.onnx")
+    ...     load(f"{folder}/product.onnx").total_mult_adds
+    24
     """
     try:
         place = Path(path)
     except TypeError:
-        raise InputError(f"expected the path of a model, got {type(path).__name__}: {path!r:.80}") from None
+        raise InputError(f"path must be the path of a model file, got {type(path).__name__}: {path!r:.80}") from None
     if not _exists(place):
-        raise ModelFileError(f"there is no file {str(place)!r}; expected a {_FORMATS}, or the model itself")
+        raise ModelFileError(f"file {str(place)!r} does not exist; expected a {_FORMATS}, or the model itself")
     if run and not is_torchscript(place.name):
-        raise InputError(f"run=True is for TorchScript, which is code; nothing in {str(place)!r} needs to run")
+        raise InputError(f"run=True is for TorchScript only; leave it out for {str(place)!r}, which need not run")
     given = _inputs(input)
     sizes = {name: _size(each, input) for name, each in given.items()}
     ending = place.suffix.lower()
@@ -79,11 +95,11 @@ def load(
 
         dtypes = {name: each.dtype for name, each in given.items() if _is_tensor(each)}
         return load_torchscript(place, sizes, dtypes, run=run)
-    raise InputError(f"{str(place)!r}: expected a {_FORMATS}")
+    raise InputError(f"expected a {_FORMATS}, got {str(place)!r}")
 
 
 def _exists(place: Path) -> bool:
-    """Return True if there is such a file; a name that no file can have, a longer one say, has none."""
+    """Return True if there is such a file; False also for names that no file can have, such as too long ones."""
     try:
         return place.is_file()
     except (OSError, ValueError):
@@ -91,7 +107,7 @@ def _exists(place: Path) -> bool:
 
 
 def _inputs(given: Any) -> dict[str | int, Any]:
-    """Sizes and tensors by name or position."""
+    """Return sizes and tensors by name or position."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -101,7 +117,7 @@ def _inputs(given: Any) -> dict[str | int, Any]:
 
 
 def _tensor(value: Any) -> Any:
-    """A number as a tensor of it, which is an input without dimensions."""
+    """Return a number as a tensor without dimensions, and anything else as it is."""
     return torch.tensor(value) if isinstance(value, (int, float)) else value
 
 
@@ -112,5 +128,5 @@ def _is_tensor(value: Any) -> bool:
 def _size(value: Any, given: Any) -> list[int]:
     size = value.shape if _is_tensor(value) else value
     if not isinstance(size, Sequence) or not all(type(dim) is int and dim >= 0 for dim in size):
-        raise InputError(f"input={given!r:.80}: expected a size such as (1, 3, 224, 224), a list or a dict of them")
+        raise InputError(f"input must be a size such as (1, 3, 224, 224), a list or dict of sizes, got {given!r:.80}")
     return list(size)

@@ -1,7 +1,7 @@
-"""A model as a list of operators in the order in which they run, as plain data.
+"""A program: a model as plain data, a list of operators in the order in which they run.
 
-What a file holds is such a list: the nodes of an ONNX graph, of an exported program, of a TorchScript run. Traffic,
-storage of activations and the tree of modules are functions of it.
+Every file format is read into a program: the nodes of an ONNX graph or exported program, the operators of a TorchScript
+run. Traffic, storage of activations and the tree of modules are functions of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modelsummary.errors import InputError, printable
 __all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Tensor", "Traffic", "sizes_by_name"]
 
 GivenSizes = Mapping[str | int, Sequence[int]]
-"""Sizes of inputs by name, or by position."""
+"""Sizes of inputs, by name or by position."""
 
 Kind = Literal["input", "parameter", "buffer", "activation"]
 
@@ -27,14 +27,17 @@ class Tensor:
     """One tensor; operations that use the same tensor hold the same object.
 
     Attributes:
-        shape: integers, and texts for dimensions that the file leaves open; None if nothing is known.
-        size: the integers to count with: an open dimension counts as what it is bound to, or as 1. None if unknown.
-        dtype: ``"float32"``.
-        bits: of one element.
-        kind: what it is to the model; a ``"buffer"`` is any constant that is no parameter.
-        trainable: a parameter that requires a gradient.
-        numel: elements; 0 where the size is unknown.
-        nbytes: of storage, elements of less than a byte packed.
+        shape: integers, and names for open dimensions; None if unknown.
+        size: the integers to count with; an open dimension counts as the number bound to it, or as 1. None if unknown.
+        dtype: name of the element type, such as ``"float32"``.
+        bits: bits per element.
+        kind: role in the model; every constant other than a parameter is a ``"buffer"``.
+        trainable: True for a parameter that requires a gradient.
+        numel: number of elements; 0 if the size is unknown.
+        nbytes: bytes of storage; elements smaller than a byte are packed.
+
+    >>> Tensor("x", ("batch", 3), (1, 3), "int4", 4).nbytes
+    2
     """
 
     name: str
@@ -56,16 +59,17 @@ class Tensor:
 
     @property
     def moved(self) -> int:
-        """Bytes to read or write it. A 0-d tensor is an operand of the instruction and moves nothing."""
+        """Bytes to read or write the tensor; 0 for a 0-d tensor, which is an operand of the instruction."""
         return self.nbytes if self.size else 0
 
 
 class Scope(NamedTuple):
-    """A module around operators: its row in the tree.
+    """A module around operators, which becomes a row of the tree.
 
     Attributes:
-        key: what tells it from other scopes; equal for all its operators.
+        key: identity of the scope, equal for all its operators.
         fqn: fully qualified name of the module.
+        class_name: name of the module's class.
     """
 
     key: str
@@ -78,20 +82,20 @@ class Operation:
     """One operator.
 
     Attributes:
-        name: of the node; unique in the program.
-        op_type: ``"Conv"``, ``"aten.conv2d"``; with its domain where that is not ONNX's.
-        scopes: the modules around it, outermost first, without the model itself.
+        name: name of the node, unique in the program.
+        op_type: such as ``"Conv"`` or ``"aten.conv2d"``; domains other than ONNX's stand in front.
+        scopes: the modules around the operator, outermost first, without the model itself.
         inputs, outputs: tensors; optional inputs that are not given are left out.
-        attributes: name -> value, with defaults and with what small constant inputs say.
-        macs: multiply-adds, of all ``repeats``.
-        macs_expr: the same as a sympy expression where dimensions are open; else None.
+        attributes: name -> value, including defaults and the values of small constant inputs.
+        macs: multiply-adds of all ``repeats``.
+        macs_expr: ``macs`` as a sympy expression if dimensions are open, else None.
         elementwise_ops: as in ``LayerInfo``.
-        uncounted: why ``macs`` lacks something: the name for the ledger; None if it does not.
-        repeats: how often it runs: in the body of a loop, its iterations.
-        is_free: moves nothing: a view, a look at shapes, or a container for other operators.
-        aliases: its results live in the storage of its first input: a view, or in place.
-        gathers: reads the rows that it returns, not the whole of its first input.
-        executed: False in a branch that is not taken; it counts nothing then.
+        uncounted: name for the ledger if ``macs`` is incomplete, else None.
+        repeats: number of runs; in the body of a loop, its iterations.
+        is_free: True if it moves no data: a view, a question about shapes, or a container of other operators.
+        aliases: True if its results share the storage of its first input: a view, or in place.
+        gathers: True if it reads only the rows that it returns instead of its whole first input.
+        executed: False in a branch that is not taken; such an operator counts nothing.
     """
 
     name: str
@@ -114,7 +118,7 @@ class Operation:
         self.name, self.op_type = printable(self.name), printable(self.op_type)
 
     def reads(self) -> Iterator[tuple[Tensor, int]]:
-        """Each input once, with the bytes that are read of it in one run."""
+        """Yield each input once, with the bytes read from it in one run."""
         if self.is_free or not self.executed:
             return
         for position, tensor in enumerate(dict.fromkeys(self.inputs)):
@@ -125,19 +129,19 @@ class Operation:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of all inputs, without any buffer on the chip."""
+        """Bytes read by all runs, without a buffer on the chip."""
         return self.repeats * sum(nbytes for _, nbytes in self.reads())
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of all outputs."""
+        """Bytes written by all runs."""
         if self.is_free or not self.executed:
             return 0
         return self.repeats * sum(tensor.moved for tensor in self.outputs)
 
 
 class Traffic(NamedTuple):
-    """What one operator moves, in bytes."""
+    """The bytes that one operator reads and writes."""
 
     layer: str
     read: int
@@ -148,10 +152,10 @@ class Activations(NamedTuple):
     """Storage of activations in bytes.
 
     Attributes:
-        total: of the outputs of all operators, as if nothing were ever freed.
-        peak: the most that lives at a time: inputs until their last use, results from their operator to their last
-            use, results of the model to the end.
-        peak_at: the operator during which that is.
+        total: results of all operators, as if none were ever freed.
+        peak: largest storage alive at one time. Inputs live until their last use, results from their operator to their
+            last use, results of the model to the end.
+        peak_at: name of the operator that runs at the peak; empty if the inputs alone are the peak.
     """
 
     total: int
@@ -165,12 +169,20 @@ class Program:
 
     Attributes:
         name: class of the model, or name of the graph.
-        inputs, outputs: of the model.
-        operations: in the order in which they run.
+        inputs, outputs: tensors that the model takes and returns.
+        operations: the operators in the order in which they run.
         unused: parameters and buffers that no operator uses.
-        owned: modules that the file lists apart from operators, each with what it registers; they have rows anyway.
-        constants: operators that only hold a constant, by type; they are no operations.
-        notes: what is not known, and why.
+        owned: modules listed in the file itself, with the tensors that they register; each gets a row.
+        constants: operator type -> number of operators that only hold a constant; they are not in ``operations``.
+        notes: unknown figures, and why they are unknown.
+
+    >>> x, y, z = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xyz")
+    >>> steps = [Operation("a", "Relu", (), [x], [y]), Operation("b", "Neg", (), [y], [z])]
+    >>> program = Program("Net", [x], [z], steps)
+    >>> program.traffic()
+    [Traffic(layer='a', read=24, write=24), Traffic(layer='b', read=24, write=24)]
+    >>> program.activations()
+    Activations(total=48, peak=48, peak_at='a')
     """
 
     name: str
@@ -183,16 +195,16 @@ class Program:
     notes: list[str] = field(default_factory=list)
 
     def histogram(self) -> Counter[str]:
-        """Operator -> how often it stands in the program, most first."""
+        """Return operator type -> number of occurrences in the program, most frequent first."""
         counts = Counter(operation.op_type for operation in self.operations) + self.constants
         return Counter(dict(counts.most_common()))
 
     def traffic(self, buffer_bytes: int = 0) -> list[Traffic]:
-        """What each operator reads and writes, in the order in which they run.
+        """Return the traffic of each operator, in the order in which they run.
 
         Args:
-            buffer_bytes: of a buffer on the chip, which keeps the tensors used last: what is in it is not read again.
-                A tensor that does not fit as a whole passes it by; every result is written to memory.
+            buffer_bytes: size of a buffer on the chip that keeps the tensors used last. A tensor in it is not read
+                again. A tensor larger than the buffer bypasses it. Every result is written to memory.
         """
         held: OrderedDict[Tensor, int] = OrderedDict()
         free = buffer_bytes
@@ -226,9 +238,9 @@ class Program:
         return rows
 
     def activations(self) -> Activations:
-        """Storage of activations: all together, and the peak. A view lives in the storage that it shows."""
+        """Return the storage of all activations, and its peak; a view shares the storage of its base."""
         executed = [operation for operation in self.operations if operation.executed]
-        shown: dict[Tensor, Tensor] = {}  # a view -> whose storage it shows
+        shown: dict[Tensor, Tensor] = {}  # a view -> its base
         last: dict[Tensor, int] = dict.fromkeys(self.inputs, 0)
         for position, operation in enumerate(executed):
             if operation.aliases and operation.inputs:
@@ -257,15 +269,18 @@ class Program:
 def sizes_by_name(
     inputs: Sequence[str], given: GivenSizes, described: Mapping[str, str] | None = None
 ) -> dict[str, Sequence[int]]:
-    """Return the given sizes by names of inputs.
+    """Return the given sizes by the names of the inputs.
 
     Args:
         inputs: names of all inputs of the model.
-        given: some sizes by name, or all by position.
+        given: sizes of some inputs by name, or of all by position.
         described: name -> declared size, for messages.
 
     Raises:
-        InputError: there is no such input, or there are more or fewer inputs.
+        InputError: the model has no input of that name, or has more or fewer inputs than sizes.
+
+    >>> sizes_by_name(["ids", "mask"], {0: (1, 8), 1: (8, 8)})
+    {'ids': (1, 8), 'mask': (8, 8)}
     """
     shown = described or {}
     listed = ", ".join(f"{name[:80]!r} {shown.get(name, '')}".strip() for name in list(inputs)[:8]) or "none"
@@ -273,7 +288,7 @@ def sizes_by_name(
         if len(given) != len(inputs):
             example = f"input={{{inputs[0][:80]!r}: {tuple(next(iter(given.values())))}}}" if inputs else "no input"
             raise InputError(
-                f"{len(given)} sizes for the inputs {listed}; give one to each, or give them by name: {example}"
+                f"expected one size for each of the inputs {listed}, got {len(given)}; or pass sizes by name: {example}"
             )
         return dict(zip(inputs, given.values(), strict=True))
     sizes = {str(name): size for name, size in given.items()}

@@ -1,4 +1,4 @@
-"""The tree of ``LayerInfo`` of a program: a row for each module that its operators name, and one for each operator."""
+"""Build the tree of ``LayerInfo`` of a program: one row per module that its operators name, and one per operator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ _NO_MODULE = nn.Module()
 
 
 def program_tree(program: Program) -> LayerInfo:
-    """The tree of a program; its first row is the model."""
+    """Return the tree of a program; its first row is the model.
+
+    >>> x, y = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xy")
+    >>> relu = Operation("act.relu", "Relu", (Scope("act", "act", "ReLU"),), [x], [y])
+    >>> [row.fqn for row in program_tree(Program("Net", [x], [y], [relu])).walk()]
+    ['', 'act', 'act.relu']
+    """
     return _Tree(program).built()
 
 
 class _Tree:
-    """Rows under construction."""
+    """The rows of a tree under construction."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -94,7 +100,7 @@ class _Tree:
         self._own(row, [each for each in operation.inputs if each.kind in ("parameter", "buffer")])
 
     def _own(self, row: LayerInfo, tensors: list[Tensor]) -> None:
-        """Parameters and buffers of a row, which the rows around it have, too."""
+        """Add parameters and buffers to a row, and to the totals of all rows around it."""
         facts = self.facts[row.layer_id]
         for tensor in dict.fromkeys(tensors):
             size = None if tensor.size is None else list(tensor.size)
@@ -110,7 +116,7 @@ class _Tree:
                 around = around.parent_info
 
     def _cross_borders(self) -> None:
-        """Inputs and outputs of the modules: tensors that operators outside make, or use."""
+        """Set inputs and outputs of the modules: tensors that operators outside them make or use."""
         made_in: dict[Tensor, tuple[Scope, ...]] = dict.fromkeys(self.program.inputs, ())
         entering: dict[str, dict[Tensor, None]] = {}
         leaving: dict[str, dict[Tensor, None]] = {}
@@ -140,7 +146,7 @@ class _Tree:
 
 
 def _sizes(tensors: Any) -> tuple[Sizes, int]:
-    """Shapes and bytes of some tensors, each once. A sole one stands without its tuple."""
+    """Return shapes and bytes of distinct tensors; a single shape is returned without its tuple."""
     if not tensors:
         return None, 0
     distinct = list(dict.fromkeys(tensors))

@@ -1,4 +1,4 @@
-"""``FileStatistics``: what is known of a model that is only a file."""
+"""Statistics of a model that is only a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 
 
 class UnknownTensor(NamedTuple):
-    """A tensor whose size the file does not tell."""
+    """A tensor whose size is unknown."""
 
     operator: str
     tensor: str
@@ -26,13 +26,13 @@ class UnknownTensor(NamedTuple):
 
 
 class Bandwidth:
-    """What each operator reads from memory and writes to it, most reading first; ``print`` shows the table.
+    """The memory traffic of each operator, in bytes, largest reader first; ``print`` shows the table.
 
     Attributes:
-        rows: in the order of the table.
-        read, write, total: of all rows, in bytes.
-        unknown: tensors that count nothing because their size is not known.
-        buffer_bytes: of the buffer on the chip, 0 for none.
+        rows: one ``Traffic`` per operator, in the order of the table.
+        read, write, total: sums of all rows, in bytes.
+        unknown: tensors that count as 0 bytes because their size is unknown.
+        buffer_bytes: size of the buffer on the chip; 0 for none.
     """
 
     def __init__(self, rows: Sequence[Traffic], unknown: Sequence[UnknownTensor], buffer_bytes: int) -> None:
@@ -44,7 +44,7 @@ class Bandwidth:
         self.buffer_bytes = buffer_bytes
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dict a row: ``layer``, ``read_bw``, ``write_bw``, ``total_bw`` in bytes."""
+        """Return one dict per row: ``layer``, and ``read_bw``, ``write_bw``, ``total_bw`` in bytes."""
         return [
             {"layer": row.layer, "read_bw": row.read, "write_bw": row.write, "total_bw": row.read + row.write}
             for row in self.rows
@@ -55,18 +55,24 @@ class Bandwidth:
         buffer = f"a buffer of {grouped(self.buffer_bytes)} bytes" if self.buffer_bytes else "no buffer"
         lines = [table(cells, ["layer", "read_bw", "write_bw", "total_bw"], "lrrr", "simple")]
         lines += [f"Total with {buffer} on the chip: {self.total} bytes ({self.total / 1e6:.6f} MB)"]
-        lines += [f"Not found: {each.tensor!r} of {each.operator} ({each.op_type})" for each in self.unknown]
+        lines += [f"Size unknown: {each.tensor!r} of {each.operator} ({each.op_type})" for each in self.unknown]
         return "\n".join(lines)
 
     __repr__ = __str__
 
 
 class FileStatistics(ModelStatistics):
-    """What ``modelsummary.load(path)`` gives: the tree of a model that is a file, and every view of it.
+    """The result of ``modelsummary.load(path)``: the tree of a model in a file, and every view of it.
 
     Attributes:
-        path: of the file.
-        program: its operators, as plain data.
+        path: the file.
+        program: the operators, as plain data.
+
+    >>> from modelsummary.files.program import Tensor
+    >>> x, y = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xy")
+    >>> stats = FileStatistics(Program("Net", [x], [y], [Operation("relu", "Relu", (), [x], [y])]), Path("net.onnx"))
+    >>> stats.operators(), stats.bandwidth().total, stats.activations().peak
+    (Counter({'Relu': 1}), 48, 48)
     """
 
     def __init__(self, program: Program, path: Path) -> None:
@@ -76,35 +82,35 @@ class FileStatistics(ModelStatistics):
 
     @property
     def operations(self) -> list[Operation]:
-        """The operators in the order in which they run: tensors, attributes, multiply-adds."""
+        """The operators in the order in which they run, with tensors, attributes and multiply-adds."""
         return self.program.operations
 
     def operators(self) -> Counter[str]:
-        """Operator -> how often it stands in the file, most first, with those that only hold a constant."""
+        """Return operator type -> number of occurrences in the file, most frequent first, constants included."""
         return self.program.histogram()
 
     def attributes(self, op_type: str) -> dict[str, dict[str, Any]]:
-        """Name of each operator of this type -> its attributes.
+        """Return the name of each operator of this type -> its attributes.
 
-        With the defaults of the operator, with what small constant inputs say (``min`` of a Clip), and for a
-        convolution ``channel``, ``height`` and ``width`` of its input.
+        Included are defaults, the values of small constant inputs (such as ``min`` of a Clip), and ``channel``,
+        ``height`` and ``width`` of the input of a convolution.
         """
         return {each.name: each.attributes for each in self.operations if each.op_type == op_type}
 
     def bandwidth(self, buffer_bytes: int = 0) -> Bandwidth:
-        """Memory traffic, each operator reading its inputs and writing its outputs once.
+        """Return the memory traffic: each operator reads its inputs and writes its outputs once.
 
-        Views move nothing, a look-up reads the rows that it takes, a 0-d tensor counts as part of the instruction.
+        Views move nothing, a look-up reads only the rows that it takes, and a 0-d tensor is part of the instruction.
 
         Args:
-            buffer_bytes: of a buffer on the chip that keeps the tensors used last: what it holds is not read again. A
-                tensor larger than the buffer passes it by. 0: none.
+            buffer_bytes: size of a buffer on the chip that keeps the tensors used last. A tensor in it is not read
+                again; a tensor larger than the buffer bypasses it. Default: 0, no buffer.
 
         Raises:
-            InputError: ``buffer_bytes`` is no integer >= 0.
+            InputError: ``buffer_bytes`` is not an integer >= 0.
         """
         if type(buffer_bytes) is not int or buffer_bytes < 0:
-            raise InputError(f"buffer_bytes={buffer_bytes!r}; expected an integer >= 0")
+            raise InputError(f"buffer_bytes must be an integer >= 0, got {buffer_bytes!r}")
         unknown = [
             UnknownTensor(operation.name, tensor.name, operation.op_type)
             for operation in self.operations
@@ -115,14 +121,14 @@ class FileStatistics(ModelStatistics):
         return Bandwidth(self.program.traffic(buffer_bytes), list(dict.fromkeys(unknown)), buffer_bytes)
 
     def activations(self) -> Activations:
-        """Storage of activations in bytes: ``total`` of all results, and ``peak`` by when each is used last."""
+        """Return the storage of activations in bytes: ``total`` of all results, and the ``peak`` alive at a time."""
         return self.program.activations()
 
     @property
     def total_mult_adds_expr(self) -> Any:
-        """``total_mult_adds`` in the dimensions that the file leaves open: a sympy expression, or an int."""
+        """``total_mult_adds`` as a sympy expression of the open dimensions; an int if there are none."""
         parts = [each.macs if each.macs_expr is None else each.macs_expr for each in self.operations]
         return sum(parts)
 
     def _not_live(self, name: str) -> str:
-        return f"{name} needs a live model; {str(self.path)!r} is only a file: pass the model to Statistics"
+        return f"{name} needs a live model, got the file {str(self.path)!r}; pass the model to Statistics"

@@ -1,4 +1,4 @@
-"""Matrix products in tiles: of PyTorch layers, and of ONNX models."""
+"""Split matrix products of PyTorch layers and ONNX models into tiles."""
 
 from modelsummary.tiling.matmul import TiledLinear, tile_linear
 

@@ -1,4 +1,4 @@
-"""``nn.Linear`` as products of tiles, for what runs them one by one."""
+"""``nn.Linear`` as products of tiles, for hardware that multiplies small matrices."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 class TiledLinear(nn.Module):
-    """What ``nn.Linear`` computes, in products of at most ``tile`` x ``tile`` weights.
+    """An ``nn.Linear`` computed in products of at most ``tile`` x ``tile`` weights.
 
-    Weight and bias are those of a ``nn.Linear``, under the same names. Results and gradients are equal up to rounding:
-    the order of sums is another.
+    Weight and bias have the shapes and names of an ``nn.Linear``. Results and gradients are equal up to rounding, since
+    sums are taken in another order.
 
     Args:
         in_features, out_features, bias, device, dtype: as for ``nn.Linear``.
-        tile: largest size of a tile's sides; the last of a dimension has what remains.
+        tile: largest side of a tile, in elements. Default: 64. The last tile of a dimension may be smaller.
 
     Raises:
-        InputError: ``tile`` is no integer >= 1.
+        InputError: ``tile`` is not an integer >= 1.
+
+    >>> layer = TiledLinear(100, 70, tile=32)
+    >>> layer.weight.shape, layer(torch.rand(2, 100)).shape
+    (torch.Size([70, 100]), torch.Size([2, 70]))
     """
 
     weight: Tensor
@@ -48,7 +52,12 @@ class TiledLinear(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear, tile: int) -> TiledLinear:
-        """The same layer in tiles, with the very parameters of ``linear``."""
+        """Return a tiled layer that uses the parameters of ``linear`` themselves.
+
+        >>> linear = nn.Linear(6, 4)
+        >>> TiledLinear.of(linear, tile=2).weight is linear.weight
+        True
+        """
         tiled = cls.__new__(cls)
         nn.Module.__init__(tiled)
         tiled._take(linear, tile)
@@ -56,15 +65,15 @@ class TiledLinear(nn.Module):
 
     def _take(self, linear: nn.Linear, tile: int) -> None:
         if type(tile) is not int or tile < 1:
-            raise InputError(f"tile={tile!r}; expected an integer >= 1")
+            raise InputError(f"tile must be an integer >= 1, got {tile!r}")
         self.in_features, self.out_features, self.tile = linear.in_features, linear.out_features, tile
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` of shape (..., in_features) to (..., out_features); raises ``InputError`` for another shape."""
+        """Map ``x`` (..., in_features) to (..., out_features); raise ``InputError`` for another shape."""
         if x.shape[-1:] != (self.in_features,):
-            raise InputError(f"an input of size {list(x.shape)}; expected [..., {self.in_features}]")
+            raise InputError(f"expected an input of size [..., {self.in_features}], got {list(x.shape)}")
         parts = x.split(self.tile, -1)
         columns = []
         for band in self.weight.split(self.tile, 0):
@@ -77,27 +86,34 @@ class TiledLinear(nn.Module):
         return result if self.bias is None else result + self.bias
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of it."""
+        """Return the arguments that ``print`` shows."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}, tile={self.tile}"
 
 
 def tile_linear(module: _M, tile: int = 64) -> _M | TiledLinear:
-    """Replace every ``nn.Linear`` in ``module`` by a ``TiledLinear`` with its parameters, in place.
+    """Replace every ``nn.Linear`` in ``module`` in place by a ``TiledLinear`` with the same parameters.
 
-    Subclasses of ``nn.Linear`` and layers with hooks stay as they are.
+    Subclasses of ``nn.Linear`` and layers with hooks are left unchanged.
 
     Args:
-        tile: largest size of a tile's sides.
+        module: the module, which is changed.
+        tile: largest side of a tile, in elements. Default: 64.
 
     Returns:
-        ``module``; where that is a ``nn.Linear`` itself, the layer in its place.
+        ``module``, or a new ``TiledLinear`` if ``module`` itself is an ``nn.Linear``.
 
     Raises:
-        InputError: ``module`` is no module, or ``tile`` no integer >= 1.
+        InputError: ``module`` is not a module, or ``tile`` is not an integer >= 1.
+
+    >>> tile_linear(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), tile=2)
+    Sequential(
+      (0): TiledLinear(in_features=6, out_features=4, bias=True, tile=2)
+      (1): ReLU()
+    )
     """
     if not isinstance(module, nn.Module):
-        raise InputError(f"expected a torch.nn.Module, got {type(module).__name__}: {module!r:.80}")
+        raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}: {module!r:.80}")
     if _is_plain(module):
         return TiledLinear.of(module, tile)  # type: ignore[arg-type]
     tiled: dict[nn.Module, TiledLinear] = {}

@@ -1,4 +1,4 @@
-"""Graphs of one matrix product, whole and in tiles."""
+"""Make ONNX graphs of one matrix product, whole and in tiles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from modelsummary.files.onnx.reading import import_onnx
 
 __all__ = ["IR_VERSION", "OPSET", "Tiles", "check_sizes", "linear_graph", "parts_of", "tiled_matmul_graph"]
 
-OPSET, IR_VERSION = 20, 10  # read by every onnxruntime since 1.17
+OPSET, IR_VERSION = 20, 10  # supported by every onnxruntime since 1.17
 
 
 def linear_graph(m: int, k: int, n: int) -> Any:
-    """A model of one product: ``A`` (m x k) by ``B`` (k x n) is ``Y``, all float32.
+    """Return an ``onnx.ModelProto`` that multiplies ``A`` (m, k) by ``B`` (k, n) to ``Y`` (m, n), all float32.
 
     Raises:
-        InputError: a size is no integer >= 1.
+        InputError: a size is not an integer >= 1.
         MissingExtraError: onnx is not installed.
+
+    >>> [node.op_type for node in linear_graph(64, 128, 32).graph.node]
+    ['MatMul']
     """
     check_sizes(m=m, k=k, n=n)
     node = import_onnx().helper.make_node("MatMul", ["A", "B"], ["Y"], name="matmul")
@@ -26,14 +29,22 @@ def linear_graph(m: int, k: int, n: int) -> Any:
 
 
 def tiled_matmul_graph(m: int, k: int, n: int, tile: int) -> Any:
-    """The same product in tiles of at most ``tile`` x ``tile``, for a machine that multiplies no larger ones.
+    """Return the product of ``linear_graph`` in tiles of at most ``tile`` x ``tile``.
 
-    Both operands are split along both dimensions, products of tiles along ``k`` are summed, results put together. The
-    last tile of a dimension has what remains.
+    Both operands are split along both dimensions. Products of tiles along ``k`` are summed, and the sums concatenated.
+    The last tile of a dimension may be smaller.
+
+    Args:
+        m, k, n: sizes of ``A`` (m, k), ``B`` (k, n) and ``Y`` (m, n).
+        tile: largest side of a tile, in elements.
 
     Raises:
-        InputError: a size is no integer >= 1.
+        InputError: a size is not an integer >= 1.
         MissingExtraError: onnx is not installed.
+
+    >>> nodes = tiled_matmul_graph(64, 128, 32, tile=64).graph.node
+    >>> [node.op_type for node in nodes]
+    ['Split', 'Split', 'MatMul', 'MatMul', 'Sum']
     """
     check_sizes(m=m, k=k, n=n, tile=tile)
     tiles = Tiles()
@@ -54,11 +65,11 @@ def tiled_matmul_graph(m: int, k: int, n: int, tile: int) -> Any:
 
 
 class Tiles:
-    """Nodes under construction, with the weights that say how they split.
+    """Nodes of tiles under construction, with the weights that hold the sizes of parts.
 
     Args:
-        prefix: of the names of all of them.
-        opset: of the model; sizes of parts are an input of ``Split`` since 13, and an attribute before.
+        prefix: start of the names of all nodes.
+        opset: opset of the model. From 13 on the sizes of parts are an input of ``Split``, before an attribute.
     """
 
     def __init__(self, prefix: str = "", opset: int = 13) -> None:
@@ -68,17 +79,17 @@ class Tiles:
         self.weights: dict[str, Any] = {}
 
     def add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Add an operator that makes ``output``; returns the full name of that."""
+        """Add an operator that makes ``output``; return the full name of ``output``."""
         name = self.prefix + output
         self.nodes.append(import_onnx().helper.make_node(op_type, inputs, [name], name=name, **attributes))
         return name
 
     def join(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """The same, for what a single input needs no operator for."""
+        """Add an operator that joins several inputs; return a single input unchanged."""
         return inputs[0] if len(inputs) == 1 else self.add(op_type, inputs, output, **attributes)
 
     def split(self, name: str, sizes: list[int], axis: int) -> list[str]:
-        """Names of the parts of a tensor."""
+        """Add a split of a tensor; return the names of its parts."""
         if len(sizes) == 1:
             return [name]
         onnx = import_onnx()
@@ -94,20 +105,24 @@ class Tiles:
         return outputs
 
     def rename(self, output: str, name: str) -> None:
-        """Give the result of a node another name; none reads it yet."""
+        """Rename the result of a node; no node may read it yet."""
         for node in self.nodes:
             node.output[:] = [name if each == output else each for each in node.output]
 
 
 def check_sizes(**sizes: Any) -> None:
-    """Raise ``InputError`` unless all are integers >= 1."""
+    """Raise ``InputError`` unless all sizes are integers >= 1."""
     for name, size in sizes.items():
         if type(size) is not int or size < 1:
-            raise InputError(f"{name}={size!r}; expected an integer >= 1")
+            raise InputError(f"{name} must be an integer >= 1, got {size!r}")
 
 
 def parts_of(size: int, tile: int) -> list[int]:
-    """Sizes of the tiles along a dimension; the last has what remains."""
+    """Return the sizes of the tiles along a dimension; the last may be smaller.
+
+    >>> parts_of(150, 64)
+    [64, 64, 22]
+    """
     return [min(tile, size - start) for start in range(0, size, tile)]
 
 

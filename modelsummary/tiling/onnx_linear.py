@@ -1,4 +1,4 @@
-"""Replace the products with weights in an ONNX model by products of tiles."""
+"""Replace products with weights in an ONNX model by products of tiles."""
 
 from __future__ import annotations
 
@@ -17,33 +17,42 @@ from modelsummary.tiling.onnx_graphs import Tiles, check_sizes, parts_of
 __all__ = ["ModelLike", "not_tiled", "proto_of", "tile_linear"]
 
 ModelLike = Any
-"""An ``onnx.ModelProto``, or the path of a file with one."""
+"""An ``onnx.ModelProto``, or the path of an ONNX file."""
 
-_OLDEST = 11  # opset since which Gemm needs no bias, and axes count from the end
-# What the tree of rows is made of; traces and other remarks would be repeated for every tile.
+_OLDEST = 11  # opset; before it Gemm needs a bias, and axes cannot count from the end
+# Metadata that the tree of modules needs; traces and the rest would be repeated for every tile.
 _KEPT = ("pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
 
 
 def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = None) -> Any:
-    """A copy of a model in which no ``Gemm``, and no ``MatMul`` with a weight, is larger than ``tile`` x ``tile``.
+    """Return a copy of a model that computes products with weights in tiles of at most ``tile`` x ``tile``.
 
-    The input is split along its last dimension and the weight along both, each once; the weights stay as they are,
-    under their names. Products are summed, the bias joins the first of each sum, and the results are put together under
-    the name of the node's output. The last tile of a dimension has what remains. Multiply-adds stay the same.
+    The input is split along its last dimension and the weight along both, each once; the weights themselves and their
+    names do not change. Products are summed, the first product of each sum takes the bias, and the sums are joined
+    under the name of the node's output. The last tile of a dimension may be smaller. Multiply-adds stay the same.
 
     Args:
-        model: an ``onnx.ModelProto``, which is not changed, or the path of a file with one.
-        tile: largest size of a tile's sides.
-        nodes: names of the nodes to replace; default: all ``Gemm``, and ``MatMul`` with a weight of two dimensions. A
-            transposed first operand, a weight made by a node, and a bias that is no row cannot be tiled.
+        model: an ``onnx.ModelProto``, which is not changed, or the path of an ONNX file.
+        tile: largest side of a tile, in elements. Default: 64.
+        nodes: names of the nodes to replace; default: all ``Gemm``, and ``MatMul`` with a 2-d weight, that can be
+            tiled. ``not_tiled`` lists the others.
 
     Returns:
         An ``onnx.ModelProto``.
 
     Raises:
-        InputError: a node does not exist or cannot be tiled, or ``tile`` is no integer >= 1.
+        InputError: a node does not exist or cannot be tiled, or ``tile`` is not an integer >= 1.
         ModelFileError: the file is broken.
         MissingExtraError: onnx is not installed.
+
+    >>> import onnx
+    >>> from modelsummary.onnx import linear_graph, tile_linear
+    >>> model = linear_graph(4, 100, 70)
+    >>> weight = onnx.helper.make_tensor("B", onnx.TensorProto.FLOAT, [100, 70], [0.5] * 7000)
+    >>> model.graph.initializer.extend([weight])
+    >>> tiled = tile_linear(model, tile=64)
+    >>> sum(node.op_type == "MatMul" for node in tiled.graph.node)
+    4
     """
     check_sizes(tile=tile)
     original = proto_of(model)
@@ -52,7 +61,7 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
     graph = result.graph
     opset = next((each.version for each in result.opset_import if each.domain in ("", "ai.onnx")), 0)
     if opset < _OLDEST:
-        raise InputError(f"opset {opset} has no Gemm without a bias; export the model with {_OLDEST} or newer")
+        raise InputError(f"the opset must be >= {_OLDEST}, got {opset}; export the model again with a newer opset")
     weights = {each.name: each for each in graph.initializer}
     names = Counter(node.name for node in graph.node)
     wanted = _wanted(nodes, names)
@@ -75,17 +84,17 @@ def tile_linear(model: ModelLike, tile: int = 64, nodes: Sequence[str] | None = 
 
 
 def not_tiled(model: ModelLike) -> dict[str, str]:
-    """Return the ``Gemm`` and ``MatMul`` that ``tile_linear`` leaves as they are whatever their size, and why.
+    """Return the ``Gemm`` and ``MatMul`` that ``tile_linear`` cannot tile, and why.
 
     Args:
-        model: an ``onnx.ModelProto``, or the path of a file with one.
+        model: an ``onnx.ModelProto``, or the path of an ONNX file.
 
     Returns:
-        Name of the node, or of its result where it has none -> the reason.
+        Name of the node, or of its result if the node has no name -> the reason.
 
     >>> from modelsummary.onnx import linear_graph, not_tiled
-    >>> not_tiled(linear_graph(64, 128, 32))  # whose weight is an input
-    {'matmul': 'its second operand is no weight of two dimensions'}
+    >>> not_tiled(linear_graph(64, 128, 32))  # both operands are inputs
+    {'matmul': 'its second operand is not a weight with two dimensions'}
     """
     graph = proto_of(model).graph
     weights = {each.name: each for each in graph.initializer}
@@ -94,17 +103,17 @@ def not_tiled(model: ModelLike) -> dict[str, str]:
 
 
 def proto_of(model: ModelLike) -> Any:
-    """The ``ModelProto`` of a model or of a file, with its weights.
+    """Return a ``ModelProto`` as it is, or the one in a file, with its weights.
 
     Raises:
-        InputError: it is neither.
+        InputError: ``model`` is neither a ``ModelProto`` nor a path.
         ModelFileError: the file is broken, or its weights are missing.
     """
     onnx = import_onnx()
     if isinstance(model, onnx.ModelProto):
         return model
     if not isinstance(model, (str, PathLike)):
-        raise InputError(f"expected an onnx.ModelProto or a path, got {type(model).__name__}: {model!r:.80}")
+        raise InputError(f"model must be an onnx.ModelProto or a path, got {type(model).__name__}: {model!r:.80}")
     path = Path(model)
     proto = read_model(path)
     try:
@@ -114,7 +123,7 @@ def proto_of(model: ModelLike) -> Any:
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelFileError(f"{str(path)!r}: its weights cannot be read: {error}") from None
+        raise ModelFileError(f"{str(path)!r}: cannot read its weights: {error}") from None
     return proto
 
 
@@ -122,10 +131,10 @@ def _wanted(nodes: Any, names: Mapping[str, int]) -> set[str] | None:
     if nodes is None:
         return None
     if not isinstance(nodes, (Sequence, Set)) or isinstance(nodes, str):
-        raise InputError(f"nodes={nodes!r:.80}; expected a list of names of nodes")
+        raise InputError(f"nodes must be a list of names of nodes, got {nodes!r:.80}")
     for name in nodes:
         if name not in names:
-            raise InputError(f"the model has no node {name!r:.80}")
+            raise InputError(f"nodes must be names of nodes of the model, got {name!r:.80}")
     return set(nodes)
 
 
@@ -136,29 +145,29 @@ def _copied(node: Any) -> Any:
 
 
 def _obstacle(node: Any, weights: dict[str, Any]) -> str:
-    """Why a node cannot be tiled; empty if it can."""
+    """Return the reason why a node cannot be tiled; empty if it can."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in ("Gemm", "MatMul"):
-        return "it is no Gemm or MatMul"
+        return "only Gemm and MatMul can be tiled"
     weight = weights.get(node.input[1])
     if weight is None or len(weight.dims) != 2:
-        return "its second operand is no weight of two dimensions"
+        return "its second operand is not a weight with two dimensions"
     facts = {each.name: value_of(each) for each in node.attribute}
     if facts.get("transA"):
         return "its first operand is transposed"
     if node.input[0] == node.input[1]:
-        return "its operands are the same"
+        return "both operands are the same tensor"
     bias = weights.get(node.input[2]) if len(node.input) > 2 and node.input[2] else None
     columns = weight.dims[0 if facts.get("transB") else 1]
     if len(node.input) > 2 and node.input[2] and (bias is None or list(bias.dims) not in ([columns], [1, columns])):
-        return "its bias is no weight with an element for each column"
+        return "its bias is not a weight with one element per column"
     return ""
 
 
 def _tiles(node: Any, weights: dict[str, Any], tile: int, tiles: Tiles) -> Tiles:
-    """Add the nodes in place of one; none if it is no larger than a tile."""
+    """Add the nodes that replace one node to ``tiles``; none if the node fits in a tile."""
     facts = {each.name: value_of(each) for each in node.attribute}
     weight = weights[node.input[1]]
-    axis = 0 if facts.get("transB") else 1  # of the weight, along which its columns lie
+    axis = 0 if facts.get("transB") else 1  # axis of the weight's columns
     columns, inner = parts_of(weight.dims[axis], tile), parts_of(weight.dims[1 - axis], tile)
     if len(columns) == len(inner) == 1:
         return tiles

@@ -1,4 +1,4 @@
-"""Run two ONNX models on the same inputs, and compare."""
+"""Run two ONNX models on the same inputs and compare their outputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Verification", "verify"]
 
 
 class Verification(NamedTuple):
-    """How far the results of two models are apart.
+    """The differences between the outputs of two models.
 
     Attributes:
-        max_abs_error: the largest difference of two elements, over all outputs. NaN or an infinity in both is none; one
-            beside a number, or another shape, is an infinite one; of texts that differ it is 1.
+        max_abs_error: largest absolute difference of two elements, over all outputs. NaN in both, or the same infinity
+            in both, differ by 0; either beside another value, or a different shape, by infinity; unequal strings by 1.
         mse: mean of the squared differences, over all elements of all outputs.
-        equal: no element differs by more than the tolerance.
-        first_diverging: name of the first operator of the first model whose result, which both models have by name,
-            differs by more; None if the models are equal, or if no such operator is there.
+        equal: True if no element differs by more than the tolerance.
+        first_diverging: name of the first operator in ``a`` whose result differs by more than the tolerance from the
+            result of the same name in ``b``; None if the models are equal or share no such result.
     """
 
     max_abs_error: float
@@ -39,27 +39,31 @@ def verify(
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> Verification:
-    """Run both models on onnxruntime, on the CPU and without graph optimisation, and compare what they return.
+    """Run both models on onnxruntime, on the CPU and without graph optimization, and compare their outputs.
 
     Args:
         a, b: ``onnx.ModelProto`` or paths of files, with the same inputs and outputs.
-        inputs: name -> array or tensor; default: random numbers from a fixed seed, with 1 for open dimensions; whole
-            numbers are 0 or 1.
-        rtol, atol: a difference of up to ``atol`` + ``rtol`` x the largest element of the tensor is none.
+        inputs: name -> array or tensor. Default: random numbers from a fixed seed; integers are 0 or 1, and open
+            dimensions have size 1.
+        rtol, atol: tolerance of an element: ``atol`` + ``rtol`` x the largest absolute element of its tensor.
 
     Raises:
-        InputError: outputs or inputs do not match, or onnxruntime refuses a model.
+        InputError: outputs or inputs do not match, or onnxruntime rejects a model.
         ModelFileError: a file is broken.
         MissingExtraError: onnx or onnxruntime is not installed.
+
+    >>> from modelsummary.onnx import linear_graph, tiled_matmul_graph, verify
+    >>> verify(linear_graph(8, 8, 8), tiled_matmul_graph(8, 8, 8, tile=4)).equal
+    True
     """
     models = [proto_of(a), proto_of(b)]
     if inputs is not None and not isinstance(inputs, Mapping):
-        raise InputError(f"inputs={inputs!r:.80}; expected a dict of names and arrays")
+        raise InputError(f"inputs must be a dict of names and arrays, got {inputs!r:.80}")
     feeds = _random_inputs(models[0].graph) if inputs is None else {name: _array(each) for name, each in inputs.items()}
-    names = [each.name for each in models[0].graph.output]
-    if names != [each.name for each in models[1].graph.output]:
-        raise InputError(f"outputs differ: {names!r:.200} and {[each.name for each in models[1].graph.output]!r:.200}")
-    # a path is run from its file: serialised models have at most 2 GiB
+    names, others = ([each.name for each in model.graph.output] for model in models)
+    if names != others:
+        raise InputError(f"both models must have the same outputs, got {names!r:.200} and {others!r:.200}")
+    # run a path from its file: serialized models are limited to 2 GiB
     sources = [each if isinstance(each, (str, PathLike)) else proto for each, proto in zip((a, b), models, strict=True)]
     first, second = (_run(source, feeds, names) for source in sources)
     errors = [_error(x, y) for x, y in zip(first, second, strict=True)]
@@ -74,12 +78,12 @@ def verify(
 
 
 def _error(x: Any, y: Any) -> Any:
-    """Absolute differences of the elements of two arrays."""
+    """Return the absolute differences of the elements of two arrays."""
     import numpy as np
 
     if x.shape != y.shape:
         return np.array([np.inf])
-    if x.dtype.kind not in "biuf":  # texts
+    if x.dtype.kind not in "biuf":  # strings
         return (x != y).astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.abs(np.subtract(x, y, dtype=np.float64))
@@ -110,7 +114,7 @@ def _random_inputs(graph: Any) -> dict[str, Any]:
         if each.name in weights:
             continue
         if each.type.tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-            raise InputError(f"there are no random values for the input {each.name!r}; pass inputs={{...}}")
+            raise InputError(f"cannot make random values for the input {each.name!r}; pass inputs={{...}}")
         kind = onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
         size = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in each.type.tensor_type.shape.dim]
         is_float = np.issubdtype(kind, np.floating)
@@ -126,7 +130,7 @@ def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
     except ImportError as error:
         raise MissingExtraError("onnxruntime", "onnx") from error
     options = onnxruntime.SessionOptions()
-    # folding constants takes ten times as long as running, where thousands of tiles are split from weights
+    # with thousands of tiles split from weights, folding constants takes ten times as long as running
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     source = str(model) if isinstance(model, (str, PathLike)) else model.SerializeToString()
@@ -134,15 +138,15 @@ def _run(model: Any, feeds: Mapping[str, Any], outputs: list[str]) -> list[Any]:
         session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         results: list[Any] = session.run(outputs, dict(feeds))
     except Exception as error:  # onnxruntime's own exceptions have no common base
-        raise InputError(f"onnxruntime refuses the model: {' '.join(str(error).split())[:300]}") from error
+        raise InputError(f"onnxruntime rejects the model: {' '.join(str(error).split())[:300]}") from error
     others = [name for name, each in zip(outputs, results, strict=True) if not hasattr(each, "dtype")]
     if others:
-        raise InputError(f"the output {others[0]!r} is no tensor; only tensors can be compared")
+        raise InputError(f"only tensors can be compared, but the output {others[0]!r} is something else")
     return results
 
 
 def _first_diverging(models: list[Any], feeds: Mapping[str, Any], rtol: float, atol: float) -> str | None:
-    """The first operator of ``a`` whose result differs, of those whose results have the same names in both."""
+    """Return the first operator of ``a`` whose result differs from the result of the same name in ``b``."""
     produced = [{name for node in model.graph.node for name in node.output if name} for model in models]
     makers = [(node.name or node.op_type, name) for node in models[0].graph.node for name in node.output]
     shared = [(maker, name) for maker, name in makers if name in produced[1]]

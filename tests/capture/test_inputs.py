@@ -212,7 +212,7 @@ def test_the_error_of_a_wrong_call_says_what_to_do():
 
 
 def test_a_text_is_the_path_of_a_file():
-    with pytest.raises(ModelFileError, match=r"'resnet18'; expected a file .*, or the model itself"):
+    with pytest.raises(ModelFileError, match=r"'resnet18' does not exist; expected a file .*, or the model itself"):
         Statistics("resnet18", (1, 3))
 
 

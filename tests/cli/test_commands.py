@@ -241,7 +241,7 @@ def test_exported_program(capsys, tmp_path):
         assert facts["rows"][0]["num_params"] == 30
         assert facts["rows"][0]["output_size"] == [2, 3]
     (tmp_path / "broken.pt2").write_bytes(b"nothing")
-    for more, said in (([], "is no archive of torch"), (["--latency"], "cannot be read as an exported program")):
+    for more, said in (([], "is not a torch archive"), (["--latency"], "cannot be read as an exported program")):
         assert said in output(capsys, str(tmp_path / "broken.pt2"), *more, status=2).err
 
 

@@ -107,7 +107,7 @@ def test_bandwidth_and_buffer(tmp_path):
     assert one.read == x + 4 * 832
     none = stats.bandwidth(buffer_bytes=c - 1)  # no activation fits
     assert none.read == plain.read
-    with pytest.raises(InputError, match="buffer_bytes=-1"):
+    with pytest.raises(InputError, match="buffer_bytes must be an integer >= 0, got -1"):
         stats.bandwidth(-1)
 
 
@@ -228,9 +228,9 @@ def test_open_dimensions(tmp_path):
     [
         ((2, 3, 8), r"has 4 dimensions, \(2, 3, 8, 8\); got the size \[2, 3, 8\]"),
         ({"z": (1,)}, "no input 'z'; it has 'x'"),
-        ((2, 4, 8, 8), "shapes cannot be"),
-        ((2, -1, 8, 8), "expected a size"),
-        ("2,3", "expected a size"),
+        ((2, 4, 8, 8), "its shapes do not fit"),
+        ((2, -1, 8, 8), "input must be a size"),
+        ("2,3", "input must be a size"),
     ],
 )
 def test_sizes_that_do_not_fit(tmp_path, size, said):
@@ -530,7 +530,7 @@ def test_views_and_exports(tmp_path):
     assert len(stats.to_records()) == 9
     assert "head" in stats.to_html(foldable=True)
     assert not stats.diff(load(conv(tmp_path)))
-    with pytest.raises(InputError, match="only a file: pass the model to Statistics"):
+    with pytest.raises(InputError, match=r"needs a live model, got the file .*; pass the model to Statistics"):
         stats.memory()
 
 
@@ -544,7 +544,7 @@ def test_statistics_of_a_path(tmp_path, kind):
     for args, options in [((), {"batch_dim": 0}), ((), {"execution": "real"}), (((1,),), {})]:
         with pytest.raises(InputError, match=r"is a file, which takes .* run only; got \w+"):
             Statistics(path, (2, 3, 8, 8), *args, **options)
-    with pytest.raises(ModelFileError, match="there is no file"):
+    with pytest.raises(ModelFileError, match="does not exist"):
         Statistics(kind(tmp_path / "nothing.onnx"))
 
 
@@ -553,13 +553,13 @@ def test_sizes_by_position(tmp_path):
     path = saved(model([product], [value("a", "m", "k"), value("b.1", "k", "n")], [value("y", "m", "n")]), tmp_path)
     for given in ([(2, 3), (3, 4)], {"a": (2, 3), "b.1": (3, 4)}, [torch.empty(2, 3), (3, 4)]):
         assert load(path, given).total_mult_adds == 24
-    with pytest.raises(InputError, match=r"1 sizes for the inputs 'a' \(m, k\), 'b\.1' \(k, n\); give one to each"):
+    with pytest.raises(InputError, match=r"one size for each of the inputs 'a' \(m, k\), 'b\.1' \(k, n\), got 1"):
         load(path, (2, 3))
     assert run([str(path), "--input", "2,3", "--input", "3,4", "--max-macs", "23"]) == 1
     assert run([str(path), "--input", "a=2,3", "--input", "b.1=3,4", "--max-macs", "24"]) == 0
 
 
 def test_a_second_formula_for_an_operator_is_refused():
-    with pytest.raises(RegistrationError, match="'Conv' has a formula already: _conv"):
+    with pytest.raises(RegistrationError, match="'Conv' already has the formula _conv"):
         node_costs._counts("MadeUp", "Conv")(len)
     assert "MadeUp" not in node_costs.FORMULAS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
+import sys
 from itertools import islice
 
 import numpy as np
@@ -138,21 +138,21 @@ def deep_graphs(proto):
 
 
 BROKEN = {
-    "cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "which is made after it: the graph has a cycle"),
-    "from nowhere": (lambda p: p.graph.node[0].input.__setitem__(0, "q"), "'conv' reads 'q', which nothing makes"),
-    "made twice": (lambda p: p.graph.node[1].output.__setitem__(0, "c"), "makes 'c', which there is already"),
-    "no result": (lambda p: p.graph.node.pop(), "the result 'y' is made by nothing"),
+    "cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "which is defined after it: the graph has a cycle"),
+    "from nowhere": (lambda p: p.graph.node[0].input.__setitem__(0, "q"), "'conv' reads 'q', which is not defined"),
+    "made twice": (lambda p: p.graph.node[1].output.__setitem__(0, "c"), "defines 'c', which is defined already"),
+    "no result": (lambda p: p.graph.node.pop(), "the result 'y' is not defined"),
     "too little data": (lambda p: first_weight(p).dims.__setitem__(0, 5), "needs 135 elements by its shape, and"),
     "raw data": (lambda p: setattr(first_weight(p), "raw_data", b"123"), "needs 432 bytes by its shape, and has 3"),
     "oversized": (lambda p: first_weight(p).dims.__setitem__(0, 2**62), "needs .* elements by its shape, and has 108"),
-    "negative": (lambda p: first_weight(p).dims.__setitem__(0, -4), r"has the shape \[-4, 3, 3, 3\]"),
+    "negative": (lambda p: first_weight(p).dims.__setitem__(0, -4), r"has the negative shape \[-4, 3, 3, 3\]"),
     "type": (lambda p: setattr(first_weight(p), "data_type", 99), "has the unknown type 99"),
     "channels": (
         lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 5),
         r"Conv 'conv' has \[1, 5, 8, 8\] and \[4, 3, 3, 3\]",
     ),
-    "no graph": (lambda p: p.ClearField("graph"), "there is no graph"),
-    "functions in a circle": (loop_in_functions, "call one another in a circle"),
+    "no graph": (lambda p: p.ClearField("graph"), "the model has no graph"),
+    "functions in a circle": (loop_in_functions, "call each other in a cycle"),
     "functions that explode": (many_calls, "more than 1,000,000 operators"),
     "graphs in graphs": (deep_graphs, "more than 16 deep"),
 }  # fmt: skip
@@ -162,12 +162,10 @@ BROKEN = {
 def test_broken_models(name, tmp_path):
     edit, said = BROKEN[name]
     path = saved(edited(edit), tmp_path)
-    began = time.perf_counter()
     with pytest.raises(ModelFileError, match=said) as raised:
         load(path)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
-    assert time.perf_counter() - began < 5
 
 
 def test_no_onnx_file_at_all(tmp_path):
@@ -180,11 +178,11 @@ def test_no_onnx_file_at_all(tmp_path):
         file.truncate(2**31)
     with pytest.raises(ModelFileError, match="2,147,483,648 bytes; an ONNX file has at most"):
         load(path)
-    with pytest.raises(ModelFileError, match=r"there is no file .*missing\.onnx"):
+    with pytest.raises(ModelFileError, match=r"file .*missing\.onnx' does not exist"):
         load(tmp_path / "missing.onnx")
-    with pytest.raises(ModelFileError, match="there is no file"):
+    with pytest.raises(ModelFileError, match="does not exist"):
         load(tmp_path)
-    with pytest.raises(InputError, match="expected the path of a model, got int"):
+    with pytest.raises(InputError, match="path must be the path of a model file, got int"):
         load(3)
     (tmp_path / "model.txt").write_text("")
     with pytest.raises(InputError, match=r"expected a file \.onnx"):
@@ -209,7 +207,7 @@ def test_external_data_stay_in_the_directory(tmp_path):
     (folder / "link").symlink_to(tmp_path / "secret")
     assert load(saved(external("weights"), folder)).total_params == 108
     for location in ("../secret", str(tmp_path / "secret"), "link", "", ".", "/dev/zero", "a/../../secret", "\0"):
-        with pytest.raises(ModelFileError, match=r"not in the model's directory|cannot be at"):
+        with pytest.raises(ModelFileError, match=r"must lie in the model's directory|cannot be at"):
             load(saved(external(location), folder))
     with pytest.raises(ModelFileError, match="end before byte 532"):
         load(saved(external("weights", offset=100), folder))
@@ -222,16 +220,41 @@ def test_external_data_stay_in_the_directory(tmp_path):
     assert "weights are missing: absent" in absent.root.note
 
 
-def test_many_siblings_take_linear_time(tmp_path):
+def siblings(count):
     branch = graph([node("Relu", ["x"], ["t"])], [], [value("t", 1, 3, 8, 8)])
     proto = small()
-    for number in range(2000):
+    for number in range(count):
         proto.graph.node.append(node("If", ["q"], [f"o{number}"], then_branch=branch, else_branch=branch))
     proto.graph.input.append(value("q", kind=TensorProto.BOOL))
     proto.graph.input.append(value("z", 1))
-    began = time.perf_counter()
-    assert load(saved(proto, tmp_path), {"q": ()}).operators()["If"] == 2000
-    assert time.perf_counter() - began < 10
+    return proto
+
+
+def steps_of(function):
+    """Return how many bytecode instructions a call takes: its work, however busy the machine is."""
+    count = 0
+
+    def note(frame, event, _argument):
+        nonlocal count
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count += event == "opcode"
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_many_siblings_take_linear_work(tmp_path):
+    paths = [saved(siblings(count), tmp_path, f"{count}.onnx") for count in (10, 60, 120)]
+    load(paths[0], {"q": ()})  # imports, and caches of onnx
+    once, twice = (steps_of(lambda path=path: load(path, {"q": ()})) for path in paths[1:])
+    assert once < twice < 2.2 * once
+    assert load(paths[2], {"q": ()}).operators()["If"] == 120
 
 
 def test_mutated_files(tmp_path):

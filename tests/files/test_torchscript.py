@@ -74,7 +74,7 @@ def test_constants_of_frozen_modules_are_buffers(tmp_path):
 
 def test_an_input_alone_runs_nothing(tmp_path):
     path = scripted(nn.Linear(2, 2), tmp_path / "net.pt")
-    with pytest.raises(InputError, match=r"is code, which input= would run: pass run=True"):
+    with pytest.raises(InputError, match=r"net\.pt.*, which is code; pass run=True \(--run\) to run it"):
         load(path, (3, 2))
     with pytest.raises(InputError, match="run=True needs the sizes of the inputs"):
         load(path, run=True)
@@ -128,7 +128,7 @@ def test_modules_in_a_circle_and_weights_that_are_not_there(tmp_path):
     assert load(rewritten(source, tmp_path / "circle.pt", {"data.pkl": circle})).total_params == 0
     with pytest.raises(ModelFileError, match=r"needs \d+ bytes by its size, and has 7"):
         load(rewritten(source, tmp_path / "short.pt", {"data/1": b"1234567", "data/0": b"1234567"}))
-    with pytest.raises(ModelFileError, match="its data are no module"):
+    with pytest.raises(ModelFileError, match=r"data\.pkl must hold a module"):
         load(rewritten(source, tmp_path / "none.pt", {"data.pkl": b"N."}))
 
 
@@ -139,10 +139,10 @@ def test_tensors_say_what_they_need():
 
 def test_archives_that_torch_would_read_otherwise(tmp_path):
     path = tmp_path / "net.pt"
-    with zipfile.ZipFile(path, "w") as twice:  # torch does not tell cases apart
+    with zipfile.ZipFile(path, "w") as twice:  # torch ignores case
         twice.writestr("net/constants.pkl", b"N.")
         twice.writestr("net/Constants.pkl", b"N.")
-    with pytest.raises(ModelFileError, match="two entries of one name"):
+    with pytest.raises(ModelFileError, match="two entries with the same name"):
         load(path)
     with zipfile.ZipFile(path, "w") as two:
         two.writestr("net/constants.pkl", b"N.")
@@ -165,7 +165,8 @@ def test_run_in_a_process(tmp_path):
     assert stats.activations() == here.activations()
 
 
-def test_what_a_run_may_not_do(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_run_has_a_time_limit(tmp_path, monkeypatch):
     class Endless(nn.Module):
         def forward(self, x):
             while bool(torch.isfinite(x).all()):

@@ -1,4 +1,4 @@
-"""Attributes of ONNX operators as Python values of the right type, with defaults and constant inputs."""
+"""Return attributes of ONNX operators as Python values, with defaults and constant inputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _LONGEST = 16  # elements of a constant that is shown
 
 
 def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> value: what the node says, defaults of its operator, and what small constant inputs say.
+    """Return name -> value: the node's attributes, its operator's defaults, and values of small constant inputs.
 
     Args:
-        version: of the operators of the node's domain.
+        node: an ONNX ``NodeProto``.
+        version: opset version of the node's domain.
         constants: name -> value of the constants around the node.
     """
     types = import_onnx().AttributeProto
@@ -32,7 +33,7 @@ def attributes_of(node: Any, version: int, constants: Mapping[str, Any]) -> dict
 
 
 def value_of(attribute: Any) -> Any:
-    """A number, a text, a list of those; of a tensor its value if it is small, else its shape as text."""
+    """Return a number, a string or a list of them; for a tensor its value if it is small, else its shape as text."""
     kind, kinds = attribute.type, import_onnx().AttributeProto
     if kind == kinds.INT:
         return attribute.i
@@ -51,7 +52,7 @@ def value_of(attribute: Any) -> Any:
 
 
 def small_value(tensor: Any) -> Any:
-    """The value of a 0-d tensor, or a list of the integers of a short 1-d tensor; None for others."""
+    """Return the value of a 0-d tensor, or the list of integers of a short 1-d tensor; None for others."""
     onnx = import_onnx()
     is_integer = tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
     if len(tensor.dims) > 1 or (tensor.dims and not (is_integer and tensor.dims[0] <= _LONGEST)):
@@ -66,10 +67,10 @@ def small_value(tensor: Any) -> Any:
 
 @lru_cache(4096)
 def _schema(op_type: str, version: int, domain: str) -> Any:
-    """What onnx knows of an operator; None for one of other makers."""
+    """Return the schema of an operator; None if onnx does not define it."""
     try:
         return import_onnx().defs.get_schema(op_type, version, domain)
-    except Exception:  # its SchemaError, and what broken names and versions raise
+    except Exception:  # its SchemaError, or other errors for broken names and versions
         return None
 
 
@@ -82,6 +83,6 @@ def _defaults(op_type: str, version: int, domain: str) -> Mapping[str, Any]:
 
 @lru_cache(4096)
 def input_names(op_type: str, version: int, domain: str) -> Sequence[str]:
-    """Names of an operator's inputs by position; none for an unknown operator."""
+    """Return the names of an operator's inputs by position; empty for an unknown operator."""
     schema = _schema(op_type, version, domain)
     return [] if schema is None else [each.name for each in schema.inputs]

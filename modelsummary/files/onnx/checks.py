@@ -1,4 +1,4 @@
-"""Check what an ONNX file claims before anything is made of it: its weights are there, its operators have an order."""
+"""Check an ONNX model before it is used: its tensors have data of the right length, its operators are ordered."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ Names = tuple[set[str], ...]
 def check_model(
     model: Any, path: Path, *, left_out: Mapping[int, int] | None = None, drop_weights: bool = False
 ) -> set[str]:
-    """Check everything that the graph says.
+    """Check tensors, names and order of operators in all graphs of a model.
 
     Args:
-        path: of the model's file, beside which its external weights are.
-        left_out: position of an initializer -> length of its data, where they were not read.
-        drop_weights: take the values away that are no sizes or indices, once their length is checked; a sparse weight
-            becomes a dense one, as runtimes make it.
+        model: a ``ModelProto``.
+        path: the model's file; external weights must lie in its directory.
+        left_out: position of an initializer -> length of its data, for data that were not read.
+        drop_weights: drop long values other than sizes and indices after checking their length, and make sparse weights
+            dense, as runtimes do.
 
     Returns:
-        The names of files that hold external weights.
+        The names of the files that hold external weights.
 
     Raises:
         ModelFileError: the model contradicts itself.
@@ -41,7 +42,7 @@ def check_model(
     files: set[str] = set()
     graph = model.graph
     if not model.HasField("graph") or not (graph.node or graph.output):
-        raise ModelFileError("there is no graph in it")
+        raise ModelFileError("the model has no graph")
     nodes = 0
     for inner, around in walk_graphs(graph):
         nodes += len(inner.node)
@@ -58,19 +59,19 @@ def check_model(
 
 
 def _make_dense(graph: Any) -> None:
-    """Weights without values in the place of sparse ones, which shape inference takes for tensors of another type."""
+    """Replace sparse weights by dense ones without values: shape inference gives sparse ones another type."""
     for each in graph.sparse_initializer:
         if any(dim < 0 for dim in each.dims):
-            raise ModelFileError(f"tensor {quoted(each.values.name)} has the shape {list(each.dims[:8])}")
+            raise ModelFileError(f"tensor {quoted(each.values.name)} has the negative shape {list(each.dims[:8])}")
         graph.initializer.add(name=each.values.name, data_type=each.values.data_type, dims=each.dims)
     del graph.sparse_initializer[:]
 
 
 def check_texts(model: Any) -> None:
-    """Raise ``ModelFileError`` where a name is no text: Protocol Buffers give such bytes as they are."""
+    """Raise ``ModelFileError`` if a name is not valid text: Protocol Buffers return such names as bytes."""
     for text in _texts(model):
         if type(text) is not str:
-            raise ModelFileError(f"the name {text[:80]!r} is no text")
+            raise ModelFileError(f"names must be text in UTF-8, got {text[:80]!r}")
 
 
 def _texts(model: Any) -> Iterator[Any]:
@@ -105,17 +106,17 @@ def _graph_texts(graph: Any) -> Iterator[Any]:
 
 
 def quoted(name: Any) -> str:
-    """A name from a file, fit for a message."""
+    """Return a name from a file, shortened and quoted for a message."""
     return repr(str(name)[:80])
 
 
 def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
-    """The graph and all graphs in it, each with the names that it sees around it."""
+    """Yield the graph and all graphs inside it, each with the names visible from the graphs around it."""
     pending: list[tuple[Any, Names]] = [(graph, ())]
     while pending:
         graph, around = pending.pop()
         if len(around) > _DEEPEST:
-            raise ModelFileError(f"subgraphs lie more than {_DEEPEST} deep in one another")
+            raise ModelFileError(f"subgraphs are nested more than {_DEEPEST} deep")
         yield graph, around
         inner = [sub for node in graph.node for sub in subgraphs_of(node).values()]
         if inner:
@@ -125,7 +126,7 @@ def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
 
 
 def subgraphs_of(node: Any) -> dict[str, Any]:
-    """Attribute -> graph, of the operators that run other operators."""
+    """Return attribute -> graph for an operator that runs graphs, such as ``If``; empty for others."""
     found = {}
     for each in node.attribute:
         for number, graph in enumerate(graphs_in(each)):
@@ -134,12 +135,12 @@ def subgraphs_of(node: Any) -> dict[str, Any]:
 
 
 def graphs_in(attribute: Any) -> Sequence[Any]:
-    """The graphs of an attribute, whatever it says that its type is."""
+    """Return the graphs of an attribute, whatever type it declares."""
     return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
 
 def tensors_of(graph: Any) -> Iterator[Any]:
-    """The ``TensorProto`` in a graph: initializers and constants, without those of the graphs in it."""
+    """Yield the ``TensorProto`` of a graph, initializers before constants; inner graphs are left out."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -151,10 +152,10 @@ def tensors_of(graph: Any) -> Iterator[Any]:
 
 
 def _check_tensor(tensor: Any, path: Path, length: int | None, drop: bool) -> None:
-    """The data of a tensor is as long as its type and shape say."""
+    """Check that the data of a tensor are as long as its type and shape require."""
     name, onnx = quoted(tensor.name), import_onnx()
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelFileError(f"tensor {name} has the shape {list(tensor.dims[:8])}")
+        raise ModelFileError(f"tensor {name} has the negative shape {list(tensor.dims[:8])}")
     element = element_of(tensor.data_type)
     if element is None:
         raise ModelFileError(f"tensor {name} has the unknown type {tensor.data_type}")
@@ -176,7 +177,7 @@ def _check_tensor(tensor: Any, path: Path, length: int | None, drop: bool) -> No
 
 
 def _check_external(tensor: Any, needed: int, path: Path) -> None:
-    """External data lie in the directory of the model, and suffice; they may be missing, nothing is read of them."""
+    """Check that external data lie in the model's directory and suffice; they may be missing, and are never read."""
     facts = {each.key: each.value for each in tensor.external_data}
     name, location = quoted(tensor.name), facts.get("location", "")
     folder = path.resolve().parent
@@ -187,7 +188,7 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
     except (ValueError, OSError, RuntimeError):
         raise ModelFileError(f"tensor {name}: external data cannot be at {facts!s:.120}") from None
     if not location or not place.is_relative_to(folder) or place.is_dir():
-        raise ModelFileError(f"tensor {name}: external data {quoted(location)} are not in the model's directory")
+        raise ModelFileError(f"tensor {name}: external data must lie in the model's directory, got {quoted(location)}")
     if offset < 0 or length != needed:
         there = f"{length:,} at {offset:,}"
         raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape; its external data have {there}")
@@ -196,7 +197,7 @@ def _check_external(tensor: Any, needed: int, path: Path) -> None:
 
 
 def _check_order(graph: Any, around: Names) -> None:
-    """Every operator comes after what it reads, and every name is made once."""
+    """Check that every operator follows the operators it reads from, and that every name is defined once."""
     made = {each.name for each in (*graph.input, *graph.initializer)} | {""}  # "": an optional input left out
     made.update(each.values.name for each in graph.sparse_initializer)
     later = {name for node in graph.node for name in node.output}
@@ -205,12 +206,12 @@ def _check_order(graph: Any, around: Names) -> None:
         for name in node.input:
             if name in made or any(name in names for names in around):
                 continue
-            why = "is made after it: the graph has a cycle or no order" if name in later else "nothing makes"
+            why = "is defined after it: the graph has a cycle or no order" if name in later else "is not defined"
             raise ModelFileError(f"operator {who} reads {quoted(name)}, which {why}")
         for name in filter(None, node.output):
             if name in made:
-                raise ModelFileError(f"operator {who} makes {quoted(name)}, which there is already")
+                raise ModelFileError(f"operator {who} defines {quoted(name)}, which is defined already")
             made.add(name)
     for value in graph.output:
         if value.name not in made and not any(value.name in names for names in around):
-            raise ModelFileError(f"the result {quoted(value.name)} is made by nothing")
+            raise ModelFileError(f"the result {quoted(value.name)} is not defined")

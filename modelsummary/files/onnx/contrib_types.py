@@ -1,6 +1,6 @@
-"""Types of the results of operators that onnx has no inference for: those of onnxruntime, and of older versions.
+"""Infer the result types of operators that onnx cannot infer: operators of onnxruntime and of older versions.
 
-A type is an element type of ONNX and dimensions: integers, names, or None where nothing is known of one.
+A type is an ONNX element type and dimensions: integers, names, or None for an unknown dimension.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Dims = tuple[int | str | None, ...]
 
 
 class Kind(NamedTuple):
-    """Element type and dimensions of a tensor; None if not even their number is known."""
+    """Element type and dimensions of a tensor; ``dims`` is None if not even their number is known."""
 
     element: int
     dims: Dims | None
@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 Rule = Callable[[Sequence[Kind | None], Mapping[str, Any]], list[Kind | None]]
 RULES: dict[str, Rule] = {}
 
-# operator -> one of ONNX whose results have the same types, and which inputs that takes
+# operator -> an ONNX operator with the same result types, and the inputs to pass to it
 ALIKE: dict[str, tuple[str, slice]] = {
     "com.microsoft.DynamicQuantizeMatMul": ("MatMul", slice(0, 2)),
     "com.microsoft.FusedConv": ("Conv", slice(0, 2)),
@@ -72,7 +72,7 @@ def _same(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | No
     "com.microsoft.SkipGroupNorm",
 )
 def _skip(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
-    """The result, two statistics, and the sum that was normalised."""
+    """Return the types of the result, two statistics, and the sum that was normalized."""
     return [inputs[0], None, None, inputs[0]]
 
 
@@ -80,7 +80,7 @@ def _skip(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | No
 def _fused_matmul(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
     left, right = _dims(inputs[0]), _dims(inputs[1])
     if len(left) < 2 or len(right) < 2 or facts.get("transBatchA") or facts.get("transBatchB"):
-        raise ValueError("vectors, or rows before the batch")
+        raise ValueError("unsupported: vectors, or rows before the batch")
     rows, columns = left[-1 if facts.get("transA") else -2], right[-2 if facts.get("transB") else -1]
     return [inputs[0]._replace(dims=(*_broadcast(left[:-2], right[:-2]), rows, columns))]  # type: ignore[union-attr]
 
@@ -93,7 +93,7 @@ def _broadcast(left: Dims, right: Dims) -> Dims:
 
 @_rule("com.microsoft.QGemm")
 def _qgemm(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
-    """Of floats, where the scale of the result is left out."""
+    """Return floats if the scale of the result is left out."""
     left, right = _dims(inputs[0]), _dims(inputs[3])
     dims = (left[1 if facts.get("transA") else 0], right[0 if facts.get("transB") else 1])
     scaled = len(inputs) > 7 and inputs[7] is not None
@@ -115,7 +115,7 @@ def _attention(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind
 
 @_rule("com.microsoft.GroupQueryAttention")
 def _grouped_attention(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
-    """Where query, key and value are packed, the width holds all three."""
+    """Return the query's type; a packed query holds query, key and value in its width."""
     batch, length, width = _dims(inputs[0])
     if len(inputs) > 1 and inputs[1] is not None:
         return [inputs[0]]
@@ -138,7 +138,7 @@ def _packed_attention(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -
 
 @_rule("com.microsoft.DynamicQuantizeLSTM")
 def _lstm(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
-    """All hidden states, and the last hidden and cell states."""
+    """Return the types of all hidden states, the last hidden state and the last cell state."""
     length, batch, _ = _dims(inputs[0])
     directions, hidden = 2 if facts.get("direction") == "bidirectional" else 1, facts["hidden_size"]
     element = inputs[0].element  # type: ignore[union-attr]

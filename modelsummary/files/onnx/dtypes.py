@@ -1,4 +1,4 @@
-"""Types of the elements of ONNX tensors."""
+"""Element types of ONNX tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Element", "element_of", "is_weight_type"]
 
 
 class Element(NamedTuple):
-    """An element type: ``float32`` and the bits of one element; those of a string are not known and count 0."""
+    """An element type: its name, such as ``float32``, and bits per element; 0 bits for strings."""
 
     name: str
     bits: int
@@ -28,7 +28,7 @@ _SPECIAL = {
 
 @lru_cache(4096)
 def element_of(data_type: int) -> Element | None:
-    """The element type of this number in ONNX; None for an undefined one."""
+    """Return the element type with this number in ONNX; None for an undefined number."""
     types: Any = import_onnx().TensorProto.DataType
     if data_type == 0 or data_type not in types.values():
         return None
@@ -38,5 +38,9 @@ def element_of(data_type: int) -> Element | None:
 
 
 def is_weight_type(element: Element) -> bool:
-    """Floating point, or the few bits of a quantised weight; other integers are shapes, axes and indices."""
+    """Return True for floating point and 8-bit or smaller types; wider integers are shapes, axes and indices.
+
+    >>> is_weight_type(Element("int8", 8)), is_weight_type(Element("int64", 64))
+    (True, False)
+    """
     return element.name not in ("bool", "string") and ("float" in element.name or element.bits <= 8)

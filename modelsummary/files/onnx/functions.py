@@ -1,4 +1,4 @@
-"""Put the bodies of a model's functions in the place of their calls; rows of the tree keep the name of the call."""
+"""Replace calls of a model's functions by their bodies; rows of the tree keep the name of the call."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Key = tuple[str, str, str]
 
 
 class _Frame(NamedTuple):
-    """The call in which nodes stand.
+    """The call whose body is expanded.
 
     Attributes:
-        path: of names of calls, ending in a slash; empty for the graph of the model.
-        names: a value's name in the body -> outside; the rest gets the path in front.
-        attributes: of the call, with the function's defaults.
+        path: names of the calls from the outside in, ending in a slash; empty for the graph of the model.
+        names: name of a value in the body -> its name outside; other names get the path in front.
+        attributes: attributes of the call, with the function's defaults.
     """
 
     path: str
@@ -32,11 +32,11 @@ class _Frame(NamedTuple):
     attributes: dict[str, Any]
 
     def renamed(self, name: str) -> str:
-        """What a value of the body is called outside."""
+        """Return the name outside of a value of the body."""
         return self.names.get(name, self.path + name if name else "")
 
     def attributes_of(self, node: Any) -> Iterator[Any]:
-        """Copies of a node's attributes; one that refers to the call has what was given there."""
+        """Yield copies of a node's attributes; a reference to the call's attribute gets the value given in the call."""
         for attribute in node.attribute:
             given = self.attributes.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
             if given is not None:
@@ -47,12 +47,12 @@ class _Frame(NamedTuple):
 
 
 def inline_functions(model: Any) -> dict[str, str]:
-    """Expand all calls in place; returns the path of each call -> the name of its function.
+    """Expand all calls in place; return the path of each call -> the name of its function.
 
-    onnx has an inliner, too; it forgets which call a node is from.
+    onnx has an inliner, too, but it does not keep which call a node comes from.
 
     Raises:
-        ModelFileError: functions call one another in a circle, or make too many operators.
+        ModelFileError: functions call each other in a cycle, or expand to too many operators.
     """
     functions: dict[Key, Any] = {(each.domain, each.name, each.overload): each for each in model.functions}
     inliner = _Inliner(functions)
@@ -77,7 +77,7 @@ def _check_size(graph: Any, functions: Mapping[Key, Any]) -> None:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as error:
         circle = " -> ".join(key[1][:40] for key in error.args[1][:5])
-        raise ModelFileError(f"functions call one another in a circle: {circle}") from None
+        raise ModelFileError(f"functions call each other in a cycle: {circle}") from None
     depth: dict[Key, int] = {}
     size: dict[Key, int] = {}
     for key in order:
@@ -85,8 +85,8 @@ def _check_size(graph: Any, functions: Mapping[Key, Any]) -> None:
         size[key] = sum(1 for _ in _all_nodes(functions[key].node)) + sum(size[each] for each in calls[key])
     total = sum(size.get(_key(node), 1) for node in _all_nodes(graph.node))
     if total > _MOST_NODES or max(depth.values()) > _DEEPEST:
-        limits = f"more than {_MOST_NODES:,} operators, or lie more than {_DEEPEST} deep in one another"
-        raise ModelFileError(f"its functions make {limits}")
+        limits = f"more than {_MOST_NODES:,} operators, or are nested more than {_DEEPEST} deep"
+        raise ModelFileError(f"its functions expand to {limits}")
 
 
 def _key(node: Any) -> Key:
@@ -103,7 +103,7 @@ def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Inliner:
-    """Expands calls.
+    """An expansion of calls in progress.
 
     Attributes:
         called: path of each call -> the name of its function.
@@ -114,7 +114,7 @@ class _Inliner:
         self.called: dict[str, str] = {}
 
     def expanded(self, nodes: Iterable[Any], frame: _Frame) -> Iterator[Any]:
-        """The nodes of a graph or body, with calls replaced by what they run."""
+        """Yield the nodes of a graph or body, with calls replaced by the nodes of their functions."""
         for position, node in enumerate(nodes):
             name = f"{frame.path}{node.name or f'{node.op_type}_{position}'}"
             function = self.functions.get(_key(node))

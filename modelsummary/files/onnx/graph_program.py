@@ -1,4 +1,4 @@
-"""An ONNX graph as a ``Program``: tensors with shapes, operators with attributes, scopes and costs."""
+"""Turn an ONNX graph into a ``Program``: tensors with shapes, operators with attributes, scopes and costs."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ _GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 
 def program_of(model: Any, called: Mapping[str, str]) -> Program:
-    """The operators of a model whose shapes were inferred.
+    """Return the program of a model whose shapes were inferred.
 
     Args:
+        model: a ``ModelProto`` without functions.
         called: path of each call of a function -> the name of the function, as ``inline_functions`` returned it.
     """
     return _Builder(model, called).built()
 
 
 class _Names(NamedTuple):
-    """What the names mean in a graph: tensors, and small values of constants."""
+    """The tensors that the names in a graph refer to, and the values of small constants."""
 
     tensors: ChainMap[str, Tensor]
     values: ChainMap[str, Any]
 
     @property
     def is_empty(self) -> bool:
-        """Nothing has a name yet."""
+        """True if no name is known yet."""
         return not (self.tensors or self.values)
 
 
@@ -56,9 +57,9 @@ class _Builder:
         self.versions = {"" if each.domain in _ONNX else each.domain: each.version for each in model.opset_import}
         self.operations: list[Operation] = []
         self.constants: Counter[str] = Counter()
-        self.taken: dict[str, int] = {}  # name -> how many have it, with a number
+        self.taken: dict[str, int] = {}  # name -> number of operators with it
         self.open: dict[str, None] = {}
-        self.undecided: list[str] = []  # every If of which values decide what it costs
+        self.undecided: list[str] = []  # names of the If whose cost depends on values
         dims = [dim for each in self.graph.input for dim in each.type.tensor_type.shape.dim]
         self.can_bind = not all(dim.HasField("dim_value") for dim in dims)
 
@@ -91,14 +92,14 @@ class _Builder:
             notes.append(f"open dimensions ({listed}) count as 1: give sizes of the inputs to bind them")
         if self.undecided:
             listed = ", ".join(repr(name[:80]) for name in self.undecided[:4])
-            notes.append(f"values decide which branch of {listed} runs: the one with more multiply-adds counts")
+            notes.append(f"values decide which branch of {listed} runs: the branch with more multiply-adds counts")
         executed = [each for each in self.operations if each.executed]
         if any((each.uncounted or "").endswith(_NO_SIZE) for each in executed):
             without = [each for each in executed if any(tensor.size is None for tensor in each.outputs)] or executed
             first = without[0]
             inside = [each for each in without if any(scope.key == first.name for scope in each.scopes)]
-            first = inside[0] if inside else first  # of a branch or loop, what is in it
-            notes.append(f"sizes are not known from {first.name[:80]!r} ({first.op_type}) on")
+            first = inside[0] if inside else first  # inside a branch or loop, not the If or Loop
+            notes.append(f"sizes are unknown from {first.name[:80]!r} ({first.op_type}) on")
         return notes
 
     # ------------------------------------------------------------------------------------------ tensors
@@ -182,7 +183,7 @@ class _Builder:
                 names.tensors.setdefault(name, _unknown(name)).kind = "buffer"
 
     def _add_subgraphs(self, operation: Operation, node: Any, subgraphs: Mapping[str, Any], names: _Names) -> None:
-        """The operators of an If, Loop or Scan stand below it."""
+        """Add the operators of an If, Loop or Scan below it."""
         operation.is_free = True
         marks = {each.key: each.value for each in node.metadata_props if each.key in (RUNS, TAKEN)}
         times = 1 if operation.op_type == "If" else int(marks[RUNS]) if RUNS in marks else None
@@ -210,14 +211,14 @@ def _unknown(name: str) -> Tensor:
 
 
 def _constant(proto: Any, name: str) -> Tensor:
-    """A weight: a parameter if its type can be trained, or quantised, and it has a dimension; else a buffer."""
+    """Return a weight: a parameter if it has a dimension and a trainable or quantized type, else a buffer."""
     element, dims = element_of(proto.data_type) or _NO_ELEMENT, tuple(proto.dims)
     is_parameter = is_weight_type(element) and bool(dims)
     return Tensor(name, dims, dims, *element, "parameter" if is_parameter else "buffer", is_parameter)
 
 
 def _sort_weights(node: Any, given: Sequence[Tensor | None], names: Sequence[str]) -> None:
-    """Running statistics, scales and zero points are no parameters."""
+    """Turn running statistics, scales and zero points from parameters into buffers."""
     for position, tensor in enumerate(given):
         name = names[position] if position < len(names) else ""
         is_statistic = node.op_type == "BatchNormalization" and position in (3, 4)
@@ -227,7 +228,7 @@ def _sort_weights(node: Any, given: Sequence[Tensor | None], names: Sequence[str
 
 
 def _describe_input(operation: Operation, given: Sequence[Tensor | None]) -> None:
-    """Kernel and input of a convolution, which its attributes may lack."""
+    """Add kernel and input size of a convolution to its attributes."""
     if operation.op_type not in ("Conv", "ConvTranspose", "ConvInteger") or len(given) < 2:
         return
     data, weight = given[:2]
@@ -242,7 +243,7 @@ def _describe_input(operation: Operation, given: Sequence[Tensor | None]) -> Non
 
 
 def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
-    """The dimensions that a product sums over are equal, which onnx does not check for these operators."""
+    """Check that the dimensions a product sums over are equal; onnx does not check these operators."""
     if operation.op_type not in ("Conv", "Gemm") or len(given) < 2:
         return
     left, right = ((each.shape if each is not None else None) for each in given[:2])
@@ -256,11 +257,11 @@ def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
         inner = left[0 if facts.get("transA") else 1], right[1 if facts.get("transB") else 0]
     if isinstance(inner[0], int) and isinstance(inner[1], int) and inner[0] != inner[1]:
         sizes = f"{list(left)} and {list(right)}"
-        raise ModelFileError(f"its shapes cannot be: {operation.op_type} {operation.name[:80]!r} has {sizes}")
+        raise ModelFileError(f"its shapes do not fit: {operation.op_type} {operation.name[:80]!r} has {sizes}")
 
 
 def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> None:
-    """Multiply-adds of one operator, as a number and, where dimensions are open, as an expression."""
+    """Set multiply-adds of one operator as a number and, if dimensions are open, as an expression."""
     op_type, times = operation.op_type, operation.repeats
     formula = FORMULAS.get(op_type)
     if formula is None:
@@ -279,7 +280,7 @@ def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[
             IndexError,
             KeyError,
             AttributeError,
-        ):  # a size is unknown, or the formula knows no such call
+        ):  # a size is unknown, or the formula does not cover the call
             is_unknown = any(each is not None and each.size is None for each in (*given, *made))
             operation.uncounted = op_type + _NO_SIZE if is_unknown else op_type
     counted = made if op_type in PER_OUTPUT else given if op_type in PER_INPUT else ()
@@ -292,7 +293,7 @@ def _sizes(tensors: Sequence[Tensor | None]) -> list[tuple[int, ...] | None]:
 
 
 def _symbols(tensors: Sequence[Tensor | None]) -> list[tuple[Any, ...] | None]:
-    """Sizes with a sympy expression for each open dimension."""
+    """Return sizes with a sympy expression for each open dimension."""
     shapes = [None if each is None else each.shape for each in tensors]
     return [
         None if shape is None else tuple(dimension(dim) if isinstance(dim, str) else dim for dim in shape)

@@ -1,4 +1,4 @@
-"""What the user says of the inputs of an ONNX model: sizes, and values that decide on sizes or branches."""
+"""Apply given sizes and values to the inputs of an ONNX model; values may decide on sizes or branches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST_VALUES = 64
 
 
 def name_open_dimensions(graph: Any) -> None:
-    """Give each open dimension of an input a name of its own; elsewhere forget dimensions without a name.
+    """Give each unnamed open dimension of an input a unique name; clear unnamed dimensions elsewhere.
 
-    Placeholders say nothing: two dimensions that are called ``"?"``, or are -1, may be of different sizes.
+    Two dimensions called ``"?"``, or both -1, may have different sizes.
     """
     weights = {each.name for each in graph.initializer}
     inputs = [each for each in graph.input if each.name not in weights]
@@ -46,13 +46,14 @@ def _is_placeholder(dim: Any) -> bool:
 
 
 def bind(graph: Any, sizes: GivenSizes) -> None:
-    """Give inputs of the graph these sizes; a dimension of the same name elsewhere gets the same size.
+    """Give inputs of the graph these sizes; dimensions of the same name elsewhere get the same size.
 
     Args:
-        sizes: of inputs.
+        graph: the graph, which is changed.
+        sizes: sizes of inputs, by name or position.
 
     Raises:
-        InputError: there is no such input, it is no tensor, or it has another number of dimensions.
+        InputError: the input does not exist, is not a tensor, or has another number of dimensions.
     """
     inputs = _inputs(graph)
     known: dict[str, int] = {}
@@ -61,7 +62,7 @@ def bind(graph: Any, sizes: GivenSizes) -> None:
     for name, size in sizes_by_name(list(inputs), sizes, described).items():
         value = inputs[name]
         if value.type.WhichOneof("value") not in (None, "tensor_type"):
-            raise InputError(f"input {quoted(name)} is no tensor; leave its size out")
+            raise InputError(f"input {quoted(name)} must be a tensor to take a size; leave its size out")
         shape = value.type.tensor_type.shape
         if value.type.tensor_type.HasField("shape") and len(shape.dim) != len(size):
             has = f"has {len(shape.dim)} dimensions, {described[name]}"
@@ -83,7 +84,7 @@ def _inputs(graph: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """The declared size of an input, such as ``(batch, 3, 48, x_3)``."""
+    """Return the declared size of an input, such as ``(batch, 3, 48, x_3)``."""
     if not value.type.tensor_type.HasField("shape"):
         return "(...)"
     dims = [
@@ -93,7 +94,7 @@ def _shown(value: Any) -> str:
 
 
 def _bind_type(tensor_type: Any, known: Mapping[str, int], *, forget: bool) -> None:
-    """Put the known sizes in; what else was declared is inferred anew where it may depend on them."""
+    """Fill in known sizes; clear declared dimensions that may depend on them, to be inferred again."""
     for dim in tensor_type.shape.dim:
         if dim.dim_param in known:
             dim.dim_value = known[dim.dim_param]
@@ -102,13 +103,14 @@ def _bind_type(tensor_type: Any, known: Mapping[str, int], *, forget: bool) -> N
 
 
 def values_of_inputs(graph: Any, given: Mapping[str | int, Any]) -> dict[str, Any]:
-    """Name -> array, of the inputs whose values are given and few.
+    """Return name -> array for the inputs that were given as small tensors with values.
 
     Args:
-        given: name or position -> tensor, or a number; those on meta have no values.
+        graph: the graph.
+        given: name or position -> tensor; tensors on meta have no values and are skipped.
 
     Raises:
-        InputError: a value is not of the input's type.
+        InputError: a value cannot be converted to the input's type.
     """
     import numpy as np
 
@@ -123,11 +125,11 @@ def values_of_inputs(graph: Any, given: Mapping[str | int, Any]) -> dict[str, An
         try:
             dtype = import_onnx().helper.tensor_dtype_to_np_dtype(element)
             if dtype.kind not in "iufb":
-                raise TypeError("a text, or a complex number")
+                raise TypeError("strings or complex numbers")
             values[name] = np.asarray(value.detach().cpu().float().numpy() if value.dtype.is_floating_point else value)
             values[name] = values[name].astype(dtype)
         except (TypeError, ValueError, KeyError):
             known = element_of(element)
-            what = known.name if known is not None else "nothing"
-            raise InputError(f"input {quoted(name)} is of {what}; got values of {value.dtype}") from None
+            what = known.name if known is not None else "unknown type"
+            raise InputError(f"input {quoted(name)} takes values of {what}, got {value.dtype}") from None
     return values

@@ -1,4 +1,4 @@
-"""An ONNX file as statistics."""
+"""Load an ONNX file as statistics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["load_onnx"]
 
 
 def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -> FileStatistics:
-    """Return the statistics of the model in an ONNX file; nothing is run, and weights beside the file are not read.
+    """Return the statistics of the model in an ONNX file; nothing is run, and external weights are not read.
 
     Args:
-        path: of the file.
-        sizes: of inputs; the rest is as the file says.
-        tensors: of inputs whose values are known, where they are few.
+        path: the file.
+        sizes: sizes of inputs by name or position; other inputs keep the sizes in the file.
+        tensors: inputs given as tensors, by name or position; values of small ones are used.
 
     Raises:
         InputError: a size does not fit.

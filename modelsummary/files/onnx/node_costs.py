@@ -1,6 +1,6 @@
-"""Multiply-adds of ONNX operators, from shapes; contrib operators of onnxruntime, too.
+"""Multiply-adds of ONNX operators and onnxruntime's contrib operators, from shapes.
 
-A formula works on integers and on sympy's symbols alike. All counts are dense, without bias and activation.
+A formula takes integers or sympy symbols. All counts are dense, without bias and activation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["FORMULAS", "PER_INPUT", "PER_OUTPUT", "Called", "looks_like_product"
 
 
 class Called(NamedTuple):
-    """How an operator is called: sizes by position, None for what is left out or unknown, and attributes."""
+    """One call of an operator: sizes by position, None if left out or unknown, and attributes."""
 
     inputs: Sequence[Any]
     outputs: Sequence[Any]
@@ -32,7 +32,7 @@ def _counts(*names: str) -> Callable[[Formula], Formula]:
     def register(formula: Formula) -> Formula:
         taken = FORMULAS.keys() & set(names)
         if taken:
-            raise RegistrationError(f"{min(taken)!r} has a formula already: {FORMULAS[min(taken)].__name__}")
+            raise RegistrationError(f"operator {min(taken)!r} already has the formula {FORMULAS[min(taken)].__name__}")
         FORMULAS.update(dict.fromkeys(names, formula))
         return formula
 
@@ -54,7 +54,7 @@ def _qlinear_conv(op: Called) -> Any:
 
 @_counts("ConvTranspose")
 def _conv_transpose(op: Called) -> Any:
-    """Every input element meets every weight of its channel."""
+    """Multiply every input element with every weight of its channel."""
     return prod(op.inputs[0]) * prod(op.inputs[1][1:])
 
 
@@ -69,29 +69,29 @@ def _gemm(op: Called) -> Any:
     *("com.microsoft.DynamicQuantizeMatMul", "com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4"),
 )
 def _matmul(op: Called) -> Any:
-    """Packed weights hide their shape; what is multiplied with them tells the inner dimension."""
+    """Take the inner dimension from the first operand: packed weights hide their shape."""
     return prod(op.outputs[0]) * op.inputs[0][-1]
 
 
 @_counts("com.microsoft.FusedMatMul", "com.microsoft.FusedMatMulActivation")
 def _fused_matmul(op: Called) -> Any:
-    """With ``transBatchA`` the rows stand before the batch."""
+    """Take the inner dimension from the first operand; ``transBatchA`` puts its rows before the batch."""
     rows = 0 if op.attributes.get("transBatchA") else -2
     return prod(op.outputs[0]) * op.inputs[0][rows if op.attributes.get("transA") else -1]
 
 
 @_counts("Einsum")
 def _einsum(op: Called) -> Any:
-    """Operands are multiplied from left to right, as by ``torch.einsum``; each time, what none else uses is summed.
+    """Multiply operands from left to right, as ``torch.einsum`` does, and sum indices that no later operand uses.
 
-    A product of two has the product of its indices, without those of one operand alone that were summed before. One
-    without a sum is element-wise and counts nothing.
+    The product of two operands costs the product of its index sizes; an index of one operand alone is summed before and
+    left out. A product without a sum is element-wise and counts nothing.
     """
     left, arrow, right = op.attributes["equation"].replace(" ", "").partition("->")
     terms = [_indices(term, len(size)) for term, size in zip(left.split(","), op.inputs, strict=True)]
     counts = Counter(index for term in terms for index in term)
     kept = set(_indices(right, None)) if arrow else {each for each, count in counts.items() if count == 1}
-    kept |= {each for each in counts if type(each) is int}  # what the dots stand for
+    kept |= {each for each in counts if type(each) is int}  # the indices behind the dots
     sizes: dict[Any, Any] = {}
     for term, size in zip(terms, op.inputs, strict=True):
         sizes |= {index: dim for index, dim in zip(term, size, strict=True) if sizes.get(index, 1) == 1}
@@ -106,13 +106,13 @@ def _einsum(op: Called) -> Any:
 
 
 def _indices(term: str, rank: int | None) -> list[Any]:
-    """Indices of an operand; those that dots stand for are numbered from the last. No rank: without them."""
+    """Return the indices of an operand; dots become negative numbers, or nothing if ``rank`` is None."""
     before, dots, after = term.partition("...")
     named = len(before) + len(after)
     if rank is None:
         return [*before, *after]
     if rank < named or (rank > named and not dots):
-        raise ValueError("another number of indices")
+        raise ValueError("the number of indices differs from the rank")
     return [*before, *range(named - rank, 0), *after]
 
 
@@ -130,21 +130,21 @@ FORMULAS |= {"LSTM": _recurrent(4), "GRU": _recurrent(3), "RNN": _recurrent(1)}
 
 @_counts("com.microsoft.DynamicQuantizeLSTM")
 def _quantised_lstm(op: Called) -> Any:
-    """Its weights are (directions, input, 4 * hidden) and (directions, hidden, 4 * hidden)."""
+    """Count an LSTM with weights (directions, input, 4 * hidden) and (directions, hidden, 4 * hidden)."""
     hidden = op.attributes["hidden_size"]
     return prod(op.inputs[0][:2]) * op.inputs[1][0] * 4 * hidden * (op.inputs[0][2] + hidden)
 
 
 @_counts("ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor")
 def _linear(op: Called) -> Any:
-    """Every feature meets a coefficient of each class, or each target."""
+    """Multiply every feature with one coefficient per class or target."""
     rows = len(op.attributes.get("intercepts", ())) if "targets" not in op.attributes else op.attributes["targets"]
     return prod(op.inputs[0]) * (rows or len(op.attributes["coefficients"]) // op.inputs[0][-1])
 
 
 @_counts("Attention")
 def _attention(op: Called) -> Any:
-    """Scores, and their product with the values; with 4 dimensions the heads stand in the second."""
+    """Count the scores and their product with the values; 4-d inputs have the heads in dimension 1."""
     query, key, out = op.inputs[0], op.inputs[1], op.outputs[0]
     past = op.inputs[4][2] if len(op.inputs) > 4 and op.inputs[4] else 0
     width = query[-1] + out[-1] if len(query) == 3 else query[1] * (query[3] + out[3])
@@ -153,17 +153,17 @@ def _attention(op: Called) -> Any:
 
 @_counts("com.microsoft.MultiHeadAttention")
 def _multi_head_attention(op: Called) -> Any:
-    """Scores, and their product with the values; a past stands before the keys: (batch, heads, length, size)."""
+    """Count the scores and their product with the values; a past (batch, heads, length, size) precedes the keys."""
     query, key, value = op.inputs[:3]
     if not len(query) == len(key) == len(value) == 3 or any(op.inputs[8:9]):
-        raise ValueError("packed, or with a past of unknown length")
+        raise ValueError("unsupported: packed, or with a past of unknown length")
     past = op.inputs[6][2] if any(op.inputs[6:7]) else 0
     return query[0] * query[1] * (key[1] + past) * (query[2] + value[2])
 
 
 @_counts("com.microsoft.GroupQueryAttention")
 def _group_query_attention(op: Called) -> Any:
-    """As above with fewer heads of keys; where query, key and value are packed, the width holds all three."""
+    """Count attention with fewer key heads than query heads; a packed query holds query, key and value."""
     batch, length, width = op.inputs[0]
     heads, groups = op.attributes["num_heads"], op.attributes["kv_num_heads"]
     size = width // heads if any(op.inputs[1:2]) else width // (heads + 2 * groups)
@@ -173,14 +173,14 @@ def _group_query_attention(op: Called) -> Any:
 
 @_counts("com.microsoft.Attention")
 def _packed_attention(op: Called) -> Any:
-    """The projection to query, key and value, and self-attention with them and a past (2, batch, heads, length, size).
+    """Count the projection to query, key and value, and self-attention, also over a past.
 
-    The widths of the three are equal, or those of ``qkv_hidden_sizes``.
+    The past is (2, batch, heads, length, size). The three widths are equal unless ``qkv_hidden_sizes`` gives them.
     """
     batch, length, width = op.inputs[0]
     columns = op.inputs[1][-1]
     if op.attributes.get("past_present_share_buffer"):
-        raise ValueError("a past of unknown length")
+        raise ValueError("unsupported: a past of unknown length")
     query, _, value = op.attributes.get("qkv_hidden_sizes") or [columns // 3] * 3
     past = op.inputs[4][3] if any(op.inputs[4:5]) else 0
     return batch * length * (width * columns + (length + past) * (query + value))
@@ -188,13 +188,13 @@ def _packed_attention(op: Called) -> Any:
 
 @_counts("com.microsoft.QAttention")
 def _quantised_attention(op: Called) -> Any:
-    """The same, of integers; the past is the ninth input."""
+    """Count ``_packed_attention`` on integers; the past is the ninth input."""
     return _packed_attention(op._replace(inputs=[*op.inputs[:2], None, None, *op.inputs[8:9]]))
 
 
 @_counts("com.microsoft.MoE")
 def _experts(op: Called) -> Any:
-    """Each token is multiplied with both, or all three, weights of ``k`` experts."""
+    """Multiply each token with the two or three weights of ``k`` experts."""
     tokens, weights = prod(op.inputs[0][:-1]), [op.inputs[place] for place in (2, 4, 6) if any(op.inputs[place:][:1])]
     return tokens * op.attributes.get("k", 1) * sum(prod(each[1:]) for each in weights)
 
@@ -207,8 +207,12 @@ _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft", "com.
 
 
 def looks_like_product(domain: str, op_type: str) -> bool:
-    """An operator without a formula that belongs into the ledger: it may multiply matrices."""
-    name = op_type.removeprefix("QLinear")  # of onnxruntime: QLinearAdd, QLinearConcat
+    """Return True if an operator without a formula belongs in the ledger because it may multiply matrices.
+
+    >>> looks_like_product("", "LinearAttention"), looks_like_product("", "Relu"), looks_like_product("my.own", "Relu")
+    (True, False, True)
+    """
+    name = op_type.removeprefix("QLinear")  # onnxruntime's QLinearAdd and QLinearConcat
     helper = name.startswith("Quantize") or name.lower().endswith("quantizelinear")
     return domain not in _DOMAINS or (any(word in name for word in _WORDS) and not helper)
 

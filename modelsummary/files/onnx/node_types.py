@@ -1,7 +1,7 @@
-"""Types of all tensors of an ONNX model, operator by operator, with the numbers that decide on them.
+"""Infer the types of all tensors of an ONNX model, operator by operator, with the values that decide on sizes.
 
 onnx's own inference of a whole graph follows sizes through sums, but not through divisions, into branches, or past
-operators of onnxruntime. Here each operator is inferred by itself, with the values of its small inputs.
+operators of onnxruntime. Here each operator is inferred alone, with the values of its small inputs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Values = ChainMap[str, Any]
 
 
 def infer_nodes(model: Any, opsets: Mapping[str, int], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Write the types of all results into the ``value_info`` of their graphs, and marks on ``If`` and ``Loop``.
+    """Write the types of all results into the ``value_info`` of their graphs, and mark ``If`` and ``Loop``.
 
     Args:
-        model: which is changed.
+        model: a ``ModelProto``, which is changed.
         opsets: domain -> version of its operators.
-        given: name -> array, of inputs whose values are given.
-        known: name -> ``TypeProto`` of results that are known otherwise; where both know a dimension, an operator's
-            own inference holds.
+        given: name -> array of the inputs whose values are given.
+        known: name -> ``TypeProto`` from inference of the whole graph; it fills in dimensions that inference of the
+            single operator leaves open.
 
     Raises:
         ModelFileError: an operator cannot have inputs of these types.
@@ -44,7 +44,7 @@ def infer_nodes(model: Any, opsets: Mapping[str, int], given: Mapping[str, Any],
 
 
 class _Pass:
-    """One walk through all graphs."""
+    """One pass over all graphs."""
 
     def __init__(self, opsets: Mapping[str, int], known: Mapping[str, Any]) -> None:
         self.onnx = import_onnx()
@@ -55,13 +55,13 @@ class _Pass:
         self.protos: dict[int, Any] = {}  # identity of an array -> its TensorProto, and the array, which keeps it alive
 
     def graph(self, graph: Any, around: Types, values: Values, inputs: Mapping[str, Any]) -> Types:
-        """Infer the types of a graph; its results' are in what is returned.
+        """Infer the types of a graph; return them by name.
 
         Args:
             graph: the graph, whose ``value_info`` is replaced.
-            around: types of the graphs around it.
-            values: of the names that it sees; gets those that are computed.
-            inputs: types of the graph's inputs where the caller knows them; else as declared.
+            around: types in the graphs around it.
+            values: known values by name; computed values are added.
+            inputs: types of the graph's inputs that the caller knows; others are as declared.
         """
         types = around.new_child()
         is_outer = not around.maps[0] and len(around.maps) == 1
@@ -84,7 +84,7 @@ class _Pass:
         return types
 
     def _write(self, graph: Any, types: Types) -> None:
-        """Replace the declared types of results by those that were found."""
+        """Replace the declared types of results by the inferred ones."""
         outputs = {each.name for each in graph.output}
         for output in graph.output:
             if output.name in types and types[output.name] is not None:
@@ -98,7 +98,7 @@ class _Pass:
     # ----------------------------------------------------------------------------------------- operators
 
     def _node(self, node: Any, types: Types, values: Values) -> None:
-        for name in filter(None, node.output):  # a name in a branch may be that of another one's
+        for name in filter(None, node.output):  # another branch may define the same name
             types[name], values[name] = None, None
         if node.domain in _ONNX and node.op_type == "If":
             self._if(node, types, values)
@@ -112,7 +112,7 @@ class _Pass:
         try:
             for name, found in self._inferred(node, types, values).items():
                 types[name] = found
-        except ModelFileError as error:  # what can be computed anyway is no contradiction
+        except ModelFileError as error:  # ignored if the result can be computed anyway
             refused = error
         if node.domain in _ONNX and node.op_type != "Constant":
             sizes = {name: _size(types.get(name)) for name in node.input}
@@ -140,7 +140,7 @@ class _Pass:
         )
 
     def _inferred(self, node: Any, types: Types, values: Values) -> dict[str, Any]:
-        """Name -> type of the results of one operator; those that nobody knows are left out."""
+        """Return name -> type of the results of one operator; unknown results are left out."""
         full = node.op_type if node.domain in _ONNX else f"{node.domain}.{node.op_type}"
         if full in RULES:
             return self._by_rule(full, node, types)
@@ -155,19 +155,19 @@ class _Pass:
             found = self.onnx.shape_inference.infer_node_outputs(schema, node, given, data, None, self.imports)
         except self.onnx.shape_inference.InferenceError as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
-            raise ModelFileError(f"its shapes cannot be: {lines[-1] if lines else quoted(node.name)}") from None
-        except Exception:  # no inference for such a call
+            raise ModelFileError(f"its shapes do not fit: {lines[-1] if lines else quoted(node.name)}") from None
+        except Exception:  # onnx cannot infer such a call
             return {}
         return {name: each for name, each in found.items() if name in node.output and each.WhichOneof("value")}
 
     def _schema(self, node: Any) -> Any:
-        """What onnx knows of an operator: of the version that the file says, else of the newest."""
+        """Return the schema of an operator in the file's opset, else in the newest; None if there is none."""
         domain = "" if node.domain in _ONNX else node.domain
         version = self.opsets.get(domain, 1)
         for arguments in ((node.op_type, version, domain), (node.op_type, domain)):
             try:
                 return self.onnx.defs.get_schema(*arguments)
-            except Exception:  # its SchemaError, and what broken names and versions raise
+            except Exception:  # its SchemaError, or other errors for broken names and versions
                 continue
         return None
 
@@ -177,7 +177,7 @@ class _Pass:
         return self.protos[id(value)][0]
 
     def _by_another(self, full: str, node: Any, types: Types) -> dict[str, Any]:
-        """Infer as another operator does of floats; the results have the element type of its first input."""
+        """Infer as the operator in ``ALIKE`` does on floats; results take the element type of the first input."""
         op_type, places = ALIKE[full]
         names = node.input[places]
         kinds = [_kind(types.get(name)) for name in names]
@@ -223,7 +223,7 @@ class _Pass:
             values[name] = branches[0][1] if len(branches) == 1 else None
 
     def _loop(self, node: Any, types: Types, values: Values) -> None:
-        """Infer the body of a Loop or Scan; what it carries has the same type in each iteration, or an unknown size."""
+        """Infer the body of a Loop or Scan; carried values keep one type in all iterations, or an unknown size."""
         body = subgraphs_of(node).get("body")
         if body is None:
             return
@@ -260,7 +260,7 @@ class _Pass:
             types[name] = carried[place] if place < len(carried) else _stacked(kind, times)
 
     def _goes_on(self, body: Any) -> bool:
-        """Return True if a Loop goes on until its last iteration, as its body says by a constant or its own input."""
+        """Return True if a Loop runs all iterations: its condition is a true constant or passed through."""
         if not body.output:
             return False
         name, makers = body.output[0].name, {output: node for node in body.node for output in node.output}
@@ -288,7 +288,7 @@ def _numbers(node: Any, name: str) -> list[int]:
 
 
 def _declared(kind: Any) -> Any:
-    """The element type and shape of a tensor; None for sequences, and where nothing is known."""
+    """Return element type and shape of a tensor; None for sequences and unknown types."""
     return kind.tensor_type if kind is not None and kind.WhichOneof("value") == "tensor_type" else None
 
 
@@ -303,7 +303,7 @@ def _kind(kind: Any) -> Kind | None:
 
 
 def _size(kind: Any) -> list[int] | None:
-    """The size of a tensor; None unless all of it is known."""
+    """Return the size of a tensor; None unless every dimension is known."""
     tensor = _declared(kind)
     if tensor is None or not tensor.HasField("shape"):
         return None
@@ -312,7 +312,7 @@ def _size(kind: Any) -> list[int] | None:
 
 
 def _merged(found: Any, other: Any) -> Any:
-    """The type that was found, with dimensions that only the other one knows."""
+    """Return the type that was found, with missing dimensions filled in from the other."""
     if _declared(found) is None:
         return other if found is None else found
     tensor, known = found.tensor_type, _declared(other)
@@ -328,7 +328,7 @@ def _merged(found: Any, other: Any) -> Any:
 
 
 def _common(kinds: Sequence[Any]) -> Any:
-    """The type that holds for all: dimensions that differ are unknown."""
+    """Return a type that fits all; dimensions that differ become unknown."""
     onnx = import_onnx()
     tensors = [_kind(each) for each in kinds]
     if any(each is None for each in tensors):
@@ -344,7 +344,7 @@ def _common(kinds: Sequence[Any]) -> Any:
 
 
 def _without(kind: Any, axis: int) -> tuple[int | None, Any]:
-    """The length of an axis, and the type of what lies along it."""
+    """Return the length of an axis, and the type without this axis."""
     found = _kind(kind)
     if found is None or not found.dims or not -len(found.dims) <= axis < len(found.dims):
         return None, None
@@ -355,7 +355,7 @@ def _without(kind: Any, axis: int) -> tuple[int | None, Any]:
 
 
 def _stacked(kind: Any, times: int | None) -> Any:
-    """The type of what iterations return, one after another."""
+    """Return the type of the stacked results of all iterations."""
     found = _kind(kind)
     if found is None or found.dims is None:
         return None

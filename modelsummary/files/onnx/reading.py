@@ -1,4 +1,4 @@
-"""Read an ONNX file that nobody vouches for."""
+"""Read an untrusted ONNX file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from modelsummary.files.onnx.stripping import without_weights
 
 __all__ = ["import_onnx", "read_model", "read_outline"]
 
-# Protocol Buffers hold no larger message; larger models keep their weights in files beside it.
+# The limit of Protocol Buffers; larger models keep their weights in separate files.
 _LARGEST = 2**31 - 1
 
 
 @cache
 def import_onnx() -> Any:
-    """The onnx library.
+    """Return the onnx library.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: onnx is not installed.
     """
     try:
         import onnx
@@ -35,24 +35,23 @@ def import_onnx() -> Any:
 
 
 def read_model(path: Path) -> Any:
-    """The ``ModelProto`` in a file, as it is; external weights are not read.
+    """Return the ``ModelProto`` in a file; external weights are not read.
 
     Raises:
-        ModelFileError: there is none.
+        ModelFileError: the file cannot be read or parsed.
     """
     return _read(path, import_onnx().ModelProto.FromString)
 
 
 def read_outline(path: Path) -> tuple[Any, dict[int, int]]:
-    """The ``ModelProto`` in a file without most of its weights, which are not read.
+    """Return the ``ModelProto`` in a file without the data of long initializers, which are not read.
 
     Returns:
-        The model, and for each initializer whose data were left out, by its position, how many bytes they have.
+        The model, and position -> number of bytes of each initializer whose data were left out.
 
     Raises:
-        ModelFileError: there is none.
+        ModelFileError: the file cannot be read or parsed.
     """
-
     parsed = import_onnx().ModelProto.FromString
 
     def parse(data: Any) -> tuple[Any, dict[int, int]]:
@@ -75,13 +74,13 @@ def _read(path: Path, parse: Callable[[Any], Any]) -> Any:
     except ModelFileError:
         raise
     except Exception:  # the DecodeError of whichever protobuf is installed
-        raise ModelFileError(f"{str(path)!r} is no ONNX file, or a truncated one") from None
+        raise ModelFileError(f"{str(path)!r} is not an ONNX file, or is truncated") from None
 
 
 @contextmanager
 def _memory_of(file: BinaryIO, size: int) -> Iterator[memoryview | bytes]:
-    """The bytes of a file without a copy of them."""
-    if not size:  # of which there is no mapping
+    """Return a context with the bytes of a file, without copying them."""
+    if not size:  # an empty file cannot be mapped
         yield b""
         return
     with mmap(file.fileno(), size, access=ACCESS_READ) as mapped, memoryview(mapped) as view:

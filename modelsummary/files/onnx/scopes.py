@@ -1,4 +1,4 @@
-"""Which modules an ONNX operator stands in: by the metadata of torch's exporter, or by the parts of its name."""
+"""Find the modules around an ONNX operator, from the metadata of torch's exporter or from parts of its name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _NAMES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy
 
 
 def scopes_of(node: Any, name: str, called: Mapping[str, str]) -> tuple[Scope, ...]:
-    """The modules around a node, outermost first, without the model.
+    """Return the modules around a node, outermost first, without the model.
 
     Args:
+        node: the node, with its metadata.
+        name: the node's name.
         called: path of each call of a function -> the name of the function.
     """
     names, classes = _metadata(node)
@@ -29,7 +31,7 @@ def scopes_of(node: Any, name: str, called: Mapping[str, str]) -> tuple[Scope, .
 
 
 def class_of_model(node: Any) -> str:
-    """Class of the model that was exported; empty if the node does not tell."""
+    """Return the class of the exported model; empty if the node's metadata lack it."""
     _, classes = _metadata(node)
     return classes[0].rpartition(".")[2] if classes else ""
 
@@ -41,8 +43,8 @@ def _metadata(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(4096)
 def _list_of(text: Any) -> tuple[str, ...]:
-    """The texts in a list as Python prints it; none if it is something else."""
-    if not isinstance(text, str) or not text or len(text) > _LONGEST:  # bytes, where it is no text
+    """Return the strings of a list in Python's notation; empty for any other text."""
+    if not isinstance(text, str) or not text or len(text) > _LONGEST:  # names that are not text are bytes
         return ()
     try:
         value = ast.literal_eval(text)
@@ -53,7 +55,7 @@ def _list_of(text: Any) -> tuple[str, ...]:
 
 @lru_cache(4096)
 def _from_metadata(names: tuple[str, ...], classes: tuple[str, ...]) -> tuple[Scope, ...]:
-    """The first name is the model's, the last that of the operator."""
+    """Return scopes without the first name, the model's, and the last, the operator's."""
     return tuple(
         Scope(f"{fqn}|{position}", fqn, classes[position].rpartition(".")[2] if position < len(classes) else "Module")
         for position, fqn in enumerate(names[1:-1], 1)
@@ -62,7 +64,11 @@ def _from_metadata(names: tuple[str, ...], classes: tuple[str, ...]) -> tuple[Sc
 
 
 def _from_name(name: str, called: Mapping[str, str]) -> tuple[Scope, ...]:
-    """Of ``/features/features.0/conv/conv.1/Conv``; a part that repeats the one before it continues its name."""
+    """Return the scopes in a name; a part that repeats the part before it continues its FQN.
+
+    >>> [scope.fqn for scope in _from_name("/features/features.0/conv/conv.1/Conv", {})]
+    ['features', 'features.0', 'features.0.conv', 'features.0.conv.1']
+    """
     scopes: list[Scope] = []
     path, fqn, last = "", "", ""
     for part in name.split("/")[:-1][:_DEEPEST]:

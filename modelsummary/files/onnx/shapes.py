@@ -1,4 +1,4 @@
-"""Shapes of all tensors of an ONNX model: onnx's inference of the whole graph, then operator by operator."""
+"""Infer the shapes of all tensors of an ONNX model: with onnx on the whole graph, then operator by operator."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["infer_types"]
 
 _LONG, _LONGEST = 64, 1_000_000  # numbers in a list of sizes, and in the longest that onnx may follow
 _KEEP_LISTS = frozenset("Add Cast Gather Identity Mul Reshape Slice Squeeze Sub Transpose Unsqueeze".split())
-_OLDEST_IR = 4  # since which weights need not be inputs
+_OLDEST_IR = 4  # from this version on weights need not be inputs
 
 
 def infer_types(model: Any, values: Mapping[str, Any]) -> list[str]:
-    """Write the types of all tensors that can be inferred into the graphs of a model; weights should be dropped before.
+    """Write all inferred types into the graphs of a model; drop its weights before.
 
     Args:
-        model: which is changed.
-        values: name -> array, of inputs whose values are given.
+        model: a ``ModelProto``, which is changed.
+        values: name -> array of the inputs whose values are given.
 
     Returns:
-        Notes: what the file declares and is not so.
+        Notes on wrong declarations in the file.
 
     Raises:
-        ModelFileError: operators have inputs that they cannot have.
+        ModelFileError: an operator cannot take its inputs.
     """
     _complete(model)
     graph = model.graph
@@ -43,8 +43,8 @@ def infer_types(model: Any, values: Mapping[str, Any]) -> list[str]:
         _forget(model)
         try:
             known = _whole(model)
-            notes = ["the shapes that the file declares are not those that its operators make"]
-        except ModelFileError:  # operators that the whole cannot be inferred with: one by one says which
+            notes = ["the shapes that the file declares differ from the shapes that its operators make"]
+        except ModelFileError:  # infer_nodes names the operator
             known = {}
     if is_contradicted or values or _is_unknown(graph, known):
         infer_nodes(model, opsets, values, known)
@@ -60,7 +60,7 @@ def infer_types(model: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def _complete(model: Any) -> None:
-    """Say what old or careless files leave out: a version of the operators, and which weights are inputs."""
+    """Add an opset and a recent IR version where old or incomplete files lack them."""
     onnx = import_onnx()
     if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
         table = {row[1]: row[2] for row in onnx.helper.VERSION_TABLE}
@@ -70,7 +70,7 @@ def _complete(model: Any) -> None:
 
 
 def _forget(model: Any) -> None:
-    """Forget the shapes that the file declares of results."""
+    """Clear the declared shapes of results."""
     pending = [model.graph]
     while pending:
         graph = pending.pop()
@@ -82,10 +82,10 @@ def _forget(model: Any) -> None:
 
 
 def _whole(model: Any) -> dict[str, Any]:
-    """Name -> type of the results in the outer graph, as onnx infers them at once.
+    """Return name -> type of the results in the outer graph, as onnx infers the whole graph.
 
     Raises:
-        ModelFileError: the declared types contradict what operators make, or an operator cannot have its inputs.
+        ModelFileError: declared types contradict inferred ones, or an operator cannot take its inputs.
     """
     onnx = import_onnx()
     graph = model.graph
@@ -95,15 +95,15 @@ def _whole(model: Any) -> dict[str, Any]:
     try:
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        for each in weights:  # of which inference would read values that were not read from the file
+        for each in weights:  # inference would look for the values that were dropped
             if _is_dropped(each) and each.name not in names:
                 kind = onnx.helper.make_tensor_type_proto(each.data_type, list(each.dims))
                 graph.input.add(name=each.name).type.CopyFrom(kind)
         result = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=not _grows(graph))
     except onnx.shape_inference.InferenceError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ModelFileError(f"its shapes cannot be: {lines[-1] if lines else 'no reason given'}") from None
-    except Exception as error:  # what a broken model makes the library raise
+        raise ModelFileError(f"its shapes do not fit: {lines[-1] if lines else 'no reason given'}") from None
+    except Exception as error:  # any error of the library on a broken model
         raise ModelFileError(f"its shapes cannot be inferred: {error}") from None
     finally:
         del graph.initializer[:], graph.input[:]
@@ -113,7 +113,7 @@ def _whole(model: Any) -> dict[str, Any]:
 
 
 def _grows(graph: Any) -> bool:
-    """Return True if lists of numbers could become long: onnx follows them through ``Concat`` without a limit."""
+    """Return True if lists of sizes could become long: onnx follows them through ``Concat`` without a limit."""
     lengths: dict[str, int] = {}
     for node in graph.node:
         longest = [lengths.get(name, _LONG) for name in node.input]
@@ -127,7 +127,7 @@ def _grows(graph: Any) -> bool:
 
 
 def _is_dropped(tensor: Any) -> bool:
-    """Return True if a tensor is without its data, or they are in another file."""
+    """Return True if a tensor's data were dropped or are in another file."""
     onnx = import_onnx()
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return True
@@ -136,7 +136,7 @@ def _is_dropped(tensor: Any) -> bool:
 
 
 def _is_unknown(graph: Any, known: Mapping[str, Any]) -> bool:
-    """Return True if the shape of a result is missing, or has a dimension that no input names."""
+    """Return True if a result lacks a shape or has a dimension that no input names, or if there is a subgraph."""
     named = {dim.dim_param for each in graph.input for dim in each.type.tensor_type.shape.dim}
     for node in graph.node:
         if subgraphs_of(node):

@@ -1,7 +1,7 @@
-"""Leave the weights of an ONNX model out before it is parsed: reading them takes longer than all the rest.
+"""Remove the weights of an ONNX model before parsing it: reading them takes longer than all the rest.
 
-The encoding of Protocol Buffers (protobuf.dev/programming-guides/encoding): a message is a sequence of fields, each a
-key, of its number and how its content is stored, and the content.
+In the encoding of Protocol Buffers (protobuf.dev/programming-guides/encoding) a message is a sequence of fields. A
+field is a key, made of its number and the kind of its content, and the content.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ __all__ = ["without_weights"]
 
 _GRAPH, _NODE, _INITIALIZER, _RAW_DATA = 7, 1, 5, 9  # fields of ModelProto, GraphProto, TensorProto in onnx.proto
 _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
-_MOST_NODES = 1_000_000  # of which parsing takes gigabytes, however few bytes they have
-_FIXED = {1: 8, 5: 4}  # how a content is stored -> its bytes
+_MOST_NODES = 1_000_000  # parsing more takes gigabytes, however few bytes they have
+_FIXED = {1: 8, 5: 4}  # kind of content -> its bytes
 
 
 def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
-    """Data of a ``ModelProto`` without the raw data of long initializers.
+    """Remove the raw data of long initializers from an encoded ``ModelProto``.
 
     Returns:
-        The data, and the length of what was left out by position of the initializer; none where the data are unusual.
+        The data, and position of the initializer -> number of bytes removed. Data that cannot be decoded are returned
+        as they are.
 
     Raises:
-        ModelFileError: there are more operators than anyone reads.
+        ModelFileError: there are more than a million operators.
+
+    >>> without_weights(b"not a model")
+    (b'not a model', {})
     """
     lengths: dict[int, int] = {}
     try:
@@ -36,14 +40,14 @@ def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
         _, start, content, end = graphs[0]
         graph = _shorter(data, content, end, lengths)
         return b"".join([data[:start], _encoded(_GRAPH, graph), data[end:]]), lengths
-    except ModelFileError:  # which is a ValueError
+    except ModelFileError:  # a ValueError, too
         raise
-    except (ValueError, IndexError):  # no Protocol Buffer: parsing says so, too
+    except (ValueError, IndexError):  # parsing reports it
         return data, {}
 
 
 def _shorter(data: Any, place: int, end: int, lengths: dict[int, int]) -> bytes:
-    """The content of a graph, with shorter initializers."""
+    """Return the content of a graph without the raw data of long initializers."""
     parts = []
     position = nodes = 0
     for number, start, content, after in _fields(data, place, end):
@@ -64,7 +68,7 @@ def _shorter(data: Any, place: int, end: int, lengths: dict[int, int]) -> bytes:
 
 
 def _fields(data: Any, place: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the content, and end of each field of a message."""
+    """Yield number, start, start of the content, and end of each field of a message."""
     while place < end:
         start = place
         key, place = _number(data, place)
@@ -76,14 +80,14 @@ def _fields(data: Any, place: int, end: int) -> Iterator[tuple[int, int, int, in
             after = _number(data, place)[1]
         else:
             after = place + _FIXED.get(kind, end)  # groups are not used
-        if after > end or not key >> 3:  # zeros would read as an endless row of empty fields
+        if after > end or not key >> 3:  # zeros would decode as endless empty fields
             raise ValueError("a field has no number, or ends after its message")
         yield key >> 3, start, place, after
         place = after
 
 
 def _number(data: Any, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the place after it."""
+    """Decode a number stored with seven bits in each byte; return it and the position after it."""
     number = shift = 0
     while True:
         byte = data[place]
@@ -93,11 +97,11 @@ def _number(data: Any, place: int) -> tuple[int, int]:
             return number, place
         shift += 7
         if shift > 63:
-            raise ValueError("a number is too long")
+            raise ValueError("a number has more than 64 bits")
 
 
 def _encoded(field: int, content: bytes) -> bytes:
-    """A field with this content."""
+    """Return the encoding of a field with this content."""
     length, number = len(content), bytearray([field << 3 | 2])
     while length > 127:
         number.append(length & 127 | 128)

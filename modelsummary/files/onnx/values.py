@@ -1,4 +1,4 @@
-"""Compute the few numbers of a graph that decide on sizes."""
+"""Compute the small values in a graph that decide on sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPUTED = frozenset(
 
 
 def constant_value(tensor: Any) -> Any:
-    """Return the array in a ``TensorProto`` of a few numbers; None for others."""
+    """Return the array in a small ``TensorProto`` of numbers; None for others."""
     onnx = import_onnx()
     if len(tensor.dims) > _DEEPEST or prod(tensor.dims) > _LARGEST:
         return None
@@ -27,7 +27,7 @@ def constant_value(tensor: Any) -> Any:
         return None
     try:
         value = onnx.numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError):  # data that were left out, types that numpy lacks
+    except (ValueError, TypeError, KeyError):  # dropped data, or a type that numpy lacks
         return None
     return value if value.dtype.kind in "iufb" else None
 
@@ -35,12 +35,12 @@ def constant_value(tensor: Any) -> Any:
 def computed(
     node: Any, values: Mapping[str, Any], sizes: Mapping[str, Any], opsets: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the arrays that an operator makes, by name; none that is not known, or has more than a few numbers.
+    """Return the small arrays that an operator computes, by name; empty if its inputs are unknown.
 
     Args:
         node: the operator.
-        values: name -> array of what is known.
-        sizes: name -> size of its inputs, where all of it is known.
+        values: name -> known array.
+        sizes: name -> size of its inputs, if every dimension is known.
         opsets: domain -> version of its operators.
     """
     import numpy as np
@@ -51,7 +51,7 @@ def computed(
     given = {}
     for name in filter(None, node.input):
         if looks_at_sizes and sizes.get(name) is not None:
-            given[name] = np.broadcast_to(np.int8(0), sizes[name])  # of one byte
+            given[name] = np.broadcast_to(np.int8(0), sizes[name])  # takes one byte
         elif not looks_at_sizes and values.get(name) is not None:
             given[name] = values[name]
         else:
@@ -63,7 +63,7 @@ def computed(
             return {}
         with np.errstate(all="ignore"):
             made = [np.asarray(each) for each in _evaluator(node, opsets).run(None, given)]
-    except Exception:  # whatever a wrong call makes of it
+    except Exception:  # any error of a wrong call
         return {}
     pairs = zip(filter(None, node.output), made, strict=False)
     return {name: each for name, each in pairs if _is_small(each)}
@@ -74,7 +74,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _makes_many(node: Any, given: Mapping[str, Any]) -> bool:
-    """Return True if the result has more than a few numbers though the inputs have not."""
+    """Return True if the result is large though the inputs are small."""
     listed = [given[name] for name in node.input if name]
     if node.op_type == "ConstantOfShape":
         return bool(prod(map(abs, listed[0].tolist())) > _LARGEST)
@@ -89,7 +89,7 @@ def _makes_many(node: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _evaluator(node: Any, opsets: Mapping[str, int]) -> Any:
-    """Return what runs one operator, of the version that the file says: a sole node would be of the newest."""
+    """Return an evaluator of one operator in the file's opset; a node alone would run in the newest."""
     from onnx.reference import ReferenceEvaluator
 
     helper = import_onnx().helper

@@ -1,4 +1,4 @@
-"""The parts of a torch archive, a zip file that nobody vouches for."""
+"""Read entries of a torch archive, an untrusted zip file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LARGEST_UNPACKED = 64 * 2**20  # bytes of all compressed entries together: torc
 
 
 class Archive:
-    """Entries of a zip file by name, without the folder that all of them are in.
+    """Entries of a zip file by name, without the folder that contains all of them.
 
     Raises:
-        ModelFileError: this is no zip file, or a broken one; its entries are larger than they can be, or could be read
-            by torch as something else: two have one name, or they are in several folders.
+        ModelFileError: the file is not a zip file, or is broken; entries declare impossible sizes; or torch could read
+            them differently, because two have the same name or they are in several folders.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,14 +28,14 @@ class Archive:
             self._zip = zipfile.ZipFile(path)
             size = path.stat().st_size
         except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
-            raise ModelFileError(f"{str(path)!r} is no archive of torch, or a truncated one") from None
+            raise ModelFileError(f"{str(path)!r} is not a torch archive, or is truncated") from None
         entries = self._zip.infolist()
         stored = sum(each.file_size for each in entries if each.compress_type == zipfile.ZIP_STORED)
         packed = sum(each.file_size for each in entries if each.compress_type != zipfile.ZIP_STORED)
         if stored > size or packed > _LARGEST_UNPACKED:
-            raise ModelFileError(f"{str(path)!r}: an entry says that it is larger than the file")
-        if len({each.filename.lower() for each in entries}) < len(entries):  # torch does not tell cases apart
-            raise ModelFileError(f"{str(path)!r} has two entries of one name")
+            raise ModelFileError(f"{str(path)!r}: an entry declares more bytes than the file can hold")
+        if len({each.filename.lower() for each in entries}) < len(entries):  # torch ignores case
+            raise ModelFileError(f"{str(path)!r} has two entries with the same name")
         if len({each.filename.partition("/")[0] for each in entries if "/" in each.filename}) > 1:
             raise ModelFileError(f"{str(path)!r} has entries in several folders; torch writes one")
         self._entries = {each.filename.partition("/")[2] or each.filename: each for each in entries}
@@ -46,12 +46,12 @@ class Archive:
         return list(self._entries)
 
     def size(self, name: str) -> int:
-        """Return the bytes of an entry; 0 if it is not there."""
+        """Return the number of bytes of an entry; 0 if it is missing."""
         entry = self._entries.get(name)
         return 0 if entry is None else entry.file_size
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of an entry; raises ``ModelFileError`` if they are not there or damaged."""
+        """Return the bytes of an entry; raise ``ModelFileError`` if it is missing or damaged."""
         try:
             return self._zip.read(self._entries[name])
         except KeyError:
@@ -60,8 +60,8 @@ class Archive:
             raise ModelFileError(f"{str(self.path)!r}: entry {name!r} cannot be read: {error}") from None
 
     def read_json(self, name: str) -> Any:
-        """Return what an entry that is JSON says."""
+        """Return the value of a JSON entry; raise ``ModelFileError`` if it is not JSON."""
         try:
             return json.loads(self.read(name))
         except (ValueError, RecursionError) as error:
-            raise ModelFileError(f"{str(self.path)!r}: entry {name!r} is no JSON: {error}") from None
+            raise ModelFileError(f"{str(self.path)!r}: entry {name!r} is not JSON: {error}") from None

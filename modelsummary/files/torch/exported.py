@@ -1,8 +1,8 @@
-"""Read an exported program without its weights, and without running anything that is in the file.
+"""Read an exported program without its weights, and without running anything in the file.
 
-``torch.export.load`` restores the sample inputs and some tensors with pickle, and evaluates texts as sympy expressions.
-Here the graph alone is read; weights become meta tensors from their descriptions, and containers of other libraries
-among arguments and results become tuples.
+``torch.export.load`` restores sample inputs and some tensors with pickle, and evaluates texts as sympy expressions.
+Here only the graph is read. Weights become meta tensors with the described sizes, and containers that other libraries
+registered become tuples.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from modelsummary.files.torch.archive import Archive
 __all__ = ["read_exported"]
 
 _CONFIGS = ("data/weights/", "data/constants/")
-# What torch writes into sizes, as sympy prints it (newer versions by ``srepr``): symbols, whole numbers, functions of
-# them, and powers of symbols only, since a tower of numbers would be computed. The texts are evaluated.
+# The texts that torch writes for sizes, in sympy's notation (newer versions: ``srepr``): symbols, integers, functions
+# of them, and powers of symbols only. torch evaluates these texts, and would compute a tower of powers of numbers.
 _FUNCTIONS = (
     "Max Min Mod PythonMod FloorDiv CleanDiv CeilDiv CeilToInt FloorToInt TruncToInt RoundToInt ToFloat IntTrueDiv"
     " FloatTrueDiv Identity Piecewise Eq Ne Gt Ge Lt Le Equality Unequality StrictGreaterThan GreaterThan LessThan"
@@ -44,10 +44,10 @@ _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
 def read_exported(path: Path) -> Any:
-    """The ``torch.export.ExportedProgram`` in a file; its parameters and buffers are on meta.
+    """Return the ``torch.export.ExportedProgram`` in a file, with parameters and buffers on meta.
 
     Raises:
-        ModelFileError: the file is broken, of an older format, or holds what only a pickle can restore.
+        ModelFileError: the file is broken, has an older format, or holds a tensor that only a pickle can restore.
     """
     archive = Archive(path)
     models = [name for name in archive.names if re.fullmatch(r"models/[^/]+\.json", name)]
@@ -55,7 +55,7 @@ def read_exported(path: Path) -> Any:
         found = "no exported program" if not models else f"{len(models)} programs"
         hints = {
             "serialized_exported_program.json": "; save it again with a newer torch",
-            "constants.pkl": "; it is TorchScript: give it the ending .pt",
+            "constants.pkl": "; it is TorchScript: rename it to .pt",
         }
         hint = next((hint for name, hint in hints.items() if name in archive.names), "")
         raise ModelFileError(f"{str(path)!r} holds {found}{hint}")
@@ -76,8 +76,8 @@ def read_exported(path: Path) -> Any:
             )
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
-    except Exception as error:  # whatever a program that is none makes torch raise
-        raise ModelFileError(f"{str(path)!r} is no exported program: {type(error).__name__} {error}") from None
+    except Exception as error:  # any error of torch on a broken program
+        raise ModelFileError(f"{str(path)!r} is not an exported program: {type(error).__name__} {error}") from None
 
 
 def _entries(archive: Archive, folder: str) -> list[str]:
@@ -85,21 +85,21 @@ def _entries(archive: Archive, folder: str) -> list[str]:
 
 
 def _check_expressions(facts: Any, path: Path) -> None:
-    """Every text that torch will evaluate is a formula of sizes, and no other code."""
+    """Check that every text which torch will evaluate is a formula of sizes, and not other code."""
     pending = [facts]
     while pending:
         each = pending.pop()
         if isinstance(each, dict):
             text = each.get("expr_str", "0")
             if not isinstance(text, str) or not _is_formula(text):
-                raise ModelFileError(f"{str(path)!r} has {str(text)[:80]!r} in the place of a formula of sizes")
+                raise ModelFileError(f"{str(path)!r}: expected a formula of sizes, got {str(text)[:80]!r}")
             pending.extend(each.values())
         elif isinstance(each, list):
             pending.extend(each)
 
 
 def _check_operators(facts: Any, path: Path) -> None:
-    """Every operator is registered: those of a few libraries are when they are imported."""
+    """Check that every operator is registered; import the known libraries that register theirs."""
     pending, missing = [facts], set()
     while pending:
         each = pending.pop()
@@ -110,7 +110,7 @@ def _check_operators(facts: Any, path: Path) -> None:
         pending.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
     if missing:
         name = min(missing)
-        remedy = f"import the library that has it, {name.partition('.')[0]} say, before reading the file"
+        remedy = f"import the library that registers it, such as {name.partition('.')[0]}, before reading the file"
         raise ModelFileError(f"{str(path)!r} uses the operator {name!r}, which torch does not know; {remedy}")
 
 
@@ -132,7 +132,7 @@ def _is_formula(text: str) -> bool:
 
 
 def _forget_containers(facts: Any) -> None:
-    """Make tuples of containers that only the library which registered them, transformers say, could restore."""
+    """Turn containers that only another library, such as transformers, could restore into tuples."""
     signatures = [each["signature"] or {} for each in facts["graph_module"]["module_call_graph"]]
     for signature, key in ((each, key) for each in signatures for key in ("in_spec", "out_spec") if key in each):
         version, spec = json.loads(signature[key])
@@ -146,14 +146,14 @@ def _forget_containers(facts: Any) -> None:
 
 
 def _tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name -> meta tensor, from the descriptions of weights; tied weights are one tensor."""
+    """Yield name and meta tensor of each described weight; tied weights are one tensor."""
     dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
 
     known: dict[str, Tensor] = {}
     for name, facts in config["config"].items():
         described: Mapping[str, Any] | None = facts["tensor_meta"]
         if described is None:
-            raise ModelFileError(f"{name[:80]!r} can only be restored by a pickle, which is not run")
+            raise ModelFileError(f"tensor {name[:80]!r} is stored as a pickle, which is not run")
         sizes, strides = ([dim["as_int"] for dim in described[key]] for key in ("sizes", "strides"))
         place = f"{facts['path_name']} {described} {facts['is_param']}"
         if place not in known:

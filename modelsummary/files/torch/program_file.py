@@ -1,4 +1,4 @@
-"""An exported program as a ``Program``: costs come from the values that the graph describes, nothing is computed."""
+"""Turn an exported program into a ``Program``: costs come from the described sizes, nothing is computed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["load_exported"]
 
 
 def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
-    """The exported program in a ``.pt2`` file; neither its weights nor its pickles are read.
+    """Return the statistics of the exported program in a ``.pt2`` file; weights and pickles are not read.
 
     Args:
-        path: of the file.
-        sizes: of inputs; default: those that were exported.
+        path: the file.
+        sizes: sizes of inputs by name or position; default: the exported sizes.
 
     Raises:
         InputError: a size does not fit.
@@ -39,7 +39,7 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
         return FileStatistics(_Builder(exported, sizes).built(), path)
     except InputError as error:
         raise InputError(f"{str(path)!r}: {error}") from None
-    except Exception as error:  # a graph whose values are not what they should be
+    except Exception as error:  # any error of torch on an inconsistent graph
         raise ModelFileError(f"{str(path)!r} contradicts itself: {type(error).__name__} {error}") from None
 
 
@@ -49,7 +49,7 @@ class _Builder:
     def __init__(self, exported: Any, sizes: GivenSizes) -> None:
         self.exported = exported
         self.signature = exported.graph_signature
-        self.parameters = dict(self.signature.inputs_to_parameters)  # properties that make them anew each time
+        self.parameters = dict(self.signature.inputs_to_parameters)  # the property builds a new dict each time
         self.buffers = dict(self.signature.inputs_to_buffers)
         self.state = dict(exported.state_dict)
         self.given = set(self.signature.user_inputs)
@@ -57,7 +57,7 @@ class _Builder:
         inputs = {name: self.nodes[name].meta["val"] for name in self.signature.user_inputs if name in self.nodes}
         self.symbols = Symbols({name: each for name, each in inputs.items() if isinstance(each, TorchTensor)}, sizes)
         self.tensors: dict[fx.Node, list[Tensor]] = {}
-        self.tied: dict[int, Tensor] = {}  # by identity of what the state_dict holds
+        self.tied: dict[int, Tensor] = {}  # by identity of the tensors in the state_dict
         self.operations: list[Operation] = []
         self.name = ""
 
@@ -86,7 +86,7 @@ class _Builder:
         if not self.symbols.open:
             return []
         listed = ", ".join(f"{name} = {number}" for name, number in list(self.symbols.open.items())[:4])
-        return [f"open dimensions count as they were exported: {listed}"]
+        return [f"open dimensions count with their exported sizes: {listed}"]
 
     def _add_input(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -117,7 +117,7 @@ class _Builder:
                 self._add_operation(node, prefix, around)
 
     def _add_wrapped(self, owner: Any, node: fx.Node, prefix: str, around: tuple[Scope, ...]) -> None:
-        """Operators under ``torch.no_grad`` or autocast stand in a graph of their own."""
+        """Add the operators under ``torch.no_grad`` or autocast, which are in a graph of their own."""
         position = next(n for n, each in enumerate(node.args) if isinstance(each, fx.Node) and each.op == "get_attr")
         graph = getattr(owner, str(node.args[position].target))  # type: ignore[union-attr]
         inner = list(graph.graph.nodes)
@@ -132,7 +132,7 @@ class _Builder:
             each for each in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(each, TorchTensor)
         ]
         inputs = [tensor for each in node.all_input_nodes for tensor in self.tensors.get(each, [])]
-        if not made:  # sizes, assertions
+        if not made:  # computed sizes, assertions
             return
         name = prefix + node.name
         numbered = [name] if len(made) == 1 else [f"{name}_{number}" for number in range(len(made))]
@@ -164,7 +164,7 @@ class _Builder:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
             with torch.no_grad(), Operators(costs, ShapeOnly()):
                 node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # it needs values, or has no meta kernel
+        except Exception:  # the operator needs values, or has no meta kernel
             operation.uncounted = operation.op_type if rule.formula is not None or rule.matrix_like else None
             if rule.formula is not None and any(each.size is None for each in operation.inputs):
                 operation.macs_expr = _expression(node)
@@ -186,7 +186,7 @@ def _type_of(target: Any) -> str:
 
 
 def _constants_of(node: fx.Node) -> dict[str, Any]:
-    """Arguments of the operator that are no tensors, by name, with defaults."""
+    """Return the arguments of the operator other than tensors, by name, with defaults."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     values = {each.name: each.default_value for each in schema if each.has_default_value()}
     values |= dict(zip((each.name for each in schema), node.args, strict=False))
@@ -201,7 +201,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Symbolic(TorchDispatchMode):
-    """Adds up multiply-adds as expressions."""
+    """A mode that adds up multiply-adds as expressions."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -222,7 +222,7 @@ class _Symbolic(TorchDispatchMode):
 
 
 def _expression(node: fx.Node) -> Any:
-    """Multiply-adds of a node in the symbols of its sizes."""
+    """Return multiply-adds of a node as an expression of the symbols in its sizes."""
     import sympy
 
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
@@ -230,10 +230,10 @@ def _expression(node: fx.Node) -> Any:
     try:
         with torch.no_grad(), counted:
             node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception:  # no formula of sizes: it keeps its name
+    except Exception:  # not a formula of sizes: keep the name
         return sympy.Symbol(f"macs({node.name})")
     total = counted.total
     if not isinstance(total, torch.SymInt):
         return sympy.Integer(total)
-    expression = total.node.expr  # symbols of torch say that they are positive: those of that name alone differ
+    expression = total.node.expr  # torch's symbols are positive, which makes them differ from plain ones
     return expression.xreplace({symbol: sympy.Symbol(symbol.name) for symbol in expression.free_symbols})

@@ -1,4 +1,4 @@
-"""What the code of TorchScript says: which attributes are parameters, and what it would reach. None is run."""
+"""Search the code of TorchScript for parameters and buffers, and for access to the outside; never run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ScriptClass", "check_code", "classes_of"]
 _CLASS = re.compile(r"^class (\w+)\((\w+)\):|^  __(parameters|buffers)__ = \[(.*)\]$", re.MULTILINE)
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
-# Operators and functions with which code reaches files, processes and other machines.
+# Operators and functions that reach files, processes and other machines.
 _REACHES_OUT = re.compile(
     r"\b(?:from_file|rpc\w*|dist_rpc|c10d\w*|_c10d\w*)\b|\b(?:torch|aten)\s*\.\s*(?:save|load|_?print\w*|import_ir)\b"
 )
@@ -26,7 +26,7 @@ _GETATTR = re.compile(r"\bgetattr\s*\((?!\s*[\w.()]+\s*,\s*\"[^\"\\]*\"\s*\))")
 
 
 class ScriptClass(NamedTuple):
-    """A class in the code of an archive: what it inherits from, and the names that it registers."""
+    """A class in the code of an archive: its base class, and the names of its parameters and buffers."""
 
     base: str
     parameters: frozenset[str]
@@ -34,7 +34,7 @@ class ScriptClass(NamedTuple):
 
 
 def classes_of(archive: Archive) -> dict[str, ScriptClass]:
-    """Return the classes by their full names, such as ``__torch__.torch.nn.modules.linear.Linear``."""
+    """Return the classes by full name, such as ``__torch__.torch.nn.modules.linear.Linear``."""
     classes: dict[str, ScriptClass] = {}
     none: frozenset[str] = frozenset()
     for name in _code_in(archive):
@@ -55,11 +55,11 @@ def classes_of(archive: Archive) -> dict[str, ScriptClass]:
 
 
 def check_code(archive: Archive) -> None:
-    """Raise ``ModelFileError`` for code that could reach beyond the model if torch ran it."""
+    """Raise ``ModelFileError`` if the code could reach files, processes or other machines when torch runs it."""
     for name in archive.names:
         if name.lower() == "model.json":
             raise ModelFileError(
-                f"{str(archive.path)!r} is TorchScript of a version before 1.6; save it with a newer torch"
+                f"{str(archive.path)!r} is TorchScript from before torch 1.6; save it with a newer torch"
             )
     for name in _code_in(archive):
         code = archive.read(name).decode(errors="replace")

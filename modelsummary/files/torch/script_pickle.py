@@ -1,7 +1,7 @@
-"""Read the pickles of a TorchScript archive as plain data: no name in them is looked up, and nothing is called.
+"""Read the pickles of a TorchScript archive as plain data: names in them are not looked up, and nothing is called.
 
-TorchScript writes a small part of pickle's language. Tensors become their descriptions, objects their states; every
-other call that the language knows is refused.
+TorchScript writes a small part of pickle's language. Tensors become descriptions, and objects become their states.
+Every other call is refused.
 """
 
 from __future__ import annotations
@@ -35,17 +35,23 @@ _STORAGES = {
     "QUInt8": torch.quint8,
     "QInt32": torch.qint32,
 }
-# Functions whose first argument is what they return: a value and its type, or a list of one type.
+# Functions that return their first argument: they tag a value or a list with its type.
 _TAGS = ("restore_type_tag", "build_intlist", "build_tensorlist", "build_doublelist", "build_boollist")
-
-
 _MODULE_OF_TAGS, _MODULE_OF_TENSORS = "torch.jit._pickle", ".".join(("torch", "_utils"))
-# Functions that make a tensor of a storage, and which argument says whether it requires a gradient.
+# Functions that make a tensor of a storage -> the position of their argument requires_grad.
 _TENSORS = {"_rebuild_tensor_v2": 4, "_rebuild_qtensor": 5}
 
 
 class ScriptTensor(NamedTuple):
-    """A tensor of a TorchScript file; two that are equal are one."""
+    """A tensor of a TorchScript file; equal descriptions are the same tensor.
+
+    Attributes:
+        storage: name of the storage's entry in the archive.
+        offset: position of the first element in the storage, in elements.
+
+    >>> ScriptTensor("0", 10, (2, 3), (3, 1), torch.float16, True).bytes_needed
+    32
+    """
 
     storage: str
     offset: int
@@ -56,7 +62,7 @@ class ScriptTensor(NamedTuple):
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of storage up to the last element."""
+        """Bytes of storage from its start to the tensor's last element."""
         if not prod(self.size):
             return 0
         last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
@@ -65,14 +71,14 @@ class ScriptTensor(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class ScriptObject:
-    """A module, or another object: the name of its class, and its attributes or what its ``__getstate__`` returned."""
+    """A module or another object: its class name, and its attributes or the result of its ``__getstate__``."""
 
     class_name: str
     state: Any = None
 
 
 class _Name(NamedTuple):
-    """Something global that a pickle names."""
+    """The name of a global, such as a class or function."""
 
     module: str
     name: str
@@ -87,10 +93,14 @@ _MARK = object()
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return what a pickle of TorchScript holds.
+    """Return the value of a TorchScript pickle.
 
     Raises:
-        ModelFileError: it is broken, longer than any model needs, or calls what TorchScript does not write.
+        ModelFileError: the pickle is broken, has more than a million steps, or has calls that TorchScript never writes.
+
+    >>> import pickle
+    >>> read_pickle(pickle.dumps([1, (2, None)], 2))
+    [1, (2, None)]
     """
     machine = _Machine()
     try:
@@ -107,14 +117,14 @@ def read_pickle(data: bytes) -> Any:
 
 
 class _Machine:
-    """The stack and the memory of a pickle."""
+    """The stack and the memo of a pickle machine."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Do one step."""
+        """Execute one opcode."""
         stack = self.stack
         if opcode in ("PROTO", "FRAME", "STOP"):
             return
@@ -150,7 +160,7 @@ class _Machine:
         raise ModelFileError(f"a pickle has {what[:80]!r}, which TorchScript does not write; nothing of it is run")
 
     def _popped(self) -> list[Any]:
-        """The values after the last mark, which are taken from the stack with it."""
+        """Remove the last mark and the values after it from the stack; return the values."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
             place -= 1

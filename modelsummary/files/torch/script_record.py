@@ -1,8 +1,8 @@
-"""Run TorchScript once, on shapes where that is possible: what its operators do, in order.
+"""Run TorchScript once, on shapes if possible, and record its operators in order.
 
-The interpreter does not tell which module runs. An operator that uses a parameter or buffer belongs to the module that
-registers it; one between two of those to the innermost module around both. Of modules that share a tied weight, a
-look-up belongs to the embedding and everything else to the first other one.
+The interpreter does not report which module runs. An operator that uses a parameter or buffer belongs to the module
+that registers it. An operator between two such operators belongs to the innermost module around both. If modules share
+a tied weight, look-ups belong to the embedding, and other operators to the first other module.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Scopes = tuple[Scope, ...]
 
 
 def recorded(path: str, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> Program:
-    """Load the TorchScript module in a file and run it, which executes its code; whatever it raises is raised.
+    """Return the program of the TorchScript module in a file; this runs its code, and passes on its exceptions.
 
     Args:
-        path: of the file.
-        sizes: of the inputs, in the order of the arguments or by their names.
-        dtypes: of some of them; default: that of the first floating point parameter.
+        path: the file.
+        sizes: sizes of the inputs, in the order of the arguments or by name.
+        dtypes: dtypes of some inputs; default: the dtype of the first floating point parameter.
     """
     try:
         model = _read(path, "meta")
         record = _Record(model)
         outputs = _run(model, sizes, dtypes, record, ShapeOnly())
-    except Exception:  # values decide, or an operator has no meta kernel: read and run it for real
+    except Exception:  # values decide, or an operator has no meta kernel
         model = _read(path, "cpu")
         record = _Record(model)
         outputs = _run(model, sizes, dtypes, record, RealExecution([*model.parameters(), *model.buffers()]))
@@ -71,9 +71,9 @@ def _run(
 
 
 class _Record:
-    """Everything that operators did, in order.
+    """The operators of one run, in order.
 
-    Tensors are told apart by the address of their implementation; all are kept alive, so none has that of another.
+    Tensors are identified by the address of their implementation. All are kept alive, so no address is used twice.
     """
 
     execution: Execution
@@ -83,7 +83,7 @@ class _Record:
         self.counting = SimpleNamespace(running=Call(nn.Module(), None))
         self.inputs: list[Tensor] = []
         self.operations: list[Operation] = []
-        self._owners: list[Scopes | None] = []  # of each operation, where a parameter tells
+        self._owners: list[Scopes | None] = []  # of each operation; None if it uses no parameter
         self._alive: list[TorchTensor] = []
         self._tensors: dict[int, Tensor] = {}
         self._homes: dict[Tensor, list[Scopes]] = {}
@@ -112,21 +112,21 @@ class _Record:
         return self._tensors[key]
 
     def add_inputs(self, inputs: Sequence[TorchTensor]) -> None:
-        """The arguments of the run."""
+        """Record the arguments of the run."""
         self.inputs = [self._known(each, f"input_{number}", "input") for number, each in enumerate(inputs)]
 
     def input(self, tensor: TorchTensor) -> TorchTensor:
-        """An argument of the run, as it is."""
+        """Return an argument of the run unchanged."""
         return tensor
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
-        """Run one operator, and note it."""
+        """Run one operator and record it."""
         out, cost = self.execution.run(func, rule, args, kwargs)
         made = list(tensors_in(out))
         inputs = [self._known(each, "constant", "buffer") for each in tensors_in((args, kwargs))]
         is_free = cost.bytes_read == cost.bytes_written == 0
         if is_free and len(inputs) == len(made) == 1 and inputs[0].kind == "parameter":
-            self._tensors[made[0]._cdata] = inputs[0]  # a weight, seen otherwise
+            self._tensors[made[0]._cdata] = inputs[0]  # a view of a weight
             self._alive += made
         elif made:
             name = f"{rule.name.rpartition('.')[2]}_{len(self.operations)}"
@@ -145,7 +145,7 @@ class _Record:
         return out, cost
 
     def program(self, outputs: Sequence[TorchTensor]) -> Program:
-        """What was noted, with the modules that operators seem to belong to."""
+        """Return the recorded operators, each in the module that it most likely belongs to."""
         following: Scopes | None = None
         ahead: list[Scopes | None] = []
         for owner in reversed(self._owners):
@@ -160,14 +160,14 @@ class _Record:
 
 
 def _home(operator: str, homes: Sequence[Scopes]) -> Scopes:
-    """Return the module that an operator belongs to: a weight is often tied between a look-up and a product."""
+    """Return the module that an operator belongs to; a weight may be tied between an embedding and a product."""
     looks_up = "embedding" in operator
     fitting = (each for each in homes if each and ("embedding" in each[-1].class_name.lower()) == looks_up)
     return next(fitting, homes[0])
 
 
 def _common(one: Scopes | None, other: Scopes | None) -> Scopes:
-    """The modules around both."""
+    """Return the modules around both."""
     shared: list[Scope] = []
     for left, right in zip(one or (), other or (), strict=False):
         if left != right:

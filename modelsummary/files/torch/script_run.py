@@ -1,7 +1,7 @@
-"""Run TorchScript in a process of its own, with limits of time, memory and files.
+"""Run TorchScript in a child process with limits on time, memory and files.
 
-The code of a file is checked before (``script_code``); the limits hold what that overlooks. The child's standard
-streams lead nowhere, so a ``print`` in the file says nothing. The result comes back as JSON, which runs nothing.
+The code of a file is checked first (``script_code``); the limits contain anything that the check overlooks. The child's
+standard streams are discarded, so a ``print`` in the file has no effect. The result returns as JSON, not as a pickle.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Te
 __all__ = ["run_script"]
 
 _SECONDS = 120
-_MEMORY = 16 * 2**30  # bytes of address space, of which torch itself takes several
+_MEMORY = 16 * 2**30  # bytes of address space; torch alone takes several GiB
 _LARGEST_RESULT = 256 * 2**20
 _CHILD = "from modelsummary.files.torch.script_run import child; child()"
 
 
 def run_script(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtype]) -> Program:
-    """Return what the operators of the TorchScript module in a file do on inputs of these sizes.
+    """Run the TorchScript module in a file on inputs of these sizes; return its operators.
+
+    Args:
+        path: the file.
+        sizes: sizes of the inputs, in the order of the arguments or by name.
+        dtypes: dtypes of some inputs; default: the dtype of the first floating point parameter.
 
     Raises:
-        InputError: the module raises, ends its process, or takes more time or memory than it is given.
+        InputError: the module raises, ends its process, or exceeds the limits on time or memory.
     """
     given = [[name, list(size), str(dtypes[name]) if name in dtypes else None] for name, size in sizes.items()]
     request = json.dumps({"path": str(path.resolve()), "inputs": given})
@@ -50,7 +55,7 @@ def run_script(path: Path, sizes: GivenSizes, dtypes: Mapping[str | int, torch.d
 
 
 def child() -> None:
-    """Answer one request on the standard streams; what the module prints goes nowhere."""
+    """Answer one request on the standard streams; output of the module is discarded."""
     import os
 
     request = json.loads(sys.stdin.buffer.read())
@@ -74,7 +79,7 @@ def child() -> None:
 
 
 def _limit() -> None:
-    """Limit what this process can take, where the system knows such limits."""
+    """Limit memory, time and files of this process, on systems that support it."""
     try:
         import resource
     except ImportError:  # Windows: only time is limited
@@ -98,7 +103,7 @@ _OPERATION = tuple(
 
 
 def _plain(program: Program) -> dict[str, Any]:
-    """Return a program as lists and texts; tensors and scopes are numbered."""
+    """Return a program as lists, numbers and strings; tensors and scopes are numbered."""
     tensors: dict[Tensor, int] = {}
     scopes: dict[Scope, int] = {}
 

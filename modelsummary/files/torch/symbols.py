@@ -15,11 +15,14 @@ __all__ = ["Symbols"]
 
 
 class Symbols:
-    """What symbols stand for: what the user says, else the sizes of the example that was exported.
+    """The values of symbols: given sizes, else the sizes of the exported example.
 
     Args:
-        inputs: name -> fake tensor, of the program's inputs.
-        sizes: of inputs; default: those that were exported.
+        inputs: name -> fake tensor of the program's inputs.
+        sizes: sizes of inputs by name or position; default: the exported sizes.
+
+    Attributes:
+        open: symbol -> exported size, for the symbols used so far that no given size binds.
 
     Raises:
         InputError: a size does not fit.
@@ -34,15 +37,15 @@ class Symbols:
     def _bind(self, shape: Sequence[Any], size: Sequence[int]) -> None:
         shown = [str(dim) for dim in shape]
         if len(shape) != len(size):
-            raise InputError(f"an input of size [{', '.join(shown)}] cannot be {list(size)}")
+            raise InputError(f"an input takes size [{', '.join(shown)}], got {list(size)}")
         for dim, number in zip(shape, size, strict=True):
             if isinstance(dim, torch.SymInt):
                 self._values |= _solved(self._bound(dim), number)
             if self.number(dim) != number:
-                raise InputError(f"an input of size [{', '.join(shown)}] cannot be {list(size)}: it was exported so")
+                raise InputError(f"an input was exported with size [{', '.join(shown)}], got {list(size)}")
 
     def number(self, size: Any) -> int:
-        """The number to count with; raises ``ValueError`` where values decide."""
+        """Return the integer to count with; raise ``ValueError`` if the size depends on values."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = self._bound(size)
@@ -54,11 +57,11 @@ class Symbols:
         return int(expression.xreplace(hints))
 
     def _bound(self, size: torch.SymInt) -> Any:
-        """The size as a sympy expression of the symbols that nobody bound."""
+        """Return the size as a sympy expression of the symbols without a given value."""
         return size.node.expr.subs(self._values)
 
     def tensor(self, name: str, value: TorchTensor, **facts: Any) -> Tensor:
-        """Plain data of a fake tensor."""
+        """Describe a fake tensor as plain data."""
         try:
             size = tuple(self.number(dim) for dim in value.shape)
         except ValueError:
@@ -69,7 +72,7 @@ class Symbols:
         return Tensor(name, shape, size, dtype, 8 * value.dtype.itemsize, **facts)
 
     def meta(self, value: Any) -> Any:
-        """A meta tensor, or a number, in the place of a fake tensor or a symbolic size."""
+        """Return a meta tensor for a fake tensor, an integer for a symbolic size, and other values unchanged."""
         if isinstance(value, TorchTensor):
             sizes = [self.number(dim) for dim in value.shape]
             strides = [self.number(dim) for dim in value.stride()]
@@ -78,7 +81,7 @@ class Symbols:
 
 
 def _solved(expression: Any, number: int) -> dict[Any, int]:
-    """The symbol of a size such as 2*s, where it is this number; nothing where there is no such whole number."""
+    """Solve a size such as 2*s for its symbol; return {symbol: value}, or {} without an integer solution."""
     if len(expression.free_symbols) != 1:
         return {}
     (symbol,) = expression.free_symbols

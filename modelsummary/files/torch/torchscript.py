@@ -1,4 +1,4 @@
-"""Read TorchScript: parameters and modules from its pickle and its code, neither of which is run."""
+"""Read parameters and modules of TorchScript from its pickle and its code, without running either."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["load_torchscript"]
 
 _DEEPEST = 100  # modules within modules
 _LARGEST_PICKLE = 32 * 2**20  # bytes
-_NOTE = "TorchScript says sizes and multiply-adds only where it runs: load(path, input, run=True), or --run"
+_NOTE = "sizes and multiply-adds of TorchScript need a run: load(path, input, run=True), or --run"
 
 
 def load_torchscript(
@@ -28,28 +28,28 @@ def load_torchscript(
     """Return the statistics of the TorchScript module in a file: modules, parameters and buffers.
 
     Args:
-        path: of the file.
-        sizes: of the inputs, in the order of the arguments or by their names.
-        dtypes: of some of them; default: that of the first floating point parameter.
-        run: run the module on inputs of these sizes, in a process of its own, to have what its operators do.
+        path: the file.
+        sizes: sizes of the inputs, in the order of the arguments or by name.
+        dtypes: dtypes of some inputs; default: the dtype of the first floating point parameter.
+        run: run the module on inputs of these sizes in a child process, to count its operators.
 
     Raises:
-        InputError: there are sizes without ``run`` or the other way round, or the module does not run on them.
-        ModelFileError: the file is broken, only a pickle, or its code reaches outside.
+        InputError: only one of ``sizes`` and ``run`` was given, or the module does not run on these sizes.
+        ModelFileError: the file is broken or only a pickle, or its code could reach outside.
     """
     archive = Archive(path)
     if "constants.pkl" not in archive.names:
         if any(name.startswith("models/") for name in archive.names):
-            raise ModelFileError(f"{str(path)!r} is an exported program; give it the ending .pt2")
+            raise ModelFileError(f"{str(path)!r} is an exported program; rename it to .pt2")
         raise ModelFileError(
-            f"{str(path)!r} is no TorchScript; a pickle can run any code and is not read: pass the model to Statistics"
+            f"{str(path)!r} is a pickle, which can run any code and is not read; pass the model to Statistics"
         )
     if run:
         if not sizes:
             raise InputError(f"run=True needs the sizes of the inputs of {str(path)!r}: load(path, input, run=True)")
         check_code(archive)
     elif sizes:
-        raise InputError(f"{str(path)!r} is code, which input= would run: pass run=True (--run) to do so")
+        raise InputError(f"input= needs a run of {str(path)!r}, which is code; pass run=True (--run) to run it")
     try:
         found = _Reader(archive).program()
     except ModelFileError as error:
@@ -62,7 +62,7 @@ def load_torchscript(
 
 
 class _Reader:
-    """Modules of an archive, and what they register."""
+    """A reader of the modules in an archive and of the tensors that they register."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -74,7 +74,7 @@ class _Reader:
         """Return a program without operators."""
         model, constants = self._pickle("data.pkl"), self._pickle("constants.pkl")
         if not isinstance(model, ScriptObject):
-            raise ModelFileError("its data are no module")
+            raise ModelFileError("data.pkl must hold a module")
         self._add_modules(model)
         held = [self._known(name, each, "buffer") for name, each in _tensors_in("constants", constants)]
         notes = [_NOTE]
@@ -89,7 +89,7 @@ class _Reader:
         return read_pickle(self.archive.read(name))
 
     def _add_modules(self, model: ScriptObject) -> None:
-        """Add the module and all in it, each once, depth first."""
+        """Add the module and all modules inside it, each once, depth first."""
         seen: set[int] = set()
         pending: list[tuple[ScriptObject, tuple[Scope, ...]]] = [(model, ())]
         while pending:
@@ -98,7 +98,7 @@ class _Reader:
                 continue
             seen.add(id(module))
             if len(scopes) > _DEEPEST:
-                raise ModelFileError(f"modules lie more than {_DEEPEST} deep in one another")
+                raise ModelFileError(f"modules are nested more than {_DEEPEST} deep")
             kind = self.classes.get(module.class_name, ScriptClass("", frozenset(), frozenset()))
             found: list[Tensor] = []
             inner: list[tuple[ScriptObject, tuple[Scope, ...]]] = []
@@ -135,7 +135,7 @@ def _name_of(module: ScriptObject) -> str:
 
 
 def _attributes(module: ScriptObject) -> Iterator[tuple[str, Any]]:
-    """Names and values; where the module makes its attributes from a state by its own code, that state."""
+    """Yield names and values of a module's attributes; if its own ``__setstate__`` makes them, yield the state."""
     if isinstance(module.state, dict):
         yield from ((str(name), value) for name, value in module.state.items())
     else:
@@ -143,7 +143,7 @@ def _attributes(module: ScriptObject) -> Iterator[tuple[str, Any]]:
 
 
 def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, ScriptTensor]]:
-    """Tensors in a value that is no module, each once, named by their places in it."""
+    """Yield the tensors in a value other than a module, each once, with their paths in it as names."""
     seen: set[int] = set()
     pending = [(name, value)]
     while pending:
