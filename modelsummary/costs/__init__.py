@@ -1,1 +1,1 @@
-"""What work costs: formulas of operators, bytes of tensors, devices and rooflines."""
+"""The cost of work: formulas of operators, bytes of tensors, kernels, devices and rooflines."""

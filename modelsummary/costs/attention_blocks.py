@@ -13,18 +13,18 @@ from modelsummary import _torch
 
 __all__ = ["BLOCK_MASKED", "skipped_macs"]
 
-# Where the block mask is among the arguments; how many products have the head size of the query, and of the value.
+# Position of the block mask among the arguments; number of products over the query's head size, and over the value's.
 BLOCK_MASKED = {"flex_attention": (4, 1, 1), "flex_attention_backward": (9, 3, 2)}
 _NO_BLOCKS = 2**30  # the block size without a mask: one block covers everything
 
 
 def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tensor | None]) -> int | None:
-    """Return how many of the dense multiply-adds belong to blocks that the mask leaves out.
+    """Return how many of the dense multiply-adds the mask skips; None if its values are not known.
 
     Args:
-        name: of the operator, one of ``BLOCK_MASKED``.
-        args: its arguments: query (B, H, L, E), key (B, G, S, E), value (B, G, S, V), ..., the block mask as a tuple.
-        values: gives the values of a tensor of the mask, or None where they are not known; then so is the result.
+        name: name of the operator, one of ``BLOCK_MASKED``.
+        args: query (B, H, L, E), key (B, G, S, E), value (B, G, S, V), ..., the block mask as a tuple.
+        values: returns the values of a tensor of the mask, or None if they are not known.
     """
     position, as_query, as_value = BLOCK_MASKED[name]
     query, key, value = (tensor.shape for tensor in args[:3])
@@ -34,14 +34,14 @@ def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tens
         return 0
     first = next(number for number, part in enumerate(parts) if isinstance(part, Tensor))
     computed = 0
-    # Blocks that the mask cuts through, then those computed in full: how many each row of blocks has, and which.
+    # First the blocks that the mask cuts through, then full blocks: their number per row of blocks, and their columns.
     for counts, columns in (parts[first : first + 2], parts[first + 2 : first + 4]):
         if counts is None:
             continue
         counted, chosen = values(counts), values(columns)
         if counted is None or chosen is None or counted.is_meta or chosen.is_meta:
             return None
-        with _disable_current_modes(), _torch.DisableTorchFunction():  # none of the model's operators
+        with _disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
             elements = _elements(counted, chosen, query[-2], key[-2], rows_of_block, columns_of_block)
         computed += elements * (query[0] * query[1] // (counts.shape[0] * counts.shape[1]))
     dense: int = query[0] * query[1] * query[-2] * key[-2]
@@ -52,7 +52,7 @@ def skipped_macs(name: str, args: Sequence[Any], values: Callable[[Tensor], Tens
 def _elements(
     counts: Tensor, columns: Tensor, length: int, keys: int, rows_of_block: int, columns_of_block: int
 ) -> int:
-    """Return how many scores these blocks have; the last block of a row or column may reach beyond the sequence."""
+    """Return the number of scores in these blocks, without what the last ones have beyond the sequence."""
     chosen = torch.arange(columns.shape[-1], device=columns.device) < counts[..., None]
     widths = (keys - columns.long() * columns_of_block).clamp(0, columns_of_block) * chosen
     begins = torch.arange(counts.shape[-1], device=counts.device) * rows_of_block

@@ -1,13 +1,13 @@
-"""The accelerators that are known by name: data sheet figures, and what matrix products really reach.
+"""Accelerators known by name: data sheet figures, and the speed that matrix products reach.
 
-Peaks are dense, in 10^12 operations per second at the boost clock of the data sheet; bandwidth in 10^12 bytes per
-second; memory and interconnect in 10^9 bytes and bytes per second (the interconnect adds both directions). float32 is
-that of the vector units: PyTorch uses TF32 for products only where it is told to. Half precision of GeForce cards is
-that with float32 accumulation, which PyTorch uses.
+Peaks are dense, in 10^12 operations per second at the boost clock of the data sheet. The float32 peak holds for
+vector units: PyTorch uses TF32 for products only if asked to. The half-precision peak of GeForce cards holds for
+float32 accumulation, which PyTorch uses. Bandwidth is in 10^12 bytes per second, memory in 10^9 bytes, and the
+interconnect in 10^9 bytes per second, both directions together.
 
-``achievable``: the most that a search over sizes of bfloat16 products reached, in 10^12 operations per second, from the
-table of Maximum Achievable Matmul FLOPS of Stas Bekman's "Machine Learning Engineering Open Book" (2025,
-https://github.com/stas00/ml-engineering/tree/master/compute/accelerator).
+``achievable`` is the highest speed that a search over sizes of bfloat16 products reached, in 10^12 operations per
+second, from the table of Maximum Achievable Matmul FLOPS of Stas Bekman's "Machine Learning Engineering Open Book"
+(2025, https://github.com/stas00/ml-engineering/tree/master/compute/accelerator).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class DeviceFigures:
 
     Attributes:
         teraflops: dtypes (and ``"tf32"``) -> dense peak.
-        bandwidth: of the memory.
-        memory: its size.
+        bandwidth: bandwidth of the memory.
+        memory: size of the memory.
         interconnect: bandwidth to other accelerators of the node.
         units: streaming multiprocessors, compute units or tensor cores that share the work.
-        cache_mb: the last level of the cache, in 10^6 bytes.
-        generation: architecture; a device without a fit takes that of its generation.
-        source: where the figures are from.
-        achievable: the most that bfloat16 products reach; None where nothing was published.
+        cache_mb: size of the last level of the cache, in 10^6 bytes.
+        generation: architecture; a device without a fit of its own uses the fit of its generation.
+        source: document that the figures are from.
+        achievable: highest speed of bfloat16 products; None if none was published.
     """
 
     teraflops: _Peaks = field(repr=False)
@@ -139,7 +139,7 @@ TABLE: dict[str, DeviceFigures] = {
     "TPU v6e": _F({_BFLOAT16: 918, _INT8: 1836}, 1.64, 32, 800, 2, 128, "tpu", "Google Cloud TPU v6e documentation"),
 }
 
-# Board power in watts by data sheet. The vector units of a board with little power for its peak slow down.
+# Board power in watts, from the data sheets. Vector units slow down on a board with little power for its peak.
 WATTS: dict[str, int] = {
     "P100": 250,
     "P4": 75,

@@ -1,4 +1,4 @@
-"""``DeviceSpec``: what a device can do at most."""
+"""``DeviceSpec``: the peaks of a device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Bound", "DeviceSpec"]
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
-_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX"})  # of the same name, with other figures
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX"})  # variants with the same name and other figures
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 
 
 class Bound(NamedTuple):
-    """The least time that work takes on a device, in seconds, and what limits it: ``"compute"`` or ``"memory"``."""
+    """The least time of some work on a device, in seconds, and its limit: ``"compute"`` or ``"memory"``."""
 
     seconds: float
     limited_by: str
@@ -33,22 +33,22 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Peaks of a device, and what else its speed depends on.
+    """Peaks and other figures that the speed of a device depends on.
 
-    Without ``peak_flops`` and ``bandwidth`` the name is looked up in the table of accelerators; ``source`` then says
-    which one was taken. What is not given of other devices is None.
+    Without ``peak_flops`` and ``bandwidth``, all figures are taken from the table of accelerators, and ``source`` says
+    from which entry. Otherwise, figures that are not given are None.
 
     Args:
-        name: of the device.
+        name: name of the device.
         peak_flops: dtype (or ``"tf32"``) -> dense floating point operations per second of matrix products.
         bandwidth: bytes per second between the device and its memory.
         source: where the figures are from.
         memory_bytes: size of the memory.
         interconnect: bytes per second to other devices of the node, both directions together.
-        units: streaming multiprocessors, or whatever shares the work.
+        units: number of streaming multiprocessors, compute units or tensor cores that share the work.
         cache_bytes: size of the last level of the cache.
-        generation: architecture, such as ``"ampere"``: a device without a fit of its own takes that of its generation.
-        achievable_flops: dtype -> what matrix products reach at most, where that was published.
+        generation: architecture, such as ``"ampere"``; a device without a fit of its own uses its generation's fit.
+        achievable_flops: dtype -> highest published speed of matrix products.
 
     Raises:
         InputError: the name is not in the table, or a figure is not positive.
@@ -80,10 +80,13 @@ class DeviceSpec:
 
     @classmethod
     def of(cls, name: str) -> DeviceSpec:
-        """Return the accelerator of the table that ``name`` means, such as ``"NVIDIA H100 80GB HBM3"``.
+        """Return the accelerator of the table that matches ``name``.
 
         Raises:
-            InputError: the table has none of this name. (Variants such as NVL or laptop models differ.)
+            InputError: the table has no such accelerator. (Variants such as NVL or laptop models differ.)
+
+        >>> DeviceSpec.of("NVIDIA H100 80GB HBM3").name
+        'H100'
         """
         return cls(name)
 
@@ -91,14 +94,18 @@ class DeviceSpec:
     def measure(
         cls, device: torch.device | str = "cpu", dtypes: Sequence[torch.dtype] = (torch.float32,)
     ) -> DeviceSpec:
-        """What a device of this machine reaches: the best of some large matrix products, convolutions and copies.
+        """Measure a device of this machine: the best of several large matrix products, convolutions and copies.
 
         Args:
-            dtypes: of the products, each in turn.
+            device: a device other than meta; default: the CPU.
+            dtypes: dtypes whose peak is measured; default: float32.
+
+        Raises:
+            InputError: the device cannot be used, or ``dtypes`` is not a list of ``torch.dtype``.
         """
         place = _existing(device)
         if isinstance(dtypes, str) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
-            raise InputError(f"dtypes={dtypes!r}; expected a list of torch.dtype")
+            raise InputError(f"dtypes must be a list of torch.dtype, got {dtypes!r}")
         small = place.type == "cpu"
         size = 1024 if small else 8192
         peaks: dict[Precision, float] = {}
@@ -119,18 +126,36 @@ class DeviceSpec:
         return hash((self.name, self.bandwidth))
 
     def has(self, dtype: Precision) -> bool:
-        """Return True if the peak with a dtype is known."""
+        """Return True if the peak of a dtype is known.
+
+        >>> DeviceSpec("T4").has(torch.bfloat16)
+        False
+        """
         return isinstance(dtype, (str, torch.dtype)) and dtype in self.peak_flops
 
     def peak(self, dtype: Precision) -> float:
-        """Operations per second with a dtype. Raises ``InputError`` if the peak is not known."""
+        """Return the peak of a dtype in operations per second.
+
+        Raises:
+            InputError: the peak is not known.
+
+        >>> DeviceSpec("A100").peak("tf32")
+        156000000000000.0
+        """
         if not self.has(dtype):
             known = ", ".join(map(str, self.peak_flops))
             raise InputError(f"the peak of {self.name} with {dtype} is not known; pass dtype= one of {known}")
         return self.peak_flops[dtype]
 
     def bound(self, flops: float, moved_bytes: float, dtype: Precision) -> Bound:
-        """The roofline (Williams et al. 2009): computing and moving overlap at best, so the longer of both counts."""
+        """Return the roofline's bound (Williams et al. 2009): computing or moving data, whichever takes longer.
+
+        Raises:
+            InputError: the peak of the dtype is not known.
+
+        >>> DeviceSpec("made up", {torch.float32: 1e12}, 1e11).bound(1e12, 1e10, torch.float32)
+        Bound(seconds=1.0, limited_by='compute')
+        """
         computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
 
@@ -140,14 +165,14 @@ def _existing(device: torch.device | str) -> torch.device:
         place = torch.device(device)
         torch.empty(1, device=place)
     except (AssertionError, RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r} cannot be measured: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
     if place.type == "meta":
-        raise InputError("device='meta' computes nothing that could be measured")
+        raise InputError("device must be one that computes, got 'meta'")
     return place
 
 
 def _least_seconds(device: torch.device, work: Callable[..., object], *args: torch.Tensor) -> float:
-    """The shortest of some runs, after one that does not count."""
+    """Return the shortest of several runs, after one run to warm up."""
     times = []
     for _ in range(_RUNS + 1):
         begin = time.perf_counter()
@@ -159,11 +184,11 @@ def _least_seconds(device: torch.device, work: Callable[..., object], *args: tor
 
 
 def _known_name(name: str) -> str:
-    """Return the entry of the table that a name means. Raises ``InputError`` with the nearest ones."""
+    """Return the table's entry for a name. Raise ``InputError`` with the nearest names if there is none."""
     words = set(re.split(r"[^A-Z0-9]+", re.sub(r"\bSXM\d?\b", " ", str(name).upper())))
     if not words & _OTHER_MODELS:
         found = [known for known in TABLE if words.issuperset(known.upper().split())]
-        if not found:  # variants of one model, such as by memory: the first
+        if not found:  # variants of one model, such as different memories: take the first
             found = [known for known in TABLE if words.issuperset(set(known.upper().split()) - _VARIANTS)][:1]
             found = found if "PCIE" not in words else [f"{known} PCIe" for known in found if f"{known} PCIe" in TABLE]
         best = max(found, key=lambda known: len(known.split()), default=None)

@@ -1,10 +1,10 @@
 """Multiply-adds of each operator: a registry of formulas over torch's own ``flop_registry``.
 
-All counts are dense: masks, causal attention, zeros and padding do not lower them; a matrix of a sparse layout has the
-elements that it stores. Bias, norm and activation are no multiply-adds of a product.
+All counts are dense: masks, causal attention, zeros and padding do not lower them. A matrix with a sparse layout counts
+the elements that it stores. Bias, norm and activation do not count.
 
 Factorisations (LU, Cholesky, QR, SVD, eigenvalues, matrix exponentials) and Fourier transforms have no formula on
-purpose: they are no products, and how much they do depends on the algorithm, or on values. They stay in the ledger.
+purpose: they are not products, and their work depends on the algorithm or on values. They stay in the ledger.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ _registry: dict[Any, Formula] = {}
 
 
 def register_op_cost(op: Any) -> Callable[[_F], _F]:
-    """Register how many multiply-adds one call of an operator takes.
+    """Register a formula for the multiply-adds of one call of an operator.
 
-    The formula gets the operator's arguments (read their shapes only: in shape-only execution the tensors
-    hold no values), and the result as the keyword ``out``. It takes precedence over torch's ``flop_registry``.
-    It returns an integer. If it raises, or returns something else, there is a warning and the call is listed as not
-    counted; ``NotImplementedError`` lists it without a warning.
+    The formula gets the operator's arguments, and the result as the keyword ``out``, and returns an integer >= 0. It
+    may read shapes only: in shape-only execution the tensors hold no values. It takes precedence over torch's
+    ``flop_registry``. If it raises or returns something else, a warning says so and the call is listed as not counted;
+    ``NotImplementedError`` lists it without a warning.
 
     Args:
         op: an operator (``torch.ops.mylib.my_op``), one overload of it, or a list of them.
 
     Raises:
-        RegistrationError: the operator has a formula already, or is no operator.
+        RegistrationError: the operator has a formula already, or ``op`` is not an operator.
 
-    >>> @register_op_cost(torch.ops.mylib.my_matmul)            # doctest: +SKIP
+    >>> torch.library.define("mylib::my_matmul", "(Tensor a, Tensor b) -> Tensor")
+    >>> @register_op_cost(torch.ops.mylib.my_matmul)
     ... def my_matmul_macs(a, b, *, out):
     ...     return a.shape[0] * a.shape[1] * b.shape[1]
     """
@@ -83,7 +84,7 @@ aten = torch.ops.aten
 
 
 def existing(namespace: Any, *names: str) -> list[Any]:
-    """The operators of these names that this version of torch has."""
+    """Return the operators with these names that this version of torch has."""
     return [getattr(namespace, name) for name in names if hasattr(namespace, name)]
 
 
@@ -91,21 +92,21 @@ SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.
 
 
 def stored(matrix: Tensor) -> int:
-    """Return how many elements a matrix stores."""
+    """Return the number of elements that a matrix stores."""
     if matrix.layout not in SPARSE:
         return matrix.numel()
     count = (matrix._values() if matrix.is_sparse else matrix.values()).numel()
-    if matrix.is_meta and not count:  # made on meta, where nothing tells which elements there are
+    if matrix.is_meta and not count:  # made on meta, where the number of elements is not known
         raise NotImplementedError
     return count
 
 
 @register_op_cost([aten.mm, aten._int_mm, *existing(aten, "_scaled_mm", "_scaled_mm_v2", "hspmm")])
 def _mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Return what the elements of one matrix make with the rows or columns of the other: (n, k) by (k, m)."""
+    """Count each stored element of one matrix times the rows or columns of the other: (n, k) by (k, m)."""
     if b.layout not in SPARSE:
         return stored(a) * b.shape[1]
-    if a.layout in SPARSE:  # which elements meet is in the indices
+    if a.layout in SPARSE:  # the indices decide which elements meet
         raise NotImplementedError
     return a.shape[0] * stored(b)
 
@@ -117,7 +118,7 @@ def _addmm(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int
 
 @register_op_cost(existing(aten, "sparse_sampled_addmm"))
 def _sampled_addmm(pattern: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Return the cost of the elements that the pattern has, each a row of ``a`` by a column of ``b``."""
+    """Count one row of ``a`` by one column of ``b`` per element of the pattern."""
     return stored(pattern) * a.shape[-1]
 
 
@@ -128,12 +129,12 @@ def _sparse_mm_reduce(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
 
 @register_op_cost([aten.matmul, *existing(torch.ops.quantized, "matmul")])
 def _matmul(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Met whole only for nested tensors, quantised ones, and in inference mode."""
+    """Count a product that torch did not decompose: of nested or quantised tensors, or in inference mode."""
     return _nested_product(a, b) if a.is_nested or b.is_nested else out.numel() * a.shape[-1]
 
 
 def _nested_product(a: Tensor, b: Tensor) -> int:
-    """Return the sum over products of strided nested tensors, each of sizes of its own."""
+    """Count the products of strided nested tensors, each with its own sizes."""
     if not (a.is_nested and b.is_nested) or a.layout is not torch.strided or b.layout is not torch.strided:
         raise NotImplementedError
     sizes = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)
@@ -167,12 +168,12 @@ def _addr(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
 
 @register_op_cost([aten.mul.Tensor, aten.mul_.Tensor])
 def outer_product_macs(a: Tensor, b: Tensor, *, out: Tensor, **kwargs: Any) -> int:
-    """``torch.outer`` runs as the product of a vector, viewed as a column, with another vector."""
+    """Count ``torch.outer``, which multiplies a vector viewed as a column by another vector."""
     return out.numel() if is_outer_product(a, b) else 0
 
 
 def is_outer_product(a: Any, b: Any) -> bool:
-    """``a`` is a vector viewed as a column and ``b`` a vector; a (n, 1) matrix only scales the rows it meets."""
+    """Return True if ``a`` is a vector viewed as a column and ``b`` a vector; an (n, 1) matrix only scales rows."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dim() != 2 or b.dim() != 1:
         return False
     return a.shape[1] == 1 and a._is_view() and a._base is not None and a._base.dim() == 1
@@ -180,13 +181,13 @@ def is_outer_product(a: Any, b: Any) -> bool:
 
 @register_op_cost(existing(aten, "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"))
 def _grouped_mm(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Two 2-d operands group the inner dimension, so each group sees only its part of it."""
+    """Count the products of groups; two 2-d operands split the inner dimension between the groups."""
     groups = out.shape[0] if a.dim() == b.dim() == 2 else 1
     return out.numel() * a.shape[-1] // groups
 
 
 def _grouped_mm_backward(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
-    """transformers' fallback for rows in groups: a gradient for each of the two."""
+    """Count both gradients of the fallback for grouped rows in transformers."""
     return 2 * a.numel() * b.shape[-1]
 
 
@@ -199,7 +200,7 @@ def _grouped_mm_backward(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int
     ]
 )
 def _linear(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Packed weights hide their shape; input and output tell it. A nested tensor knows single sizes alone."""
+    """Count by input and output: packed weights hide their shape, and nested tensors know single sizes only."""
     return out.numel() * x.size(-1)
 
 
@@ -214,7 +215,7 @@ def _trilinear(
     *args: Any,
     **kwargs: Any,
 ) -> int:
-    """One multiply-add per element of the product of the three, broadcast (torch: native/Linear.cpp)."""
+    """Count one multiply-add per element of the broadcast product of the three (torch: native/Linear.cpp)."""
 
     def expanded(tensor: Tensor, dims: Sequence[int]) -> list[int]:
         shape = list(tensor.shape)
@@ -236,16 +237,16 @@ def _trilinear(
     ]
 )
 def _convolution(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Each output element sums over weight.shape[1:]; transposed, each input element spreads over it.
+    """Count weight.shape[1:] per output element, or per input element if transposed.
 
-    Products with padding count like others: a dense count depends on shapes alone.
+    Products with padding count too: a dense count depends on shapes only.
     """
     positions = x if _is_transposed(args) else out
     return positions.numel() * prod(weight.shape[1:])
 
 
 def _is_transposed(args: Sequence[Any]) -> bool:
-    """``convolution(input, weight, bias, stride, padding, dilation, transposed, ...)``; others lack it."""
+    """Return True if ``transposed``, the 7th argument of ``convolution``, is set; other operators lack it."""
     return len(args) > 4 and args[4] is True
 
 
@@ -264,7 +265,7 @@ def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any
     )
 )
 def _quantized_convolution(x: Tensor, packed: Any, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """The weight is packed into an object, which gives a copy of it."""
+    """Count by the weight; the packed object returns a copy of it."""
     weight: Tensor = packed.unpack()[0]
     positions = x if packed.transpose() else out
     return positions.numel() * prod(weight.shape[1:])
@@ -272,13 +273,13 @@ def _quantized_convolution(x: Tensor, packed: Any, *args: Any, out: Tensor, **kw
 
 @register_op_cost(aten.conv_tbc)
 def _conv_tbc(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """The weight is (kernel, input channels, output channels)."""
+    """Count by the weight (kernel, input channels, output channels)."""
     return out.numel() * weight.shape[0] * weight.shape[1]
 
 
 @register_op_cost(aten.convolution_backward)
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
-    """The gradients of input and weight pair the same elements as the forward does, whatever the groups."""
+    """Count the forward once per gradient: both pair the same elements as the forward, whatever the groups."""
     transposed, mask = args[4], args[7]
     positions = x if transposed else grad
     return (bool(mask[0]) + bool(mask[1])) * positions.numel() * prod(weight.shape[1:])
@@ -292,7 +293,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, *
     ]
 )
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Scores (query x key) and their product with value; grouped-query heads are those of the query."""
+    """Count the scores (query x key) and their product with value, for each head of the query."""
     return prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
@@ -306,25 +307,25 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: 
     ]
 )
 def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Two products for each of the forward, and the scores once more: they were not kept."""
+    """Count two products per product of the forward, and the scores again: they were not kept."""
     return prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 @register_op_cost(existing(aten, "mkldnn_rnn_layer"))
 def _mkldnn_rnn_layer(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
-    """One layer in one direction; x is (time, batch, features), the weights hold all gates."""
+    """Count one layer in one direction; x is (time, batch, features), the weights hold all gates."""
     return x.shape[0] * x.shape[1] * (w_ih.numel() + w_hh.numel())
 
 
 @register_op_cost(existing(aten, "mkldnn_rnn_layer_backward"))
 def _mkldnn_rnn_layer_backward(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Two products for each of the forward: the kernel computes all gradients, whichever are wanted."""
+    """Count two products per product of the forward: the kernel always computes all gradients."""
     return 2 * _mkldnn_rnn_layer(x, w_ih, w_hh)
 
 
 @register_op_cost(existing(aten, "_cudnn_rnn", "miopen_rnn"))
 def _cudnn_rnn(x: Tensor, weight: Sequence[Tensor], *args: Any, **kwargs: Any) -> int:
-    """All layers and directions at once; every weight matrix meets every time step, biases are 1-d."""
+    """Count all layers and directions: every weight matrix at every time step, without the biases (1-d)."""
     return prod(x.shape[:-1]) * sum(w.numel() for w in weight if w.dim() == 2)
 
 
@@ -333,13 +334,13 @@ def _deform_conv2d(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs:
 
 
 def _packed_linear(x: Tensor, *args: Any, out: Any, **kwargs: Any) -> int:
-    """A linear layer that writes its result where ``out`` says, or returns it with something beside it."""
+    """Count a linear layer that writes its result into ``out``, or returns it as the first of a tuple."""
     result = out[0] if isinstance(out, (tuple, list)) else out
     return int(result.numel()) * x.shape[-1]
 
 
 def _out_dtype(operator: OpOverload, dtype: torch.dtype, *args: Any, out: Tensor) -> int:
-    """Another operator, computed in a wider dtype."""
+    """Count the operator that runs with a wider dtype."""
     formula = find_formula(operator)
     if formula is None:
         raise NotImplementedError
@@ -350,7 +351,7 @@ def _flex_attention_backward(query: Tensor, key: Tensor, value: Tensor, *args: A
     return _attention_backward(query, query, key, value)
 
 
-# Registered by name: what owns these operators is not imported.
+# Registered by name: the libraries that define these operators are not imported.
 _by_name: dict[str, Formula] = {
     "out_dtype": _out_dtype,
     "flex_attention": _attention,
@@ -367,7 +368,7 @@ _by_name: dict[str, Formula] = {
 
 
 def find_formula(func: Any) -> Formula | None:
-    """The formula of an operator: ours for the overload, ours for the operator, then torch's."""
+    """Return the formula of an operator: ours for the overload, ours for the operator, or torch's."""
     if not isinstance(func, OpOverload):
         return _registry.get(func) or _by_name.get(str(func)) or _torch_formula(func)
     namespace, _, base = func._schema.name.partition("::")
@@ -381,12 +382,12 @@ def find_formula(func: Any) -> Formula | None:
 
 
 def is_own(formula: Formula) -> bool:
-    """The formula is one of this package or of torch, none that a user registered."""
+    """Return True if a formula is from this package or from torch, not registered by a user."""
     return str(getattr(formula, "__module__", "")).partition(".")[0] == "modelsummary"
 
 
 def _torch_formula(operator: Any) -> Formula | None:
-    from torch.utils.flop_counter import flop_registry  # here, as it imports triton, which takes 70 ms
+    from torch.utils.flop_counter import flop_registry  # imports triton, which takes 70 ms
 
     flops = flop_registry.get(operator)
     if flops is None:

@@ -1,8 +1,9 @@
-"""``KernelTable``: what operator calls really took on one machine, and what follows for calls that were not measured.
+"""``KernelTable``: measured times of operator calls on one machine, and predictions for calls that were not measured.
 
-An entry is one operator call (``OperatorCall.key``): seconds with its parameters in the last level of the cache, and
-without; and the bytes that its kernel allocates and frees while it runs. A call that is not in the table is
-predicted from its neighbours: the measured time of a neighbour over its roofline says how efficient such a call is.
+An entry is one operator call (``OperatorCall.key``): its seconds with the parameters in the last level of the cache,
+its seconds with the parameters in memory, and the bytes that its kernel allocates and frees while it runs. A call that
+is not in the table is predicted from its neighbours: the measured time of a neighbour divided by its roofline gives the
+efficiency of such calls.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ __all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "ma
 
 _VERSION = 1
 _NEIGHBOURS = 4
-_NEAR = 2.0  # distance in powers of two up to which a neighbour counts as interpolation
-_OTHER_OPERATOR = 1.0  # what another operator of the class adds to the distance, squared
+_NEAR = 2.0  # largest distance, in powers of two, of a neighbour that counts as interpolation
+_OTHER_OPERATOR = 1.0  # squared distance added for another operator of the class
 
 
 def cache_folder() -> Path:
-    """Return the folder of the kernel tables: ``$MODELSUMMARY_CACHE``, else one in the user's cache directory."""
+    """Return the folder of the kernel tables: ``$MODELSUMMARY_CACHE``, or ``modelsummary`` in the user's cache."""
     own = os.environ.get("MODELSUMMARY_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(own) if own else Path(base) / "modelsummary"
@@ -40,7 +41,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where kernels were measured: a table holds for one device, number of threads and version of torch."""
+    """The machine of a table: a device, a number of threads and a version of torch."""
 
     device: str
     threads: int
@@ -48,7 +49,7 @@ class Machine:
 
     @property
     def path(self) -> Path:
-        """The file of its table."""
+        """The path of its table."""
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.device}-{self.threads}-torch-{self.torch_version}")
         return cache_folder() / "kernels" / f"{name.strip('-')}.json"
 
@@ -58,10 +59,10 @@ class Entry:
     """One measured operator call.
 
     Attributes:
-        name, op_class, dtype, sizes, flops, nbytes: of its work.
-        seconds: with parameters in the last level of the cache, as other tensors; None if not measured.
-        cold_seconds: with parameters in memory.
-        workspace: bytes that its kernel allocates beside its results.
+        name, op_class, dtype, sizes, flops, nbytes: as in ``Work``.
+        seconds: time with all arguments in the last level of the cache; None if not measured.
+        cold_seconds: time with the parameters in memory; None if not measured.
+        workspace: bytes that its kernel allocates beside its results; None if not measured.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Entry:
 
     @classmethod
     def of(cls, work: Work) -> Entry:
-        """Return an entry of a kernel that was not measured yet."""
+        """Return the entry of a kernel that was not measured yet."""
         dtype = str(work.dtype).removeprefix("torch.")
         return cls(work.name, work.op_class, dtype, list(work.sizes), work.flops, work.nbytes)
 
@@ -86,10 +87,10 @@ class KernelTable:
     """Measured operator calls of one machine.
 
     Attributes:
-        machine: where.
-        entries: by ``OperatorCall.key``.
-        facts: of the machine: ``"flops_per_second"`` and ``"bytes_per_second"`` that it reaches, seconds of the host
-            for a ``"view"``, a ``"module"`` call and an ``"operator"``, ``"cache_bytes"`` of the last level.
+        machine: the machine.
+        entries: ``OperatorCall.key`` -> entry.
+        facts: speeds that the machine reaches (``"flops_per_second"``, ``"bytes_per_second"``), seconds of the host
+            for a ``"view"``, a ``"module"`` call and an ``"operator"``, and ``"cache_bytes"`` of the last level.
     """
 
     machine: Machine
@@ -104,7 +105,7 @@ class KernelTable:
     def load(cls, machine: Machine) -> KernelTable:
         """Return the stored table of a machine; an empty one if there is none.
 
-        A damaged file, or one of another machine or version, is ignored with a warning that names it.
+        A damaged file, or a file of another machine or version, is ignored with a warning that names it.
         """
         path = machine.path
         if not path.exists():
@@ -112,7 +113,7 @@ class KernelTable:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["version"] != _VERSION or stored["machine"] != asdict(machine):
-                raise ValueError("it is of another machine or version")
+                raise ValueError("another machine or version wrote it")
             entries = {key: Entry(**each) for key, each in stored["entries"].items()}
             return cls(machine, entries, {name: float(value) for name, value in stored["facts"].items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -135,9 +136,9 @@ class KernelTable:
         return path
 
     def workspace(self, key: str, work: Work) -> int | None:
-        """Return the bytes that a call allocates beside its results; None if nothing like it was measured.
+        """Return the bytes that a call allocates beside its results; None if no call of its operator was measured.
 
-        Of a call that was not measured it is that of the nearest one of the operator, in proportion to the bytes moved.
+        If the call itself was not measured, scale the workspace of the operator's nearest call by the bytes moved.
         """
         entry = self.entries.get(key)
         if entry is not None and entry.workspace is not None:
@@ -157,11 +158,11 @@ class KernelTable:
         return round((nearest.workspace or 0) * work.nbytes / max(nearest.nbytes, 1))
 
     def seconds(self, key: str | None, work: Work, *, cold: bool) -> tuple[float, str]:
-        """Return how long a call takes, and how that is known: ``"measured"``, ``"interpolated"`` or ``"fit"``.
+        """Return the seconds of a call and their source: ``"measured"``, ``"interpolated"`` or ``"fit"``.
 
         Args:
-            key: of the call; None for a kernel that is no single call.
-            work: what it does.
+            key: key of the call; None for a kernel of several calls.
+            work: work of the call.
             cold: the parameters of the model are not in the cache.
         """
         entry = self.entries.get(key) if key is not None else None
@@ -173,14 +174,14 @@ class KernelTable:
         return self._from_neighbours(work, cold)
 
     def _bound(self, flops: int, nbytes: int) -> float:
-        """Return the roofline of some work with what this machine reaches, dispatch included."""
+        """Return the seconds of some work by the speeds that this machine reaches, dispatch included."""
         facts = self.facts
         computing = flops / facts.get("flops_per_second", 1e11)
         moving = nbytes / facts.get("bytes_per_second", 1e10)
         return facts.get("operator", 2e-6) + computing + moving
 
     def _from_neighbours(self, work: Work, cold: bool) -> tuple[float, str]:
-        """Return the roofline times the inefficiency of the nearest calls of this class, weighted by distance."""
+        """Return the roofline times the mean inefficiency of the nearest calls of the class, and its source."""
         bound = self._bound(work.flops, work.nbytes)
         group = self._group(work.op_class, str(work.dtype).removeprefix("torch."), cold)
         if not group:
@@ -214,7 +215,7 @@ class KernelTable:
         return self._groups[key]
 
     def add(self, key: str, entry: Entry) -> None:
-        """Put an entry in, in the place of an earlier one."""
+        """Put an entry into the table; it replaces an earlier one."""
         self.entries[key] = entry
         self._groups.clear()
         self._spaces.clear()
@@ -229,19 +230,22 @@ def device_here(device: torch.device | str | None) -> torch.device:
     """Return a device of this machine whose kernels can be measured: the CPU, or CUDA.
 
     Raises:
-        InputError: it is no such device, or not there.
+        InputError: the device is another one, or not present.
+
+    >>> device_here(None)
+    device(type='cpu')
     """
     try:
         place = torch.device(device or "cpu")
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+        raise InputError(f"device must be 'cpu' or 'cuda', got {device!r}: {str(error).splitlines()[0]}") from None
     if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"device={device!r}: kernels are measured on the CPU and on CUDA, if it is there")
+        raise InputError(f"device must be 'cpu', or 'cuda' if it is available, got {device!r}")
     return place
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Return what a table of this device holds for."""
+    """Return the machine of a device: its name, the number of threads and the version of torch."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.node()} {_cpu_name()}"
     return Machine(name, torch.get_num_threads() if device.type == "cpu" else 0, torch.__version__)
 

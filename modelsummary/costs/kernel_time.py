@@ -1,14 +1,15 @@
-"""How long a kernel takes on a device that need not be there: a few fitted coefficients on top of its data sheet.
+"""Time of a kernel on a device that need not be present: a few fitted coefficients on top of its data sheet.
 
-A kernel computes and moves data at the same time, so it takes a little more than the longer of both, after a launch::
+A kernel computes and moves data at the same time, so it takes a little more than the longer of both, plus a launch::
 
     launch + (computing ** p + moving ** p) ** (1 / p)
 
-*Moving* is bytes over the bandwidth times an efficiency of the operator's class. *Computing* of a matrix product is
-that of its tiles: the result is cut into tiles, the tiles run in waves over the units of the device, and each works
-through the inner dimension and a start-up (so much of it is lost where it is short). The fastest of some tile sizes,
-with the inner dimension cut in parts where tiles are few, is taken, as cuBLAS and cuDNN choose. The efficiencies are
-fitted by ``benchmarks/fit_kernels.py`` and kept, with their sources and errors, in ``kernel_fits.json``.
+*Moving* is bytes divided by the bandwidth times an efficiency of the operator's class. *Computing* of a matrix product
+is the time of its tiles: the result is cut into tiles, the tiles run in waves over the units of the device, and each
+tile works through the inner dimension after a start-up, which costs most where the inner dimension is short. The model
+takes the fastest of several tile sizes, as cuBLAS and cuDNN choose; where tiles are few, it also cuts the inner
+dimension. The efficiencies are fitted by ``benchmarks/fit_kernels.py`` and kept, with their sources and errors, in
+``kernel_fits.json``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (3
 _PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 _GEFORCE = "RTX 3090"
-# Half-precision operations per joule of NVIDIA's 4N process, by what matrix products reach on an H100 of 700 W.
+# Half-precision operations per joule of NVIDIA's 4N process: the speed of matrix products on an H100 of 700 W.
 _HALF_PER_JOULE = 794.5e12 / 700
 _PRODUCTS = frozenset({"gemm", "conv"})
 
@@ -52,17 +53,17 @@ def fits() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """Seconds of kernels on one device.
+    """A model of the seconds of kernels on one device.
 
     Attributes:
         spec: the device.
         coefficients: as in ``kernel_fits.json``: ``"simt"`` and ``"tensor"`` for products without and with tensor
             cores, ``"moving"`` by operator class, ``"launch_us"``, ``"host_us"``, ``"overlap"``.
-        stream: what copies reach of the bandwidth of the data sheet.
-        tensor, simt: what this device reaches of the fitted efficiency of products, with tensor cores and without.
-        fit: whose fit this is.
+        stream: fraction of the data sheet's bandwidth that copies reach.
+        tensor, simt: factors on the fitted efficiency of products on this device, with and without tensor cores.
+        fit: name of the fit, such as ``"A100"`` or ``"generation ampere"``.
         typical_error: mean error of steps that the fit had not seen, as a fraction.
-        tf32: products of float32 run on tensor cores.
+        tf32: float32 products run on tensor cores.
     """
 
     spec: DeviceSpec
@@ -85,11 +86,11 @@ class DeviceModel:
         return float(self.coefficients["host_us"]) * 1e-6
 
     def seconds(self, work: Work) -> float:
-        """Return how long a kernel takes in a stream of others."""
+        """Return the seconds of a kernel in a stream of others, its launch included."""
         return self.launch + self.busy(work)
 
     def busy(self, work: Work) -> float:
-        """Return how long a kernel computes and moves, without its launch.
+        """Return the seconds in which a kernel computes and moves data, without its launch.
 
         Raises:
             InputError: the device has no peak for the dtype of a product.
@@ -102,7 +103,7 @@ class DeviceModel:
         return float((computing**power + moving**power) ** (1 / power))
 
     def moving(self, work: Work) -> float:
-        """Return how long the bytes of a kernel take."""
+        """Return the seconds that moving the bytes of a kernel takes."""
         passes = self._layout_passes(work)
         by_class = self.coefficients["moving"]
         special = f"{work.op_class} {_variant(work)}"
@@ -110,7 +111,7 @@ class DeviceModel:
         return passes * work.nbytes / (self.spec.bandwidth * self.stream * float(efficiency))
 
     def computing(self, work: Work) -> float:
-        """Return how long the multiply-adds of a kernel take."""
+        """Return the seconds that the multiply-adds of a kernel take."""
         peak = self._peak(work.dtype)
         path = self._path(work.dtype)
         peak *= self.tensor if self._on_tensor_cores(work.dtype) else self.simt
@@ -134,7 +135,7 @@ class DeviceModel:
         return path
 
     def _least_tile(self, work: Work) -> int:
-        """Return the elements of the smallest tile that the library has for batched products without tensor cores."""
+        """Return the elements of the library's smallest tile for batched products without tensor cores."""
         if work.op_class != "gemm" or work.sizes[0] == 1:
             return 0
         return int(self._path(work.dtype).get("batched_tile", {}).get(self.spec.generation, 0))
@@ -146,31 +147,31 @@ class DeviceModel:
         if dtype is torch.float32 and self.tf32 and self.spec.has("tf32"):
             return self.spec.peak("tf32")
         if dtype is torch.bfloat16 and not self.spec.has(dtype) and self.spec.has(torch.float32):
-            return self.spec.peak(torch.float32)  # emulated, by converting
+            return self.spec.peak(torch.float32)  # emulated with conversions
         return self.spec.peak(dtype)
 
     def _is_winograd(self, work: Work) -> bool:
-        """Return True for a convolution that cuDNN may run by Winograd's algorithm: 3 x 3 of stride 1, in float32.
+        """Return True if cuDNN may run Winograd's algorithm: a 3 x 3 convolution of stride 1 in float32.
 
-        It computes blocks of 2 x 2 results, four at a time, with 16 products each in the place of 36 (Lavin and Gray
+        The algorithm computes blocks of 2 x 2 results, four at a time, with 16 products instead of 36 (Lavin and Gray
         2015, https://arxiv.org/abs/1509.09308).
         """
         return work.op_class == "conv" and work.dtype is torch.float32 and not self.tf32 and "3x3" in work.name
 
     def _layout_passes(self, work: Work) -> float:
-        """Return how often a convolution moves its bytes: half-precision kernels want channels last."""
+        """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
         return float(self._path(work.dtype).get("conv_passes", 1.0)) if work.op_class == "conv" else 1.0
 
 
 def _variant(work: Work) -> str:
-    """Return which kernel of its class this is: some are far slower in the backward."""
+    """Return the variant of a kernel within its class: some are far slower in the backward."""
     return "backward" if "backward" in work.name else work.name.rpartition("(")[2].removesuffix(")")
 
 
 def _product_seconds(
     batch: int, m: int, n: int, k: int, rate: float, units: int, own: Mapping[str, Any], flush: float, least: int = 0
 ) -> float:
-    """Return the least time of a product over tile sizes and parts of its inner dimension."""
+    """Return the least seconds of a product over tile sizes and cuts of its inner dimension."""
     rate_of_unit = rate / units
     edge, start = float(own["edge"]), float(own["start"])
     best = float("inf")
@@ -190,11 +191,15 @@ def _product_seconds(
 
 
 def sustained(spec: DeviceSpec, flops_per_joule: Mapping[str, float], best: float = 0.95) -> float:
-    """Return what vector units reach of their peak, as far as the power of the board lets them keep the clock.
+    """Return the fraction of their peak that vector units sustain with the power of the board.
 
     Args:
-        flops_per_joule: by generation, in 10^9.
-        best: what is reached where there is power enough.
+        spec: the device.
+        flops_per_joule: generation -> 10^9 operations per joule.
+        best: fraction reached if power does not limit the clock.
+
+    >>> sustained(DeviceSpec("V100"), {"volta": 50}), sustained(DeviceSpec("T4"), {"turing": 50})
+    (0.95, 0.43209876543209874)
     """
     watts, peak = WATTS.get(spec.name), spec.peak_flops.get(torch.float32)
     own = flops_per_joule.get(spec.generation)
@@ -202,7 +207,7 @@ def sustained(spec: DeviceSpec, flops_per_joule: Mapping[str, float], best: floa
 
 
 def device_model(spec: DeviceSpec, *, tf32: bool = False) -> DeviceModel:
-    """Return the time model of a device: its own fit, else that of its generation, else that of all devices.
+    """Return the time model of a device: its own fit, or its generation's, or the fit of all devices.
 
     >>> device_model(DeviceSpec("A100")).fit
     'A100'
@@ -211,7 +216,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False) -> DeviceModel:
     devices = found["devices"]
     own = next((name for name in devices if spec.name == name or spec.name.startswith(f"{name} ")), None)
     by_generation = [name for name, each in devices.items() if each["generation"] == spec.generation]
-    is_geforce = spec.name.startswith("RTX")  # clocks above those of the data sheet, as the one that was fitted
+    is_geforce = spec.name.startswith("RTX")  # clocks exceed the data sheet's, as on the fitted card
     name = own or next(iter(by_generation), _GEFORCE if is_geforce else None)
     entry = devices[name] if name is not None else found["default"]
     tensor = float(entry["tensor"])

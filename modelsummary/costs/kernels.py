@@ -1,11 +1,11 @@
 """``Kernel``: the kernels that a device runs for the operators of a step, in eager mode and compiled.
 
-Eager: each operator runs its own kernels; views and allocations run none. Attention is one fused kernel where the
-dispatcher of torch chose one, and the recurrent layers of oneDNN and cuDNN are one. The foreach kernels of the
-optimizers of torch update many tensors at once: on accelerators equal operators of a step are one kernel.
+Eager: each operator runs its own kernels; views and allocations run none. Attention is one fused kernel if torch's
+dispatcher chose one. A recurrent layer of oneDNN or cuDNN is one kernel. The foreach kernels of torch's optimizers
+update many tensors at once: on accelerators, equal operators of an optimizer's step are one kernel.
 
-Compiled: an operator that works element by element, a cast, a copy or a normalisation joins the kernel that made its
-input, if that is of this kind and goes over as many elements: what lies between them is never written. Products,
+Compiled: an element-wise operator, cast, copy or normalisation joins the kernel that made its input, if that kernel is
+of these kinds, too, and covers the same number of elements. Intermediate results are then never written. Products,
 convolutions and attention stay kernels of their own, as in torch.compile's default mode.
 """
 
@@ -26,22 +26,22 @@ __all__ = ["MODES", "Kernel", "StepOperator", "check_mode", "kernels_of", "whole
 
 MODES = ("eager", "compiled")
 _FUSES = POINTWISE | {"norm", "softmax", "reduction"}
-_TENSORS_PER_KERNEL = 48  # of a foreach kernel: what fits into the arguments of one launch
+_TENSORS_PER_KERNEL = 48  # of a foreach kernel: as many as fit into the arguments of one launch
 
 
 def check_mode(mode: str) -> None:
     """Raise ``InputError`` for an unknown mode."""
     if mode not in MODES:
-        raise InputError(f"mode={mode!r} is unknown; expected 'eager' or 'compiled'")
+        raise InputError(f"mode must be 'eager' or 'compiled', got {mode!r}")
 
 
 class StepOperator(NamedTuple):
     """One operator of a step.
 
     Attributes:
-        run: what ran.
+        run: the run of its operator call.
         phase: ``"forward"``, ``"backward"`` or ``"step"``.
-        row: FQN and number of the call of the module that it belongs to; None outside of the model.
+        row: FQN and call index of the module call that it belongs to; None outside of the model.
     """
 
     run: OperatorRun
@@ -54,18 +54,18 @@ class Kernel:
     """One kernel that a device runs.
 
     Attributes:
-        name: of the operator, or of those that were joined.
-        op_class: one of ``modelsummary.costs.operator_work.CLASSES``.
-        dtype: in which it computes.
-        sizes: what the class says (see ``operator_work``).
+        name: name of the operator, or names of the fused operators.
+        op_class: operator class, one of ``modelsummary.costs.operator_work.CLASSES``.
+        dtype: dtype in which it computes.
+        sizes: sizes by class, listed in ``modelsummary.costs.operator_work``.
         flops: twice its multiply-adds.
-        moved_bytes: that it reads and writes.
+        moved_bytes: bytes that it reads and writes.
         phase: ``"forward"``, ``"backward"`` or ``"step"``.
-        row: FQN and number of the call of the module that it belongs to; None outside of the model.
-        n_operators: operators of eager mode that this kernel does the work of; 0 for the second kernel of one.
-        call: the operator call, where the kernel is the first one of a single call.
-        seconds: predicted or measured; None without a device.
-        source: where ``seconds`` is from: ``"measured"``, ``"interpolated"`` or ``"fit"``.
+        row: FQN and call index of the module call that it belongs to; None outside of the model.
+        n_operators: number of eager operators that it runs; 0 for all but the first kernel of an operator.
+        call: the operator call, if this is the first kernel of a single call; else None.
+        seconds: predicted or measured time; None without a device.
+        source: source of ``seconds``: ``"measured"``, ``"interpolated"`` or ``"fit"``.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Kernel:
 
     @property
     def fqn(self) -> str | None:
-        """Name of the module that it belongs to; ``""`` is the model, None outside of it."""
+        """The FQN of the module that it belongs to; ``""`` is the model, None outside of the model."""
         return None if self.row is None else self.row[0]
 
     @property
     def work(self) -> Work:
-        """What the time model takes."""
+        """The work, as the time models take it."""
         return Work(self.name, self.op_class, self.dtype, self.sizes, self.flops, self.moved_bytes)
 
     def to_record(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
+        """Return the attributes as plain data, with the time in microseconds."""
         fqn, index = self.row or (None, None)
         return {
             "fqn": fqn,
@@ -111,7 +111,7 @@ class Kernel:
 
 
 def whole_call(call: OperatorCall) -> Work:
-    """Return the work of an operator call as one kernel, which it is on a CPU; the largest part says of which class."""
+    """Return the work of an operator call as one kernel, as on a CPU, with the class of its largest part."""
     parts = work_of(call)
     if len(parts) < 2:
         return parts[0] if parts else Work(call.name, "other", torch.float32, (0,), 0, 0)
@@ -127,9 +127,9 @@ def kernels_of(
     """Return the kernels of a step in the order in which they run.
 
     Args:
-        operators: of the step.
+        operators: operators of the step.
         mode: ``"eager"`` or ``"compiled"``.
-        foreach: equal operators of the optimizer's step on many tensors are few kernels, as on accelerators.
+        foreach: equal operators of the optimizer's step share kernels, as on accelerators.
         whole_calls: each operator call is one kernel, as on a CPU.
 
     Raises:
@@ -162,16 +162,16 @@ def _eager(operators: Iterable[StepOperator], works: dict[int, tuple[Work, ...]]
 
 
 def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], mode: str) -> list[Kernel]:
-    """Return one kernel for all tensors that the optimizer treats alike; one for everything when compiled."""
+    """Return one kernel per operator of the optimizer's step, over all tensors; one in total when compiled."""
     groups: dict[str, list[tuple[Work, StepOperator]]] = {}
     for operator in operators:
         for work in works[id(operator.run.call)]:
-            if sum(work.sizes) > 1:  # steps are counted on the host
+            if sum(work.sizes) > 1:  # step counters stay on the host
                 groups.setdefault("step" if mode == "compiled" else work.name, []).append((work, operator))
     kernels = []
     for name, members in groups.items():
         moved = sum(work.nbytes for work, _ in members)
-        if mode == "compiled":  # reads gradient, parameter and states once, writes all but the gradient
+        if mode == "compiled":  # read gradient, parameter and states once, write all but the gradient
             reads = {
                 key: spec.nbytes
                 for _, each in members
@@ -189,7 +189,7 @@ def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...
 
 
 class _Group:
-    """Operators that will be one kernel: what it reads and writes, by storage."""
+    """Operators that become one kernel, with the bytes that it reads and writes, by storage."""
 
     def __init__(self, operator: StepOperator, elements: int) -> None:
         self.operator, self.elements = operator, elements
@@ -200,7 +200,7 @@ class _Group:
         self.dtype = torch.float32
 
     def add(self, operator: StepOperator, work: Work) -> None:
-        """Join an operator."""
+        """Add an operator to the kernel."""
         call = operator.run.call
         if not self.names:
             self.dtype = work.dtype
@@ -213,7 +213,7 @@ class _Group:
             self.makes[key] = max(self.makes.get(key, 0), spec.nbytes)
 
     def kernel(self, needed: Callable[[int], bool]) -> Kernel:
-        """Return the kernel; what nobody else needs is not written."""
+        """Return the kernel; it writes only the storages that other kernels need."""
         moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
         order = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
         op_class = next((each for each in order if self.classes[each]), "elementwise")

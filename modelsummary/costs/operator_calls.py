@@ -1,8 +1,7 @@
-"""``OperatorCall``: one distinct call of an operator, as plain data: what it was called with, and what it costs.
+"""``OperatorCall``: one distinct call of an operator as plain data: its arguments and its cost.
 
-A model calls the same few operators over and over: calls that are equal in operator, shapes, strides, dtypes and
-constants are one object, which an ``OperatorLog`` notes each time it runs. What is predicted or measured of it holds
-for all of them.
+A model calls the same few operators over and over. Calls with equal operator, shapes, strides, dtypes and constants are
+one object, and an ``OperatorLog`` notes each of its runs. A time predicted or measured once holds for all runs.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _CONSTANTS = frozenset(
 
 
 class TensorSpec(NamedTuple):
-    """A tensor without its values; ``is_param``: it is a parameter of the model."""
+    """Shape, strides and dtype of a tensor; ``is_param`` marks a parameter of the model."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,7 +42,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements.
+        """The number of elements.
 
         >>> TensorSpec((2, 3), (3, 1), torch.float32).numel
         6
@@ -55,7 +54,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
+        """The bytes of the elements."""
         return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -78,8 +77,8 @@ class OperatorCall:
 
     Attributes:
         func: the operator, such as ``torch.ops.aten.addmm.default``.
-        rule: what is known of the operator.
-        args, kwargs: its arguments, a ``TensorSpec`` in the place of each tensor.
+        rule: properties of the operator.
+        args, kwargs: its arguments, with a ``TensorSpec`` for each tensor.
         outputs: specs of the tensors in its result.
         cost: multiply-adds, element-wise operations and bytes.
     """
@@ -100,12 +99,12 @@ class OperatorCall:
 
     @property
     def name(self) -> str:
-        """Name of the operator without its overload: ``aten.addmm``."""
+        """The name of the operator without its overload, such as ``aten.addmm``."""
         return self.rule.name
 
     @cached_property
     def key(self) -> str:
-        """The call as text, equal for equal calls also in other processes."""
+        """The call as text; equal calls have equal keys, also in other processes."""
         named = [f"{name}={_text(value)}" for name, value in self.kwargs.items()]
         return f"{self.func}({', '.join([*map(_text, self.args), *named])})"
 
@@ -141,11 +140,11 @@ def specs_in(value: Any) -> list[TensorSpec]:
 
 
 class OperatorRun(NamedTuple):
-    """One run of an operator call: where it ran, and which storages it read and made.
+    """One run of an operator call, with the storages that it read and made.
 
     Attributes:
-        call: what ran.
-        reads, makes: identities of the storages of its arguments, and of its results.
+        call: the operator call.
+        reads, makes: identities of the storages behind its arguments, and behind its results.
     """
 
     call: OperatorCall
@@ -154,11 +153,17 @@ class OperatorRun(NamedTuple):
 
 
 class OperatorLog:
-    """Notes the operators of a run, equal calls as one object.
+    """A log of operator runs, with one object per distinct call.
 
     Args:
-        identify: a number for the storage behind a tensor, equal as long as it is the same storage.
-        is_param: tells whether a tensor lies in the storage of a parameter.
+        identify: returns a number that identifies the storage behind a tensor.
+        is_param: returns True if a tensor lies in the storage of a parameter.
+
+    >>> log = OperatorLog(id, lambda tensor: False)
+    >>> a, b = torch.ones(2, 3), torch.ones(3, 4)
+    >>> log.note(torch.ops.aten.mm.default, (a, b), {}, a @ b)
+    >>> log.runs[0].call.key, log.runs[0].call.cost.macs
+    ('aten.mm.default(f32[2x3], f32[3x4])', 24)
     """
 
     def __init__(self, identify: Callable[[Tensor], int], is_param: Callable[[Tensor], bool]) -> None:
@@ -167,7 +172,7 @@ class OperatorLog:
         self._calls: dict[Any, OperatorCall] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Note one operator that ran."""
+        """Note one run of an operator with its result ``out``."""
         reads: list[int] = []
         specs = tuple([self._spec(each, reads) for each in args])
         named = {name: self._spec(each, reads) for name, each in kwargs.items()}

@@ -1,9 +1,9 @@
 """The work of one operator call as kernels: operator class, dtype, sizes, FLOPs and bytes.
 
-Sizes by class: ``gemm`` (batch, m, n, k); ``conv`` (groups, m, n, k) of the implicit matrix product, and the height and
-width of the image that m goes over; ``depthwise``
-(elements of the result, positions of the kernel); ``attention`` (batch x heads, queries, keys, head size); ``rnn``
-(steps, batch, input, hidden); ``norm``, ``softmax`` and ``reduction`` (rows, width); others (elements,).
+Sizes by class: ``gemm`` (batch, m, n, k); ``conv`` (groups, m, n, k) of the implicit matrix product, then the height
+and width of the image that m covers; ``depthwise`` (elements of the result, positions of the kernel); ``attention``
+(batch x heads, queries, keys, head size); ``rnn`` (steps, batch, input, hidden); ``norm``, ``softmax`` and
+``reduction`` (rows, width); ``batch_norm`` (channels, elements per channel); others (elements,).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ POINTWISE = frozenset({"elementwise", "copy", "batch_norm"})
 
 
 class Work(NamedTuple):
-    """What one kernel does.
+    """The work of one kernel.
 
     Attributes:
-        name: of the operator, with the part of it that this kernel is: ``"aten.convolution_backward (weight)"``.
-        op_class: one of ``CLASSES``.
-        dtype: in which it computes.
-        sizes: see the module.
+        name: name of the operator, and its part in parentheses, such as ``"aten.convolution_backward (weight)"``.
+        op_class: operator class, one of ``CLASSES``.
+        dtype: dtype in which it computes.
+        sizes: sizes by class, listed in the module's docstring.
         flops: twice its multiply-adds.
-        nbytes: that it reads and writes.
+        nbytes: bytes that it reads and writes.
     """
 
     name: str
@@ -81,12 +81,12 @@ _REDUCTIONS = frozenset(
 
 
 def is_free(call: OperatorCall) -> bool:
-    """Return True if a call launches no kernel: a view, or an allocation."""
+    """Return True if a call launches no kernel, as views and allocations do."""
     return call.rule.is_view or call.name in _NOTHING or not call.name.startswith(("aten.", "torchvision."))
 
 
 def work_of(call: OperatorCall) -> tuple[Work, ...]:
-    """Return the kernels of a call; nothing for a view or an allocation."""
+    """Return the work of each kernel of a call; an empty tuple for a view or an allocation."""
     if is_free(call):
         return ()
     base = call.name.partition(".")[2]
@@ -94,7 +94,7 @@ def work_of(call: OperatorCall) -> tuple[Work, ...]:
     if maker is not None:
         try:
             return tuple(maker(call))
-        except (IndexError, TypeError, AttributeError):  # another overload than those known
+        except (IndexError, TypeError, AttributeError):  # an overload with other arguments
             pass
     return (_simple(call, base),)
 
@@ -145,7 +145,7 @@ def _rows_of(spec: TensorSpec | None, outputs: Sequence[TensorSpec] = ()) -> tup
 
 
 def _product_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
-    """Sizes of a product of which only the result and the multiply-adds are known."""
+    """Return the sizes of a product, derived from its result and its multiply-adds."""
     out = call.outputs[0] if call.outputs else TensorSpec((1,), (1,), torch.float32)
     n = max((out.shape or (1,))[-1], 1)
     m = max(out.numel // n, 1)
@@ -153,7 +153,7 @@ def _product_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
 
 
 def _norm_sizes(call: OperatorCall) -> tuple[int, int]:
-    """Rows and width: what is normalised together."""
+    """Return the number of rows, and their width: the elements that are normalised together."""
     statistics = [spec for spec in call.outputs[1:] if spec.numel] or [
         spec for spec in call.tensors if 0 < spec.numel < call.tensors[0].numel
     ]
@@ -165,7 +165,7 @@ def _norm_sizes(call: OperatorCall) -> tuple[int, int]:
 
 
 def _batch_norm(call: OperatorCall) -> Work:
-    """Statistics take a pass of their own before the one that normalises."""
+    """Return the work of a batch norm; in training, statistics take an extra pass over the input."""
     x = max(call.tensors, key=lambda spec: spec.numel)
     backward = "backward" in call.name
     training = backward or any(value is True for value in call.args[5:6])
@@ -213,7 +213,7 @@ def _convolution(call: OperatorCall) -> list[Work]:
 def _conv(
     call: OperatorCall, part: str, result: TensorSpec, given: TensorSpec, weight: TensorSpec, groups: int, flops: int
 ) -> Work:
-    """The implicit product of a convolution: positions x output channels x what each sums over."""
+    """Return the implicit matrix product of a convolution: positions x output channels x summed elements."""
     moved = result.nbytes + given.nbytes + weight.nbytes
     positions = prod(weight.shape[2:])
     if groups > 1 and weight.shape[1] == 1:

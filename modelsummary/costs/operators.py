@@ -1,8 +1,7 @@
-"""What one operator costs: multiply-adds, element-wise operations, bytes read and written.
+"""Cost of one operator call: multiply-adds, element-wise operations, bytes read and written.
 
-``op_rule`` says what is known of an operator before it is called (from its schema, tags and name);
-``op_cost`` adds the shapes of one call. An operator that looks like a matrix product and has no formula
-is reported as uncounted, never as a silent zero.
+``op_rule`` derives the properties of an operator from its schema, tags and name; ``op_cost`` adds the shapes of one
+call. An operator that looks like a matrix product and has no formula is reported as uncounted, never as a silent zero.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 import modelsummary.costs.fused_formulas
-import modelsummary.costs.solve_formulas  # noqa: F401 - registers them
+import modelsummary.costs.solve_formulas  # noqa: F401 - registers its formulas
 from modelsummary import _torch
 from modelsummary._torch import OpOverload
 from modelsummary.costs.formulas import Formula, find_formula, is_own, outer_product_macs
@@ -29,9 +28,9 @@ __all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
 
 
 class OpCost(NamedTuple):
-    """Cost of one call of an operator; ``uncounted`` names it where no MAC formula is known.
+    """Cost of one call of an operator; ``uncounted`` is its name if it has no MAC formula.
 
-    ``skipped_macs``: of ``macs``, those that a block mask spares; None where the values of the mask are not known.
+    ``skipped_macs`` is the part of ``macs`` that a block mask skips; None if the values of the mask are not known.
     """
 
     macs: int
@@ -45,8 +44,8 @@ class OpCost(NamedTuple):
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype})
 NO_COST = OpCost(0, 0, 0, 0, None)
 
-# Parts of the names of operators that multiply matrices (or solve, factorise, transform), and parts that
-# tell the helpers beside them, which do not.
+# Words in the names of operators that multiply matrices (or solve, factorise, transform), and words in the names of
+# their helpers, which do not.
 _PRODUCT_WORDS = frozenset(
     "mm addmm bmm baddbmm addbmm matmul smm hspmm sspaddmm mv addmv addr ger dot vdot outer gemm"
     " convolution conv conv1d conv2d conv3d linear bilinear trilinear attention attn mha transformer rnn lstm gru"
@@ -59,9 +58,9 @@ _HELPER_WORDS = frozenset(
 _COLLECTIVES = frozenset("c10d c10d_functional _c10d_functional".split())
 # Collectives, FSDP's copies, bookkeeping, and torchvision's pooling and box operators, which multiply no matrices.
 _FREE_NAMESPACES = _COLLECTIVES | frozenset("fsdp prim profiler rngprims torchvision".split())
-# Namespaces of torch whose operators are named as in aten: one that multiplies says so.
+# Namespaces of torch with names as in aten: the name says whether an operator multiplies.
 _NAMED_NAMESPACES = frozenset("aten quantized quantized_decomposed".split())
-# Parts of the names of operators that only convert what they get, in any namespace.
+# Words in the names of operators that only convert their arguments, in any namespace.
 _CONVERSIONS = frozenset("quant dequant quantize dequantize qparams".split())
 
 _MOVES_DATA = frozenset("clone _to_copy copy lift_fresh_copy equal".split())
@@ -71,9 +70,9 @@ _PER_INPUT = re.compile(
     r"|count_nonzero$|logsumexp$|norm$|std$|var$|(std|var)_mean$|max$|min$"
 )
 _PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
-# Tagged as of dynamic shape, but only some arguments (a boolean mask, a LAPACK driver) make them so.
+# Tagged with a dynamic shape, which they have for some arguments only (a boolean mask, a LAPACK driver).
 _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
-# Not tagged, but how much they keep is in the values.
+# Not tagged, but the size of their result depends on values.
 _UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
@@ -81,23 +80,23 @@ _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".sp
 
 @dataclass(slots=True)
 class OpRule:
-    """What is known of an operator before its arguments are.
+    """Properties of an operator, whatever its arguments.
 
     Attributes:
-        name: ``aten.addmm``.
-        formula: MACs of a call, or None.
-        matrix_like: a call without a formula belongs into the ledger of uncounted operators.
+        name: name without the overload, such as ``aten.addmm``.
+        formula: formula for the MACs of a call, or None.
+        matrix_like: a call without a formula is listed in the ledger of uncounted operators.
         returns_alias: the result shares storage with an argument.
-        writes: positions (names, where keyword-only) of the arguments that are written in place.
-        keeps_shape: in place on its first argument, whose shape stays.
-        moves_shape: in place on the shape or the storage of its first argument.
+        writes: positions (names of keyword-only ones) of the arguments that are written in place.
+        keeps_shape: works in place on its first argument, whose shape stays.
+        moves_shape: changes the shape or the storage of its first argument in place.
         is_random: draws random numbers.
         is_collective: other processes take part; the result does not follow from the arguments.
         needs_values: shape or value of the result depends on the values of tensors.
         makes_tensor: has a ``device`` argument.
-        per_element: "in", "out" or "": which elements count as element-wise operations.
+        per_element: elements that count as element-wise operations: "in" (input), "out" (result) or "" (none).
         gathers: reads only the rows it returns.
-        is_composite: made of other operators; met whole only under ``torch.inference_mode``.
+        is_composite: consists of other operators; runs undecomposed only under ``torch.inference_mode``.
     """
 
     name: str
@@ -117,12 +116,16 @@ class OpRule:
 
     @property
     def is_view(self) -> bool:
-        """Nothing is computed: the result is the argument, seen otherwise."""
+        """True if nothing is computed: the result is another view of an argument."""
         return self.returns_alias and not self.writes
 
 
 def op_rule(func: Any) -> OpRule:
-    """Classify an operator by its schema, its tags, its name and the registered formulas."""
+    """Return the properties of an operator, from its schema, tags, name and registered formula.
+
+    >>> op_rule(torch.ops.aten.relu_.default).writes
+    (0,)
+    """
     return _classify(func, find_formula(func))  # a formula may be registered at any time
 
 
@@ -143,7 +146,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         formula=formula,
         matrix_like=_may_multiply(namespace, base),
         returns_alias=any(result.alias_info is not None for result in func._schema.returns),
-        writes=writes if namespace != "c10d" else (0,),  # what its schemas do not say
+        writes=writes if namespace != "c10d" else (0,),  # its schemas do not mark what they write
         moves_shape=moves_shape,
         keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
@@ -162,7 +165,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
 
 
 def _may_multiply(namespace: str, base: str) -> bool:
-    """An operator of a library that is not known may do anything, unless its name says that it converts."""
+    """Return True if an operator may multiply matrices: by its name, or if its library is unknown."""
     words = set(base.split("_"))
     looks_like_product = not words.isdisjoint(_PRODUCT_WORDS) and words.isdisjoint(_HELPER_WORDS)
     if namespace in _NAMED_NAMESPACES:
@@ -182,7 +185,12 @@ def _per_element(func: OpOverload, base: str) -> str:
 
 
 def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> OpCost:
-    """Cost of one call, from the shapes of its arguments and its result. Views cost nothing."""
+    """Return the cost of one call, from the shapes of its arguments and its result. Views cost nothing.
+
+    >>> a, b = torch.ones(2, 3), torch.ones(3, 4)
+    >>> op_cost(op_rule(torch.ops.aten.mm.default), (a, b), {}, a @ b)[:4]
+    (24, 0, 72, 32)
+    """
     if rule.is_view:
         return NO_COST
     macs, uncounted = 0, rule.name if rule.formula is None and rule.matrix_like else None
@@ -191,7 +199,7 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
             result = rule.formula(*args, **{**kwargs, "out": out})
             macs = int(result)
             if macs != result or macs < 0:
-                raise ValueError(f"it returned {result!r:.80}; expected an integer >= 0")
+                raise ValueError(f"it must return an integer >= 0, got {result!r:.80}")
         except Exception as error:  # a formula that does not know these arguments must not break the summary
             macs, uncounted = 0, rule.name
             if not is_own(rule.formula) and not isinstance(error, NotImplementedError):
@@ -210,13 +218,13 @@ def _elementwise_ops(rule: OpRule, args: Sequence[Any], out: Any) -> int:
 
 
 def _bytes_of(value: Any) -> int:
-    """Bytes in memory behind the tensors in ``value``, each tensor object once."""
+    """Return the bytes in memory behind the tensors in ``value``, each tensor object once."""
     tensors = {id(inner): inner for tensor in tensors_in(value) for inner in inner_tensors(tensor)}
     return sum(map(_touched_bytes, tensors.values()))
 
 
 def _touched_bytes(tensor: Tensor) -> int:
-    """Bytes in memory behind a tensor: an expanded dimension repeats one element."""
+    """Return the bytes in memory behind a tensor: an expanded dimension repeats one element."""
     if tensor.is_nested or tensor.layout is not torch.strided:
         return nbytes_of(tensor)
     strides = tensor.stride()
@@ -227,7 +235,7 @@ def _touched_bytes(tensor: Tensor) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in an operator's arguments: nested lists, tuples and dicts, no other objects."""
+    """Yield the tensors in an operator's arguments: in nested lists, tuples and dicts only."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

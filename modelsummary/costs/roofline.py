@@ -1,4 +1,4 @@
-"""Rooflines of a tree: how fast each call could be on a device at best, and how near to that it came."""
+"""Rooflines of a tree: the least time of each call on a device, and the part of that speed it reached."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Roofline", "RooflineRow", "dtype_of", "estimate", "roofline"]
 
 
 def estimate(root: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
-    """Write ``estimated_latency_ms`` into every row: the sum of the bounds of all rows in it; returns the root's.
+    """Write ``estimated_latency_ms``, the sum of the bounds of all rows below, into every row; return the root's.
 
-    The operators of a row bound it together, so this is the least the device allows; launches, and what a device does
-    not reach, are left out.
+    All operators of a row share one bound, so this is the least time that the device allows: without launches, and at
+    full peak and bandwidth.
     """
     rows = list(root.walk())
     for row in rows:
@@ -36,15 +36,15 @@ def _own_seconds(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> float:
 
 @dataclass(frozen=True)
 class RooflineRow:
-    """A called module against the roof of a device.
+    """A call of a module compared with the roofline of a device.
 
     Attributes:
-        arithmetic_intensity: FLOPs for each byte moved; None where none moves.
-        bound_ms: the least time on the device.
-        limited_by: ``"compute"`` or ``"memory"``, whichever has the larger part of the bound.
-        predicted_ms: what ``estimate_latency`` predicted, or None.
-        latency_ms: what was measured, or None.
-        part_of_roof: ``bound_ms / latency_ms``; None where nothing was measured. Above 1 the spec is too low for this
+        arithmetic_intensity: FLOPs per byte moved; None if no byte is moved.
+        bound_ms: the least time on the device, in milliseconds.
+        limited_by: ``"compute"`` or ``"memory"``, whichever makes up more of the bound.
+        predicted_ms: prediction of ``estimate_latency``, or None.
+        latency_ms: measured time, or None.
+        part_of_roof: ``bound_ms / latency_ms``; None without a measurement. Above 1, the spec is too low for this
             device, or data stays in its caches.
     """
 
@@ -61,7 +61,7 @@ class RooflineRow:
 
 
 class Roofline(tuple[RooflineRow, ...]):
-    """Rows in printed order; prints as a table."""
+    """Rows in printed order, as a tuple that prints as a table."""
 
     def __str__(self) -> str:
         headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by"]
@@ -87,7 +87,7 @@ class Roofline(tuple[RooflineRow, ...]):
 
 
 def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | None) -> Roofline:
-    """Every called row down to ``depth`` against the roof of ``spec``."""
+    """Return every called row down to ``depth`` with its bound on ``spec``."""
     return Roofline(_row(row, spec, dtype) for row in root.walk(depth) if row.executed)
 
 
@@ -111,7 +111,7 @@ def _row(row: LayerInfo, spec: DeviceSpec, dtype: Precision) -> RooflineRow:
 
 
 def dtype_of(root: LayerInfo) -> torch.dtype:
-    """Return the floating point dtype of most parameters; float32 without any."""
+    """Return the most frequent floating point dtype of the parameters, by elements; float32 if there are none."""
     counts: dict[torch.dtype, int] = {}
     for parameter in root.module.parameters() if root.module is not None else ():
         if parameter.dtype.is_floating_point and not is_lazy(parameter):

@@ -17,9 +17,9 @@ aten = torch.ops.aten
 
 @register_op_cost(aten.linalg_solve_triangular)
 def _solve_triangular(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Substitution meets each element of the (n, n) matrix with each right-hand side: n x n x m, the zeros too.
+    """Count each element of the (n, n) matrix, zeros included, times each right-hand side: n x n x m.
 
-    (Golub and Van Loan, Matrix Computations, 3.1: n x n x m flops of the triangle alone, half as many multiply-adds.)
+    (Golub and Van Loan, Matrix Computations, 3.1: n x n x m flops for the triangle, so half as many multiply-adds.)
     """
     return out.numel() * a.shape[-1]
 
@@ -32,13 +32,13 @@ def _triangular_solve(b: Tensor, a: Tensor, *args: Any, out: Sequence[Tensor], *
 
 @register_op_cost(aten.cholesky_solve)
 def _cholesky_solve(b: Tensor, factor: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Two substitutions: with the factor, and with its transpose."""
+    """Count two substitutions: with the factor, and with its transpose."""
     return 2 * out.numel() * factor.shape[-1]
 
 
 @register_op_cost(existing(aten, "linalg_lu_solve", "linalg_ldl_solve"))
 def _factored_solve(factors: Tensor, pivots: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Two substitutions: with each of the factors."""
+    """Count two substitutions, one per factor."""
     return 2 * out.numel() * factors.shape[-1]
 
 
@@ -49,7 +49,7 @@ def _cdist(a: Tensor, b: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
 
 @register_op_cost(existing(aten, "_cdist_backward"))
 def _cdist_backward(grad: Tensor, a: Tensor, *args: Any, **kwargs: Any) -> int:
-    """The gradient of one of both sets: each pair's, times each difference."""
+    """Count the gradient of one set of rows: per pair, one multiply-add per dimension."""
     return grad.numel() * a.shape[-1]
 
 

@@ -1,6 +1,6 @@
-"""What a tensor is in memory: a wrapper's inner tensors, the packed bytes of a quantised weight.
+"""Tensors in memory: the inner tensors of a wrapper, the packed bytes of a quantised weight.
 
-A tensor subclass shows the dtype it is computed in. Its bytes are those of the tensors that hold its elements.
+A tensor subclass reports the dtype that it computes in; its bytes are the bytes of the tensors that hold its elements.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 def nbytes_of(tensor: Any) -> int:
-    """Return the bytes of a tensor or array, of a wrapper those of its inner tensors, each object once.
+    """Return the bytes of a tensor or array; a wrapper has the bytes of its inner tensors, each object once.
 
-    Of a sparse or nested tensor these are the stored elements, without their indices.
+    A sparse or nested tensor has the bytes of its stored elements, without their indices.
 
     >>> nbytes_of(torch.ones(2, 3))
     24
@@ -33,7 +33,7 @@ def nbytes_of(tensor: Any) -> int:
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors that hold the elements of ``tensor``, each object once; of a plain tensor itself.
+    """Return the tensors that hold the elements of ``tensor``, each object once; a plain tensor holds its own.
 
     >>> x = torch.ones(2, 3)
     >>> inner_tensors(x)[0] is x
@@ -46,17 +46,17 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def is_distributed(kind: type) -> bool:
-    """Return True if a type is that of tensors that are spread over processes.
+    """Return True if tensors of a type are sharded over processes.
 
     >>> is_distributed(torch.Tensor)
     False
     """
-    distributed = sys.modules.get("torch.distributed.tensor")  # absent: there are none
+    distributed = sys.modules.get("torch.distributed.tensor")  # not imported: no such tensor exists
     return distributed is not None and issubclass(kind, getattr(distributed, "DTensor", ()))
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Return True for a tensor that computes with inner tensors and can be taken apart; False for a nested one.
+    """Return True if a tensor wraps inner tensors and can be taken apart; False for a nested tensor.
 
     >>> is_wrapper(torch.ones(2, 3))
     False
@@ -67,7 +67,7 @@ def is_wrapper(tensor: Any) -> bool:
 
 
 def shape_of(tensor: Tensor) -> torch.Size:
-    """Return the shape that a tensor stands for: of a packed weight that of the weight.
+    """Return the shape of a tensor; a packed weight has the shape of the weight before packing.
 
     >>> shape_of(torch.ones(2, 3))
     torch.Size([2, 3])
@@ -77,7 +77,7 @@ def shape_of(tensor: Tensor) -> torch.Size:
 
 
 def numel_of(tensor: Tensor) -> int:
-    """Return how many elements a tensor stands for: of a packed weight those of the weight.
+    """Return the number of elements of a tensor; a packed weight counts the elements before packing.
 
     >>> numel_of(torch.ones(2, 3))
     6
@@ -86,7 +86,12 @@ def numel_of(tensor: Tensor) -> int:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Id of the memory behind a tensor; of its own where it has none."""
+    """Return an id of the storage behind a tensor; of the tensor object if it has no storage.
+
+    >>> x = torch.ones(2, 3)
+    >>> storage_of(x) == storage_of(x.t())
+    True
+    """
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
@@ -98,7 +103,7 @@ def _inner(tensor: Tensor) -> Iterator[Tensor]:
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         parts = [getattr(tensor, name) for name in names]
         for part in parts:
-            if isinstance(part, Tensor):  # a distributed tensor lists its mesh, too
+            if isinstance(part, Tensor):  # a distributed tensor also lists its mesh
                 yield from _inner(part)
         return
     yield tensor
@@ -109,7 +114,7 @@ def _inner(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _quant_state(tensor: Tensor) -> Any:
-    """Return what bitsandbytes keeps beside a packed 4-bit weight: the weight's shape, its scales and its code."""
+    """Return the state that bitsandbytes keeps beside a packed 4-bit weight: its shape, scales and code."""
     state = None if type(tensor) in _PLAIN else tensor.__dict__.get("quant_state")
     return state if getattr(state, "shape", None) is not None else None
 

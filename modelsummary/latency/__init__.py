@@ -1,4 +1,4 @@
-"""Measured and predicted time of every call."""
+"""Measured and predicted latency of every call."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ __all__ = [
 
 
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:
-    """Return what a step is predicted for; raises ``InputError`` for an unknown device."""
+    """Return the target of a prediction. Raise ``InputError`` for an unknown device."""
     return target_of(device, tf32=options.get("dtype") == "tf32")
 
 
 def calibrate(
     live: LiveModel, device: torch.device | str | None, plan: StepPlan, *, grid: bool, again: bool
 ) -> Calibration:
-    """Measure the operator calls of a step on this machine that its table lacks, and the standard grid if asked for."""
+    """Measure the operator calls of a step that this machine's table lacks, and with ``grid`` the standard grid."""
     place = device_here(device)
     if grid:
         calibrate_grid(place, again=again)
@@ -62,17 +62,17 @@ def calibrate(
 
 
 def bound_of_data(stats: Any, device: Any, mode: str, backward: bool, optimizer: Any, options: TimeOptions) -> float:
-    """Return the roofline's bound of a forward, for statistics that have no live model.
+    """Return the roofline's bound of a forward, for statistics without a live model.
 
     Raises:
-        InputError: more than a forward in eager mode is asked for.
+        InputError: the arguments ask for more than an eager forward on a named device.
     """
     from modelsummary.costs.roofline import dtype_of
     from modelsummary.costs.roofline import estimate as bound
 
     if backward or optimizer is not None or mode != "eager" or set(options) - {"dtype"} or device is None:
         raise InputError(
-            "without a live model only the bound of a forward on a named device is known: pass the device alone"
+            "statistics without a live model know only the bound of an eager forward: pass a device name and dtype only"
         )
     spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
     return bound(stats.root, spec, options.get("dtype") or dtype_of(stats.root))

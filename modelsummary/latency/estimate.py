@@ -1,4 +1,4 @@
-"""``LatencyEstimate``: predicted milliseconds that say where they are from, and how far they may be off."""
+"""``LatencyEstimate``: predicted milliseconds with their parts, their source and their typical error."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["LatencyEstimate"]
 
 
 class LatencyEstimate(float):
-    """Predicted milliseconds of a forward, or of a step; a number that knows its parts.
+    """Predicted milliseconds of a forward or a training step: a float with attributes.
 
     Attributes:
-        device, mode: of what; the mode is ``"eager"`` or ``"compiled"``.
-        forward_ms, backward_ms, step_ms: of the forward, the backward and the optimizer's step; 0 for what was not
-            asked for.
-        source: where it is from: whose fit, or the table of this machine.
+        device: name of the device.
+        mode: ``"eager"`` or ``"compiled"``.
+        forward_ms, backward_ms, step_ms: parts of the sum: forward, backward and optimizer's step; 0 for a part that
+            was not requested.
+        source: name of the fit, or of the kernel table of this machine.
         typical_error: mean error of such predictions against measurements they had not seen, as a fraction.
-        shares: how much of the time was ``"measured"``, ``"interpolated"`` between measured calls, or from a
-            ``"fit"``.
-        limited_by: ``"device"``, or ``"host"`` where dispatching takes longer than computing.
+        shares: fraction of the time per source: ``"measured"``, ``"interpolated"`` between measured calls, ``"fit"``.
+        limited_by: ``"device"``, or ``"host"`` if dispatching takes longer than computing.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
     >>> print(estimate)

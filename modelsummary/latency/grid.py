@@ -1,4 +1,4 @@
-"""The standard grid: some 300 common operator calls, from which those of other models are predicted."""
+"""The standard grid: some 300 common operator calls, from which the calls of any model are predicted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TOKENS = [(b, s, c) for b in (1, 8) for s, c in ((128, 768), (197, 384), (197, 
 
 
 def standard_grid() -> list[OperatorCall]:
-    """Return the calls of the grid, forward in float32.
+    """Return the calls of the grid: forwards in float32.
 
     >>> len(standard_grid()) > 250
     True

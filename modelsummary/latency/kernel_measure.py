@@ -1,9 +1,10 @@
-"""Measure operator calls alone, with the caches as a model leaves them: seconds and workspace bytes.
+"""Measure operator calls one by one, with the caches as a model leaves them: seconds and workspace bytes.
 
-Right before a call its arguments are not in a core's own cache, as other operators ran since they were made, but in
-the last level that the cores share: writing 4 MB pushes them out of the former. The parameters of a model that is
-larger than the last level come from memory: everything is pushed out then, and all but the parameters is touched.
-Hot caches make the sum of a model's calls 10 to 46 % too small, cold ones 50 to 75 % too large.
+In a model, other operators run between the making of a tensor and its use. Its data is then no longer in a core's own
+cache, but in the last level, which the cores share; before a measurement, writing 4 MB recreates this state. The
+parameters of a model larger than the last level come from memory: in that case everything is pushed out, and all
+arguments but the parameters are touched again. With hot caches, the sum of a model's calls is 10 to 46 % too small;
+with cold caches, 50 to 75 % too large.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ __all__ = ["Caches", "arguments_of", "is_measurable", "seconds_of", "workspaces_
 
 _OWN_CACHE_BYTES = 2**22
 _LEAST_RUNS, _MOST_RUNS, _SECONDS_PER_CALL = 5, 40, 0.12
-_UNDISTURBED = 0.95  # share of a core in a run that counts
+_UNDISTURBED = 0.95  # least share of a core in a run that counts
 _INDICES = {"embedding": (0, 1), "index_select": (0, 2), "gather": (0, 2), "embedding_dense_backward": (None, 1)}
 
 
 class Caches:
-    """Pushes data out of the caches of the CPU before a measurement.
+    """Buffers that push data out of the caches of a device before a measurement.
 
     Args:
-        shared_bytes: of the last level of the cache.
+        device: the device that is measured.
+        shared_bytes: size of the last level of its cache.
     """
 
     def __init__(self, device: torch.device, shared_bytes: int) -> None:
@@ -57,7 +59,7 @@ class Caches:
 
 
 def is_measurable(call: OperatorCall) -> bool:
-    """Return True if the arguments of a call can be made anew."""
+    """Return True if the arguments of a call can be made from its specs."""
     return not any(_is_opaque(each) for each in (call.args, tuple(call.kwargs.values())))
 
 
@@ -68,7 +70,7 @@ def _is_opaque(value: Any) -> bool:
 
 
 def arguments_of(call: OperatorCall, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any], list[Tensor]]:
-    """Return arguments with random values, and those among them that are parameters of the model."""
+    """Return positional and keyword arguments with random values, and a list of the parameters among them."""
     base = call.name.partition(".")[2]
     table, place = _INDICES.get(base, (None, -1))
     params: list[Tensor] = []
@@ -110,11 +112,12 @@ def _random(spec: TensorSpec, device: torch.device, limit: int) -> Tensor:
 
 
 def seconds_of(call: OperatorCall, device: torch.device, caches: Caches, *, cold: bool) -> float:
-    """Return how long a call takes: the middle of the faster half of some runs, which others disturb less.
+    """Return the seconds of a call: the median of the faster half of several runs, which are less disturbed.
 
-    Runs during which this thread lost its core do not count, if there are others.
+    Runs during which this thread lost its core do not count, unless almost all did.
 
-    Raises whatever the call raises with such arguments.
+    Raises:
+        Exception: the call's own error, if it fails with random arguments.
     """
     args, kwargs, params = arguments_of(call, device)
     own = set(map(id, params))
@@ -150,13 +153,13 @@ _Timed = Callable[[Callable[[], object]], tuple[float, float]]
 
 
 def _timer(device: torch.device) -> _Timed:
-    """Return what times a function on a device: its seconds, and this thread's share of a core meanwhile."""
+    """Return a timer of functions on a device, which returns seconds and this thread's share of a core."""
     return _timed_by_events if device.type == "cuda" else _timed_by_clock
 
 
 def _timed_by_clock(run: Callable[[], object]) -> tuple[float, float]:
     cpu, begin = time.thread_time(), time.perf_counter()
-    kept = run()  # freed after the end, as in a model
+    kept = run()  # freed after the end is read, as in a model
     end, used = time.perf_counter(), time.thread_time() - cpu
     del kept
     return end - begin, (used + _CLOCK_SECONDS) / (end - begin)
@@ -179,9 +182,9 @@ def _timed_by_events(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def workspaces_of(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
-    """Return the bytes that each call allocates beside its results while it runs; None where it fails alone.
+    """Return the bytes that each call allocates beside its results while it runs; None if it does not run alone.
 
-    On the CPU by the events of torch's profiler, on CUDA by the statistics of the allocator.
+    They are measured by events of torch's profiler on the CPU, by statistics of the allocator on CUDA.
     """
     if device.type == "cuda":
         return [_workspace_on_cuda(call, device) for call in calls]

@@ -16,7 +16,7 @@ __all__ = ["Kernels"]
 
 
 class Kernels(tuple[Kernel, ...]):
-    """Kernels in the order in which they run; prints as a table, kernels of equal work in one line.
+    """Kernels in the order in which they run; a tuple that prints as a table, one line for kernels of equal work.
 
     >>> from modelsummary import Statistics
     >>> from torch import nn
@@ -31,11 +31,11 @@ class Kernels(tuple[Kernel, ...]):
 
     @property
     def seconds(self) -> float:
-        """Sum of the predicted times, as if nothing waited for the host."""
+        """The sum of the predicted times in seconds, without waiting for the host."""
         return sum(kernel.seconds or 0.0 for kernel in self)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return one dict per kernel: plain data, sizes as a list."""
+        """Return one dict of plain data per kernel."""
         return [kernel.to_record() for kernel in self]
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -1,4 +1,4 @@
-"""Measure the latency of every module: runs with marks beside runs without, medians written into the tree."""
+"""Measure the latency of every module: alternate runs with and without marks, write medians into the tree."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PROGRESS_AFTER_S = 2.0
 
 
 class MarkedRuns(NamedTuple):
-    """Neighbouring runs without and with marks: median times in milliseconds, and the median of their ratios."""
+    """Median milliseconds of runs without and with marks, and the median of the ratios of neighbouring runs."""
 
     plain_ms: float
     instrumented_ms: float
@@ -42,16 +42,16 @@ class MarkedRuns(NamedTuple):
 
 
 class LatencyOverhead(NamedTuple):
-    """What measuring cost, and under which circumstances.
+    """Cost and circumstances of a latency measurement.
 
     Attributes:
-        forward: without and with marks, what they cost included; None if there were no runs without.
-        backward: likewise; None if no backward was timed.
-        per_call_us: calibrated cost of timing one call in microseconds, taken off the figures; 0 where the device keeps
-            the time.
-        runs: pairs of runs.
-        device: where the model ran.
-        waits: the device has no events that take the time: every mark waited for it, and nothing overlapped.
+        forward: times of the forward with and without marks; None if every run had marks.
+        backward: times of the backward with and without marks; None if no backward was timed.
+        per_call_us: calibrated cost of timing one call in microseconds, subtracted from the figures; 0 if events of the
+            device keep the time.
+        runs: number of pairs of runs.
+        device: device that the model ran on.
+        waits: True if the device has no timing events: every mark waited for it, and nothing overlapped.
     """
 
     forward: MarkedRuns | None
@@ -62,13 +62,18 @@ class LatencyOverhead(NamedTuple):
     waits: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures for JSON; ``from_dict`` reads them."""
+        """Return the figures as plain data, which ``from_dict`` reads."""
         both = {name: value._asdict() for name in ("forward", "backward") if (value := getattr(self, name)) is not None}
         return {**self._asdict(), **both}
 
     @classmethod
     def from_dict(cls, figures: Mapping[str, Any]) -> LatencyOverhead:
-        """What ``to_dict`` wrote. Raises ``TypeError`` if that is not what this is."""
+        """Return the figures that ``to_dict`` returned. Raise ``TypeError`` for anything else.
+
+        >>> overhead = LatencyOverhead(MarkedRuns(2.0, 2.1, 1.05), None, 0.4, 10, "cpu", False)
+        >>> LatencyOverhead.from_dict(overhead.to_dict()) == overhead
+        True
+        """
         both = {name: MarkedRuns(**figures[name]) for name in ("forward", "backward") if figures.get(name)}
         return cls(**{**figures, **both})
 
@@ -94,22 +99,24 @@ def measure_latency(
 ) -> LatencyOverhead:
     """Run a model for real and write the latencies of its calls into the rows below ``root``.
 
-    The model, the arguments and global state are afterwards as before.
+    The model, the arguments and global state stay untouched.
 
     Args:
-        x: input with values, of the sizes that were recorded; None: the recorded one, sizes as random values.
-        warmup, runs: runs that do not count, and that do.
-        backward: time the backward of the output, started with ones.
-        device: where to run: on another device than the model's, a copy of it runs. None: where the model is.
+        live: the model and its recorded input.
+        root: row of the model.
+        x: input with values, of the recorded sizes; None: the recorded input, with random values for sizes.
+        warmup, runs: number of runs that do not count, and that count.
+        backward: also time the backward of the output, started with ones.
+        device: device to run on, with a copy of the model if it is on another one; None: the device of the model.
 
     Raises:
         InputError: an argument is unusable, a tensor is on meta, or nothing in the output has a gradient.
     """
     if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
-        raise InputError(f"warmup={warmup!r}, runs={runs!r}; expected integers, warmup >= 0 and runs >= 1")
+        raise InputError(f"warmup must be an integer >= 0 and runs an integer >= 1, got {warmup!r} and {runs!r}")
     given = None if device is None else available_device(device)
     if not isinstance(backward, bool):
-        raise InputError(f"backward={backward!r}; expected True or False")
+        raise InputError(f"backward must be True or False, got {backward!r}")
     call = live.call if x is None else call_like(live.call, live.model, x)
     model = live.model if live.compiled is None else live.compiled
     own = device_of((*tensors_of_modules(modules_of(model)), *call.tensors()))
@@ -122,14 +129,14 @@ def measure_latency(
     except RuntimeError as error:
         if backward or not WANTS_GRADIENT.search(str(error)):
             raise
-    return _measured(model, call, root, place, warmup, runs, grad=True, backward=False)  # its forward takes gradients
+    return _measured(model, call, root, place, warmup, runs, grad=True, backward=False)  # its forward needs gradients
 
 
 def _check_values(model: nn.Module, call: CallArguments, place: torch.device) -> None:
     if place.type == "meta" or any(each.is_meta for each in (*tensors_of_modules(modules_of(model)), *call.tensors())):
         raise InputError(
-            "latency is measured with values, but a tensor is on meta; "
-            "use estimate_latency(spec), or a model and an input on a device"
+            "measuring latency needs values, but a tensor is on meta; "
+            "use estimate_latency('A100'), or a model and an input on a device"
         )
 
 
@@ -147,7 +154,7 @@ def _measured(
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
         with nothing_hidden(), Operators(Uncounted(), execution):
-            measurement.run_once()  # not timed: what is written is saved, to be put back
+            measurement.run_once()  # not timed: it records the state to restore
         with _without_garbage_collection():
             for number in _progress(warmup + runs):
                 measurement.pair(number, counts=number >= warmup)
@@ -155,7 +162,7 @@ def _measured(
 
 
 class _Measurement:
-    """Pairs of runs, with marks and without, of a model that may run."""
+    """Pairs of runs of a model, with and without marks."""
 
     def __init__(
         self,
@@ -180,11 +187,11 @@ class _Measurement:
         self._runs: list[TimedRun] = []
 
     def run_once(self) -> None:
-        """A forward, and a backward if one is to be timed."""
+        """Run a forward, and a backward if backwards are timed."""
         self._timed_backward(self._model(*self._args, **self._kwargs))
 
     def pair(self, number: int, *, counts: bool) -> None:
-        """A run of each kind, by turns the first."""
+        """Run the model with and without marks; even numbers start with marks."""
         if number % 2:
             plain = self._plain_run()
             marked, run = self._marked_run()
@@ -233,7 +240,7 @@ class _Measurement:
         return self._timed(lambda: torch.autograd.backward(tensors, ones))[1]
 
     def finish(self) -> LatencyOverhead:
-        """Write the medians into the tree."""
+        """Write the medians into the tree and return the cost of measuring."""
         fill(self._root, self._runs)
         if self._timer.in_other_threads:
             self._root.note = self._root.note or IN_THREADS
@@ -267,7 +274,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _progress(total: int) -> Iterable[int]:
-    """Numbers up to ``total``, with a bar on a terminal or in a notebook once it takes longer than two seconds."""
+    """Return the numbers below ``total``, with a progress bar on a terminal or in a notebook after two seconds."""
     try:
         from tqdm.auto import tqdm
     except ImportError:

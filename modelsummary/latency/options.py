@@ -1,4 +1,4 @@
-"""How a user says which step is timed."""
+"""Options of a predicted step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ __all__ = ["TimeOptions", "time_plan"]
 
 
 class TimeOptions(TypedDict, total=False):
-    """The options of a predicted step, by keyword; each may be left out.
+    """Keyword options of a predicted step, all optional.
 
     Attributes:
-        dtype: of parameters, buffers and inputs; ``"tf32"``: float32 with TF32 products. None: as they are.
-        autocast: dtype of ``torch.autocast`` around the forward and the loss; None: none.
-        loss: of the model's result, a scalar; None: its ``loss`` if it has one, else the sum of its tensors.
-        checkpoint: modules under activation checkpointing, as for ``memory``.
+        dtype: dtype of parameters, buffers and inputs; ``"tf32"``: float32 with TF32 products. Default: as they are.
+        autocast: dtype of ``torch.autocast`` around the forward and the loss. Default: no autocast.
+        loss: function from the model's result to a scalar. Default: the result's ``loss`` if it has one, else the sum
+            of its tensors.
+        checkpoint: modules under activation checkpointing, as for ``memory``. Default: none.
     """
 
     dtype: Precision | None
@@ -33,7 +34,7 @@ class TimeOptions(TypedDict, total=False):
 
 
 def time_plan(backward: bool, optimizer: OptimizerLike | None, options: TimeOptions, root: LayerInfo) -> StepPlan:
-    """Return the plan of a step as a user described it.
+    """Return the plan of a step.
 
     Raises:
         InputError: an option is unknown or unusable, or an optimizer is given without a backward.
@@ -42,12 +43,12 @@ def time_plan(backward: bool, optimizer: OptimizerLike | None, options: TimeOpti
     if unknown:
         known = TimeOptions.__annotations__
         raise InputError(
-            f"{unknown[0]!r} is no option of a step{close_to(unknown[0], known)}; known: {', '.join(known)}"
+            f"unknown option of a step: {unknown[0]!r}{close_to(unknown[0], known)}; expected {', '.join(known)}"
         )
     if not isinstance(backward, bool):
-        raise InputError(f"backward={backward!r}; expected True or False")
+        raise InputError(f"backward must be True or False, got {backward!r}")
     if optimizer is not None and not backward:
-        raise InputError("an optimizer steps after a backward; pass backward=True")
+        raise InputError(f"optimizer={optimizer!r:.80} needs a backward; pass backward=True")
     given: StepOptions = {
         "optimizer": optimizer,
         "autocast": options.get("autocast"),

@@ -1,4 +1,4 @@
-"""Predict the time of a step from its kernels, and write it into the rows of the tree."""
+"""Predict the latency of a step from its kernels, and write it into the rows of the tree."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TABLE_ERROR = {"measured": 0.1, "interpolated": 0.16, "fit": 0.35}
 
 @dataclass(frozen=True)
 class Target:
-    """What a step is predicted for.
+    """The device of a prediction.
 
     Attributes:
-        name: of the device.
-        model: of a device that is named; None for this machine.
-        table: of this machine; None for a device that is named.
+        name: name of the device.
+        model: time model of a named device; None for this machine.
+        table: kernel table of this machine; None for a named device.
     """
 
     name: str
@@ -44,10 +44,13 @@ class Target:
 
 
 def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = False) -> Target:
-    """Return what ``device`` means: a spec, the name of an accelerator, or a device of this machine.
+    """Return the target for a spec, the name of an accelerator, or a device of this machine.
 
     Raises:
-        InputError: there is no such device, or this machine was never calibrated.
+        InputError: the device is unknown, or this machine was never calibrated.
+
+    >>> target_of("T4").name
+    'T4'
     """
     is_here = device is None or isinstance(device, torch.device) or device in ("cpu", "cuda")
     if not is_here:
@@ -57,7 +60,7 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
     table = table_of(place)
     if not table.entries:
         raise InputError(
-            f"no kernels of this machine's {place} were measured; call calibrate(), or name a device such as 'A100'"
+            f"this machine's {place} was never calibrated; call calibrate(), or name a device such as 'A100'"
         )
     return Target(f"this machine's {place}", table=table)
 
@@ -110,13 +113,13 @@ def _on_device(kernels: Sequence[Kernel], model: DeviceModel) -> list[Kernel]:
 
 
 def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
-    """Return True if the parameters do not fit into half of the last level of the cache, beside activations."""
+    """Return True if the parameters exceed half of the last level of the cache; activations take the rest."""
     held = sum(nbytes_of(each) for each in tensors_of_modules(modules_of(live.model)))
     return held > table.facts.get("cache_bytes", 0) / 2
 
 
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
-    """Predict a step and write the times of each call into the rows below ``root``."""
+    """Predict the latency of a step, and write the times of each call into the rows below ``root``."""
     operators = _operators(live, mode, plan)
     kernels = _timed_kernels(live, operators, target, mode)
     own, by_phase, limited_by = _own_seconds(kernels, operators, root, target, mode)
@@ -143,7 +146,7 @@ Own = dict[tuple[str, tuple[str, int]], float]  # phase and row -> seconds
 def _own_seconds(
     kernels: Sequence[Kernel], operators: Sequence[StepOperator], root: LayerInfo, target: Target, mode: str
 ) -> tuple[Own, dict[str, float], str]:
-    """Return the own seconds of each row, those of each phase, and what limits the whole."""
+    """Return the own seconds of each row, the seconds of each phase, and the limit: device or host."""
     device: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
     host: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
     outside = ("", 0)
@@ -171,7 +174,7 @@ def _add_host_work(
     root: LayerInfo,
     table: KernelTable,
 ) -> None:
-    """Add what Python and torch need for views and for calls of modules, which the kernels wait for."""
+    """Add the host's time for views and for calls of modules, for which the kernels wait."""
     for operator in operators:
         if operator.run.call.rule.is_view and operator.phase != "step":
             seconds[operator.phase, operator.row or ("", 0)] += table.facts.get("view", 1e-6)

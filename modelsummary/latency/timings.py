@@ -1,4 +1,4 @@
-"""From timed runs of a model to latencies of the rows of its tree."""
+"""Turn timed runs of a model into latencies of the rows of its tree."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from modelsummary.layer_info import LayerInfo
 
 __all__ = ["IN_THREADS", "TimedRun", "Timings", "fill"]
 
-Key = tuple[str, int]  # FQN and number of the call
+Key = tuple[str, int]  # FQN and call index
 _NOT_TIMED = "not timed: ignored, or its caller ran a fused or compiled function instead"
-_REENTRANT = "its backward runs inside of re-entrant checkpointing, out of sight"
-_UNREACHED = "the model's result does not lead to what it computed: its backward runs as part of others"
-_DIFFER = "not every run made the same calls: latencies are means, not medians"
+_REENTRANT = "its backward runs inside re-entrant checkpointing, which hides it"
+_UNREACHED = "the model's result does not depend on it: its backward is timed as part of other modules"
+_DIFFER = "runs made different calls: latencies are means, not medians"
 IN_THREADS = "modules called in other threads were not timed"
 _NOTES = (_NOT_TIMED, _REENTRANT, _UNREACHED, _DIFFER, IN_THREADS)
 
 
 @dataclass
 class TimedRun:
-    """One timed run: own times of rows in milliseconds.
+    """Own times of rows in one timed run, in milliseconds.
 
     Attributes:
-        forward_ms, backward_ms: of the whole, what the marks cost taken off.
-        unknown: rows whose backward could not be seen.
-        unreached: rows that made autograd nodes to which the model's result does not lead.
+        forward, backward: own milliseconds by row; ``backward`` is None if it was not timed.
+        forward_ms, backward_ms: milliseconds of the whole model, without the cost of marks.
+        unknown: rows whose backward is hidden.
+        unreached: rows with autograd nodes that the model's result does not depend on.
     """
 
     forward: dict[Key, float]
@@ -44,12 +45,12 @@ class TimedRun:
 
 
 class Timings:
-    """Timed runs of a model as own times of the rows of its tree.
+    """A converter from timed runs of a model to own times of the rows of its tree.
 
     Args:
-        model: what was called; it may be compiled.
-        root: of the tree; a call without a row in it belongs to the call around it.
-        cost_ms: of timing one call: between its marks, and outside of them.
+        model: the model that was called; it may be compiled.
+        root: root of the tree; the time of a call without a row counts for the call around it.
+        cost_ms: milliseconds that timing a call costs between its marks, and outside of them.
     """
 
     def __init__(self, model: nn.Module, root: LayerInfo, cost_ms: tuple[float, float]) -> None:
@@ -58,7 +59,7 @@ class Timings:
         self._cost = cost_ms
 
     def run(self, root: TimedCall, backward: BackwardTimer | None = None) -> TimedRun:
-        """The own times of one run that has settled."""
+        """Return the own times of one run, once its times are settled."""
         keys: dict[TimedCall, Key] = {}
         counts: Counter[str] = Counter()
         forward: defaultdict[Key, float] = defaultdict(float)
@@ -85,10 +86,10 @@ class Timings:
 
 
 def fill(root: LayerInfo, runs: Sequence[TimedRun]) -> None:
-    """Write medians over runs into the tree, and what is not known into its notes.
+    """Write medians over runs into the rows, and the reason for missing times into their notes.
 
-    Medians of parts do not add up to the median of the whole: own times are scaled by what is missing, so that the sum
-    over all rows is the median of the root. Where not every run made the same calls, means take the place of medians.
+    Medians of parts do not add up to the median of the whole: own times are scaled so that the sum over all rows is the
+    median of the root. If the runs made different calls, means replace medians.
     """
     rows = list(root.walk())
     for row in rows:

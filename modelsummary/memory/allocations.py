@@ -1,4 +1,4 @@
-"""Follow memory: which storages operators make, and when they are gone."""
+"""Follow memory: the storages that operators make, and the time when they are freed."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _UNSEEN = OperatorRun(OperatorCall(None, OpRule("unseen"), (), {}, (), NO_COST),
 
 
 class Allocation:
-    """A storage.
+    """A storage and its lifetime.
 
     Attributes:
-        nbytes: its size.
+        nbytes: size in bytes.
         born: number of the operator that made it.
-        died: number of the operator before which it was gone; None while it lives.
-        kind: what it is for, told by whoever knows; empty for results of operators.
-        made_at: where it was made (see ``Allocations``).
-        saved_at: where it was first saved for the backward, or made if something else keeps it; None if nothing does.
-        reused_by: number of the operator that writes its result here, if nobody else holds this storage.
+        died: number of the operator before which it was freed; None while it lives.
+        kind: purpose, such as ``"params"``, set by the caller; empty for results of operators.
+        made_at: position at which it was made (``where`` of ``Allocations``).
+        saved_at: position at which it was first saved for the backward, or was made if something else keeps it for the
+            backward; None if nothing keeps it.
+        reused_by: number of the operator that writes its result here if nothing else holds this storage.
     """
 
     __slots__ = ("born", "died", "kind", "made_at", "nbytes", "reused_by", "saved_at")
@@ -50,18 +51,18 @@ class Allocation:
 
 
 class Allocations(TorchDispatchMode):
-    """Context in which every storage that an operator makes is followed until it is gone.
+    """A context in which every storage that an operator makes is followed until it is freed.
 
-    Operators do not free what they were given, and what they need only while they run is not seen.
+    Arguments count as alive while their operator runs. Workspaces of operators are not seen.
 
     Args:
-        block_bytes: sizes are rounded up to a multiple of this.
-        where: tells where the run is; asked at each operator, and when a tensor is saved.
+        block_bytes: multiple that sizes are rounded up to.
+        where: returns the current position in the run; called at each operator, and when a tensor is saved.
 
     Attributes:
-        operators: names of those that ran, and where.
+        operators: name and position of each operator that ran.
         every: all storages.
-        log: what notes each operator with its arguments; None unless ``note_operators`` was called.
+        log: the log of operators with their arguments; None unless ``note_operators`` was called.
     """
 
     supports_higher_order_operators = True
@@ -83,7 +84,7 @@ class Allocations(TorchDispatchMode):
         self.log: OperatorLog | None = None
 
     def note_operators(self) -> None:
-        """Note each operator from now on with its arguments, in ``log``."""
+        """Note each operator from now on with its arguments in ``log``."""
         self.log = OperatorLog(self._identity, self._is_param)
         self.log.runs += [_UNSEEN] * len(self.operators)
 
@@ -96,14 +97,14 @@ class Allocations(TorchDispatchMode):
         return found is not None and found.kind == "params"
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Storages that are there already, each counted once."""
+        """Follow storages that exist already, each counted once."""
         for tensor in tensors:
             for inner in inner_tensors(tensor):
                 if self.of(inner) is None:
                     self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
 
     def of(self, tensor: Tensor) -> Allocation | None:
-        """The storage behind a tensor, of a distributed one behind its local tensor, if it is followed."""
+        """Return the storage behind a tensor, of a distributed one behind its local tensor; None if not followed."""
         if is_distributed(type(tensor)):
             (tensor,) = inner_tensors(tensor)
         entry = self._live.get(tensor.untyped_storage()._cdata)
@@ -123,7 +124,7 @@ class Allocations(TorchDispatchMode):
                 return
             allocation.died = len(self.operators)
             if allocation.reused_by is not None and allocation.reused_by + 1 == allocation.died:
-                allocation.died -= 1  # nobody else held it: the result took its place
+                allocation.died -= 1  # nothing else held it: the result replaced it
             self._live.pop(key, None)
 
         self._live[key] = (weakref.ref(storage, gone), allocation)
@@ -138,7 +139,7 @@ class Allocations(TorchDispatchMode):
         number = len(self.operators)
         if func is _ADD or func is _INDEX_PUT:
             self._note_reuse(func, args, number)
-        self._meet((args, kwargs), number)  # a number that Python passes becomes a tensor on its way here
+        self._meet((args, kwargs), number)  # torch makes a tensor of a Python number before it gets here
         out = func(*args, **kwargs)
         self.operators.append((self._name(func), self._where()))
         self._meet(out, number)
@@ -153,11 +154,11 @@ class Allocations(TorchDispatchMode):
         return name
 
     def _note_reuse(self, func: Any, args: Any, number: int) -> None:
-        """Autograd works in place where nobody else holds a gradient, but not while a dispatch mode is on.
+        """Note that autograd would write into its argument here, which it does not while a dispatch mode is on.
 
-        It does so when it adds up gradients between two nodes (``accumulate`` in torch/csrc/autograd/input_buffer.cpp;
-        a view shares its storage with its base)
-        and in the backward of an index (``index_backward`` in FunctionsManual.cpp).
+        Without a mode, autograd works in place if nothing else holds a gradient: when it adds up gradients between two
+        nodes (``accumulate`` in torch/csrc/autograd/input_buffer.cpp; a view shares its storage with its base), and in
+        the backward of an index (``index_backward`` in FunctionsManual.cpp).
         """
         node = _torch.current_node()
         if node is None or torch.is_grad_enabled() or not all(isinstance(each, Tensor) for each in args[:1]):
@@ -169,9 +170,9 @@ class Allocations(TorchDispatchMode):
                 allocation.reused_by = number
 
     def save(self, tensor: Tensor) -> Tensor:
-        """A tensor is kept for the backward; for ``saved_tensors_hooks``.
+        """Note that a tensor is kept for the backward, and return it without history, for ``saved_tensors_hooks``.
 
-        A node that saves its own result would keep itself alive through the tensor's ``grad_fn``.
+        With its history, a node that saves its own result would keep itself alive through the tensor's ``grad_fn``.
         """
         self._meet(tensor, max(len(self.operators) - 1, 0))
         allocation = self.of(tensor)
@@ -180,7 +181,7 @@ class Allocations(TorchDispatchMode):
         return without_history(tensor)
 
     def note_node(self, node: Any) -> None:
-        """Follow a node of the backward: when it ends, and the number that it keeps."""
+        """Follow a node of the backward: its end, and a Python number that it keeps."""
         number = node._sequence_nr()
 
         def ended(*_: object) -> None:
@@ -190,9 +191,9 @@ class Allocations(TorchDispatchMode):
         self._hold_number_of(node)
 
     def _hold_number_of(self, node: Any) -> None:
-        """Autograd keeps a Python factor as a tensor of its own, of which neither operators nor default hooks know.
+        """Follow the tensor that autograd makes of a Python factor, which neither operators nor default hooks see.
 
-        All other saved tensors have hooks by now, and take no further ones; to look at them would run those hooks.
+        Other saved tensors have hooks already and accept no more; reading them would run those hooks.
         """
         saved = getattr(node, "_raw_saved_other", None) if node.name() in _KEEP_NUMBERS else None
         if saved is not None:
@@ -227,15 +228,15 @@ class Allocations(TorchDispatchMode):
             self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, number, kind))
 
     def keep(self, tensor: Tensor) -> None:
-        """Follow a tensor that is made where no operator is seen, and kept for the backward."""
+        """Follow a tensor that no operator made and that is kept for the backward."""
         allocation = Allocation(self._rounded(tensor), len(self.operators), made_at=self._where())
         self._follow(tensor, allocation)
 
     def forward_ended(self, results: Iterable[Tensor]) -> None:
-        """What lives now beside the results is kept for the backward, also where no autograd node keeps it.
+        """Mark all living storages except the results as kept for the backward, and freed ones as not kept.
 
-        A closure may do so: that of a checkpoint, which has the arguments of the function to run again. What died
-        together with its node is not kept.
+        Some are kept by closures instead of autograd nodes: a checkpoint keeps the arguments of the function that it
+        runs again.
         """
         for each in self.every:
             if each.died is not None:
@@ -246,11 +247,11 @@ class Allocations(TorchDispatchMode):
                 allocation.saved_at = allocation.made_at
 
     def held(self) -> int:
-        """Bytes that live now."""
+        """Return the number of bytes alive now."""
         return sum(each.nbytes for _, each in self._live.values())
 
     def bytes_over_time(self) -> list[int]:
-        """Bytes that live while each operator runs, its results included."""
+        """Return the number of bytes alive while each operator runs, its results included."""
         changes = [0] * (len(self.operators) + 1)
         for each in self.every:
             changes[each.born] += each.nbytes
@@ -260,7 +261,7 @@ class Allocations(TorchDispatchMode):
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return True if the elements lie in memory without gaps and overlaps, in any order of the dimensions."""
+    """Return True if the elements fill memory without gaps or overlaps, in any order of the dimensions."""
     step = 1
     for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         if size != 1 and stride != step:

@@ -1,4 +1,4 @@
-"""Run one step without data and follow the memory: forward, backward, optimizer."""
+"""Run one step on shapes and follow its memory: forward, backward, optimizer."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CUDA_BLOCK = 512
 
 
 def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
-    """Predict the memory of a step, and write what each call has of it into the rows below ``root``.
+    """Predict the memory of a step, and write the memory of each call into the rows below ``root``.
 
     Raises:
-        InputError: a parameter is not initialised, there is nothing to differentiate, or the step needs values that
-            there are not.
+        InputError: a parameter is not initialised, no result requires a gradient, or the step needs values that the
+            model or its input lacks.
     """
     check_initialized(live)
     estimate, by_call = simulate(live, root, plan)
@@ -55,7 +55,7 @@ def predict(live: LiveModel, root: LayerInfo, plan: StepPlan) -> MemoryEstimate:
 def simulate(
     live: LiveModel, root: LayerInfo, plan: StepPlan
 ) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
-    """Predict a step and leave the rows alone; see ``simulate_step``."""
+    """Predict the memory of a step without writing into the rows; see ``simulate_step``."""
     estimate, by_call = simulate_step(live.model, live.call, plan)
     again = recomputed_macs(root, plan.checkpoint) if plan.train else 0
     return replace(estimate, recomputed_macs=again), by_call
@@ -70,29 +70,30 @@ def check_initialized(live: LiveModel) -> None:
 def simulate_step(
     model: nn.Module, call: CallArguments, plan: StepPlan
 ) -> tuple[MemoryEstimate, dict[tuple[str, int], RowMemory]]:
-    """Predict the memory of a step of ``model``, which is afterwards as before.
+    """Predict the memory of a step of ``model``, which stays untouched.
 
     A step that needs values runs for real, on the model's own device.
 
     Returns:
-        The estimate; and by FQN and number of the call what each call of a module has of it.
+        The estimate, and the memory of each call of a module by FQN and call index.
 
     Raises:
-        InputError: nothing in the result can be differentiated, or the loss is no scalar.
+        InputError: no result requires a gradient, or the loss is not a scalar.
     """
     return run_step(model, call, plan, lambda run, how: (run.estimate(*how), run.by_call()))
 
 
 def step_operators(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[list[StepOperator], list[str]]:
-    """Return the operators of a step in the order in which they run, and notes on how they were found.
+    """Return the operators of a step in the order in which they run, and notes on assumptions.
 
-    Raises as ``simulate_step`` does.
+    Raises:
+        InputError: as for ``simulate_step``.
     """
     return run_step(model, call, plan, lambda run, how: (run.operators(), how.notes), notes_operators=True)
 
 
 class _How(NamedTuple):
-    """How a step ran: whose kernels were chosen, on shapes or for real, and what was assumed."""
+    """The circumstances of a step: the device whose kernels were chosen, the execution, and notes on assumptions."""
 
     device: str
     execution: str
@@ -110,13 +111,15 @@ def run_step(
     *,
     notes_operators: bool = False,
 ) -> _R:
-    """Run a step, on shapes if that is possible, and return what ``read`` makes of it while the model is as it ran."""
+    """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored."""
     own = device_of(tensors_of_modules(modules_of(model)))
     wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
     notes, device = [], wanted
     if wanted.type == "cuda" and not torch.cuda.is_available():
         device = torch.device("cpu")
-        notes.append("No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep alike)")
+        notes.append(
+            "No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep similar tensors)"
+        )
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in call.tensors())
     can_run = has_values and plan.dtype is None and wanted == own
     options: dict[str, Any] = {
@@ -147,9 +150,9 @@ def run_step(
 
 
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> tuple[StepRun, str | None]:
-    """Run a step on shapes and return it, with what stood in its way, if anything did.
+    """Run a step on shapes; return it, and the reason why it needs real execution, or None.
 
-    What no operator raised is raised again where the step cannot run for real (``can_run``), which would tell.
+    An error of unknown cause is raised again if the step cannot run for real (``can_run``), which would show the cause.
     """
     with Operators(Uncounted(), shapes):
         apply_checkpoint(run.model, run.plan.checkpoint)

@@ -29,14 +29,14 @@ __all__ = ["RowMemory", "StepRun", "casting", "loss_of"]
 
 @dataclass
 class RowMemory:
-    """Of one call of a module: bytes it first saved for the backward, and the most that lived while it ran."""
+    """Memory of one call of a module: bytes it first saved for the backward, and the most bytes alive in it."""
 
     activation_bytes: int = 0
     peak_bytes: int = 0
 
 
 class _OperatorClock:
-    """Counts operators: the marks of a timer then say which operators ran within a call."""
+    """A clock that counts operators, so that the marks of a timer delimit the operators of a call."""
 
     waits = False
 
@@ -52,11 +52,11 @@ class _OperatorClock:
 
     @staticmethod
     def release(marks: Sequence[int]) -> None:
-        """Numbers need no care."""
+        """Do nothing: numbers need no release."""
 
 
 class StepRun:
-    """One simulated step, and what it left."""
+    """One simulated step and its record."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class StepRun:
         return self._timer.position()
 
     def step(self) -> None:
-        """Prepare what is there before a step, and run it."""
+        """Prepare the state before a step, and run the step."""
         follow = self.allocations
         follow.hold(self.model.parameters(), "params")
         follow.hold(self.model.buffers(), "buffers")
@@ -114,7 +114,7 @@ class StepRun:
         self._phases.append((phase, len(self.allocations.operators)))
 
     def _prepare(self) -> None:
-        """The state that an optimizer makes in its first step, and gradients that are there already."""
+        """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
         if self.plan.make_optimizer is not None and self._trained:
             self._optimizer = self.plan.make_optimizer(self._trained)
             self._first_step(self._optimizer)
@@ -128,13 +128,13 @@ class StepRun:
         self._mark_gradients()
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the optimizer's state; on shapes, parameters of equal shape and dtype share what is known of one."""
+        """Make the optimizer's state; on shapes, it steps one parameter per shape and dtype and copies the state."""
         alike: dict[Any, list[nn.Parameter]] = defaultdict(list)
         for number, group in enumerate(optimizer.param_groups):
             for each in group["params"]:
                 alike[(number, spec_of(each)) if type(each) is ShapeTensor else id(each)].append(each)
         for first, *_ in alike.values():
-            first.grad = torch.zeros_like(first)  # a real step goes on with these parameters
+            first.grad = torch.zeros_like(first)  # a real step continues with these parameters
         optimizer.step()
         for first, *others in alike.values():
             for each in others if first in optimizer.state else ():
@@ -153,7 +153,7 @@ class StepRun:
         return output
 
     def _generator_states(self) -> AbstractContextManager[Any]:
-        """Context in which states of the CPU's generator are followed: each region of a checkpoint keeps one."""
+        """Return a context in which the CPU generator's states are followed: each checkpointed region keeps one."""
         if self._device.type != "cpu":
             return nullcontext()
         original = torch.get_rng_state
@@ -178,10 +178,10 @@ class StepRun:
             self._begin("step")
             self._optimizer.step()
 
-    # ------------------------------------------------------------------------------------- what it means
+    # -------------------------------------------------------------------------------------------- results
 
     def estimate(self, device: str, execution: str, notes: list[str]) -> MemoryEstimate:
-        """The figures."""
+        """Return the figures of the step."""
         first = self._phases[0][1]
         every = self.allocations.every
         timeline = self._timeline()[first:]
@@ -225,7 +225,7 @@ class StepRun:
         return points
 
     def _workspace_of_each(self) -> list[int]:
-        """Return the bytes that each operator needs for itself while it runs; 0 where that is not known."""
+        """Return the workspace of each operator in bytes; 0 if it is not known."""
         log, known = self.allocations.log, self._workspaces
         if log is None or known is None:
             return [0] * len(self.allocations.operators)
@@ -246,7 +246,7 @@ class StepRun:
         return [None if call is None else names[id(call.module)] for call in self._calls()]
 
     def _calls(self) -> list[TimedCall | None]:
-        """The call of a module that each operator belongs to."""
+        """Return the module call that each operator belongs to, or None."""
         assert self._step is not None
         innermost = self._step.innermost()
         calls = [innermost[position] for _, position in self.allocations.operators]
@@ -255,7 +255,7 @@ class StepRun:
         return calls
 
     def operators(self) -> list[StepOperator]:
-        """The operators of the step in the order in which they ran; they must have been noted."""
+        """Return the operators of the step in the order in which they ran; needs ``notes_operators``."""
         assert self.allocations.log is not None
         rows = self._rows()
         first = self._phases[0][1]
@@ -266,7 +266,7 @@ class StepRun:
         ]
 
     def _rows(self) -> dict[int, tuple[str, int]]:
-        """FQN and number of each call of a module, by its id."""
+        """Return the FQN and call index of each module call, by the id of the call."""
         assert self._step is not None
         names = {id(module): fqn for fqn, module in named_modules(self.model)}
         counts: defaultdict[str, int] = defaultdict(int)
@@ -278,7 +278,7 @@ class StepRun:
         return rows
 
     def by_call(self) -> dict[tuple[str, int], RowMemory]:
-        """What each call of a module saved first, and the most that lived during it."""
+        """Return the memory of each module call: bytes it saved first, and the most bytes alive in it."""
         assert self._step is not None
         innermost = self._step.innermost()
         saved: defaultdict[int, int] = defaultdict(int)
@@ -302,12 +302,12 @@ def _category(allocation: Allocation) -> str:
 
 
 def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
-    """``torch.autocast``, where a dtype is given."""
+    """Return ``torch.autocast`` if a dtype is given, else an empty context."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
-    """What the backward of a step begins with. Raises ``InputError`` if that is nothing, or no scalar."""
+    """Return the scalar that the backward of a step begins with. Raise ``InputError`` if there is none."""
     if loss is not None:
         value = loss(output)
     elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
@@ -315,8 +315,10 @@ def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
     else:
         tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
         if not tensors:
-            raise InputError("nothing in the model's result requires a gradient; use mode='inference', or unfreeze it")
+            raise InputError(
+                "nothing in the model's result requires a gradient; use mode='inference', or unfreeze parameters"
+            )
         return torch.stack([tensor.sum() for tensor in tensors]).sum() if len(tensors) > 1 else tensors[0].sum()
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise InputError(f"loss gave {value!r:.80}; expected a scalar tensor that requires a gradient")
+        raise InputError(f"loss must return a scalar tensor that requires a gradient, got {value!r:.80}")
     return value

@@ -1,4 +1,4 @@
-"""``ModelStatistics`` is what is known of a model, as data; ``Statistics`` is that of a live model."""
+"""``ModelStatistics``: facts about a model as data; ``Statistics``: the same with the live model."""
 
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.statistics.shortcuts import as_live, measure_memory

@@ -1,4 +1,4 @@
-"""The graph of a live model's dataflow."""
+"""The dataflow graph of a live model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["dataflow"]
 
 
 def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None, stages: Stages | None) -> Graph:
-    """Return the graph as ``Statistics.graph`` says, which has the arguments."""
+    """Return the dataflow graph of a model; see ``Statistics.graph`` for the arguments."""
     if not isinstance(depth, EllipsisType):
         check_depth(depth, least=1)
     if stages is not None and (not isinstance(stages, Stages) or stages.model is not live.model):
-        raise InputError(f"stages={stages!r:.80} are no stages of this model; pass what split() returned")
+        raise InputError(f"stages must be the result of split() on this model, got {stages!r:.80}")
     check_initialized(live.model)
     record = stages.record if stages is not None else None
     return dataflow_graph(

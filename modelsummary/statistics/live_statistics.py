@@ -1,4 +1,4 @@
-"""``LiveStatistics``: the time and memory of a live model."""
+"""``LiveStatistics``: time and memory of a live model, measured and predicted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
 from modelsummary.memory.plan import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
 
-if TYPE_CHECKING:  # what few ask for is imported for them only
+if TYPE_CHECKING:  # imported on first use
     from typing_extensions import Self, Unpack
 
     from modelsummary.costs.devices import DeviceSpec
@@ -28,19 +28,19 @@ __all__ = ["LiveStatistics"]
 
 
 class LiveStatistics(ModelStatistics):
-    """Statistics that can run their model again, to measure and to predict; ``Statistics`` adds stages and graphs."""
+    """Statistics with a live model, which measure and predict; ``Statistics`` adds stages and graphs."""
 
     _live: LiveModel | None = None
 
     def _live_for(self, what: str) -> LiveModel:
-        """Return the live model. Raises ``NotLiveError`` where there is none, after pickling or without an input."""
+        """Return the live model. Raise ``NotLiveError`` if there is none: after pickling, or without an input."""
         if self._live is None:
             raise NotLiveError(self._not_live(what))
         return self._live
 
     @property
     def live(self) -> LiveModel:
-        """The model and its input, for what runs it again."""
+        """The model and its input, for functions that run it again."""
         return self._live_for("live")
 
     # --------------------------------------------------------------------------------------------- time
@@ -54,25 +54,31 @@ class LiveStatistics(ModelStatistics):
         backward: bool = False,
         device: torch.device | str | None = None,
     ) -> Self:
-        """Run the model for real and time every call; the model and its state are afterwards as before.
+        """Run the model for real and time every call; the model and its state stay untouched.
 
         Fills ``latency_ms``, ``self_latency_ms``, ``latency_share`` and ``latency_iqr_ms`` of every row (medians over
-        runs, in milliseconds), ``backward_*`` with ``backward=True``, and ``latency_overhead``. Without a backward the
-        model runs without gradients. Marks lie around every call of a module; forwards with and without them take
-        turns, and what a mark costs on the CPU is taken off.
+        runs, in milliseconds), ``backward_*`` with ``backward=True``, and ``latency_overhead``. Without a backward, the
+        model runs without gradients. Every call of a module has a mark before and after it. Runs with and without marks
+        alternate, and the cost of a mark on the CPU is subtracted.
 
         Args:
-            x: input with values, of the sizes that were recorded; default: the recorded input, sizes as random values.
-            warmup: runs that do not count.
-            runs: runs that count.
-            backward: time the backward of the output, started with ones.
-            device: run a copy there; default: the model, where it is.
+            x: input with values, of the recorded sizes; default: the recorded input, with random values for sizes.
+            warmup: number of runs that do not count.
+            runs: number of runs that count.
+            backward: also time the backward of the output, started with ones.
+            device: device to run a copy on; default: the model runs where it is.
 
         Returns:
             These statistics.
 
         Raises:
             InputError: an argument is unusable, or the model has no values.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> stats = Statistics(nn.Linear(2, 8), (1, 2)).measure_latency(runs=3)
+        >>> stats[""].latency_ms > 0, stats.latency_overhead.runs
+        (True, 3)
         """
         options: dict[str, Any] = {"warmup": warmup, "runs": runs, "backward": backward, "device": device}
         self.latency_overhead = measure_latency(self._live_for("measuring"), self.root, x, **options)
@@ -87,13 +93,13 @@ class LiveStatistics(ModelStatistics):
         optimizer: OptimizerLike | None = None,
         **options: Unpack[TimeOptions],
     ) -> Kernels:
-        """Return the kernels that a device runs for a forward or a step, in order, each with its predicted time.
+        """Return the kernels that a device runs for a forward or a step, in order, with their predicted times.
 
-        They print as a table; ``to_pandas()`` gives a dataframe.
+        They print as a table; ``to_pandas()`` returns a dataframe.
 
         Args:
             device, mode, backward, optimizer: as for ``estimate_latency``.
-            **options: likewise.
+            **options: as for ``estimate_latency``.
 
         Raises:
             InputError: an argument is unusable, or this machine was not calibrated.
@@ -115,22 +121,23 @@ class LiveStatistics(ModelStatistics):
         again: bool = False,
         **options: Unpack[TimeOptions],
     ) -> Calibration:
-        """Measure the distinct operator calls of the model on this machine, each alone; what is known is not repeated.
+        """Measure the distinct operator calls of the model on this machine, one by one, unless they are known.
 
-        The model itself is not run. Results are kept in the user's cache directory, by device, threads and version of
-        torch; ``estimate_latency()`` and ``memory()`` use them, of any model.
+        The model itself does not run. Results are kept in the user's cache directory by device, number of threads and
+        version of torch; ``estimate_latency()`` and ``memory()`` of any model use them.
 
         Args:
             device: the CPU (default), or CUDA.
             backward, optimizer: the step whose calls are measured, as for ``estimate_latency``.
-            **options: likewise.
-            grid: measure the standard grid of some 300 common calls as well.
-            again: measure what is known once more.
+            **options: as for ``estimate_latency``.
+            grid: also measure the standard grid of some 300 common calls.
+            again: measure known calls again.
+
+        Returns:
+            Counts, and ``cpu_share``: below 0.9, the times are too long; measure again on a quiet machine.
 
         Raises:
             InputError: an argument is unusable.
-
-        The result says which part of a core was free: below 0.9, times are too long; measure again on a quiet machine.
         """
         from modelsummary import latency
 
@@ -147,25 +154,31 @@ class LiveStatistics(ModelStatistics):
         optimizer: OptimizerLike | None = None,
         **options: Unpack[TimeOptions],
     ) -> float:
-        """Predict the milliseconds of a forward, or of a training step, from its kernels; nothing is run.
+        """Predict the milliseconds of a forward, or of a training step, from its kernels, without running it.
 
-        Fills ``estimated_latency_ms`` of every row, and with a backward ``estimated_backward_latency_ms``;
-        ``split(by="latency")`` and ``plan(by="latency")`` use them where nothing was measured.
+        Fills ``estimated_latency_ms`` of every row, and with a backward ``estimated_backward_latency_ms``.
+        ``split(by="latency")`` and ``plan(by="latency")`` use them if nothing was measured.
 
         Args:
-            device: a ``DeviceSpec``; the name of an accelerator, such as ``"A100"``; or this machine: ``"cpu"``
-                (default) or ``"cuda"``, by what ``calibrate`` measured.
-            mode: ``"eager"``, or ``"compiled"`` by ``torch.compile``.
-            backward: with the backward of the loss.
-            optimizer: with its step: a name, class or instance, as for ``memory``; None: without.
+            device: a ``DeviceSpec``; the name of an accelerator, such as ``"A100"``; or this machine, as measured by
+                ``calibrate``: ``"cpu"`` (default) or ``"cuda"``.
+            mode: ``"eager"``, or ``"compiled"`` as by ``torch.compile``.
+            backward: include the backward of the loss.
+            optimizer: name, class or instance of an optimizer whose step is included, as for ``memory``; None: none.
             **options: see ``modelsummary.latency.TimeOptions``: ``dtype``, ``autocast``, ``loss``, ``checkpoint``.
 
         Returns:
-            A ``LatencyEstimate``: a number that says where it is from and how far it may be off. Statistics without a
-            live model return the roofline's bound.
+            A ``LatencyEstimate``: a float with its source and its typical error. Statistics without a live model return
+            the roofline's bound.
 
         Raises:
             InputError: an argument is unusable, the device lacks the dtype, or this machine was not calibrated.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> estimate = Statistics(nn.Linear(64, 32), (8, 64)).estimate_latency("A100", backward=True)
+        >>> estimate.device, estimate.backward_ms > 0, estimate.step_ms, estimate.limited_by
+        ('A100 80GB', True, 0.0, 'host')
         """
         from modelsummary import latency
 
@@ -191,13 +204,12 @@ class LiveStatistics(ModelStatistics):
         block_bytes: int | None = None,
         workspaces: bool = True,
     ) -> MemoryEstimate:
-        """Predict the memory of one step without running it: nothing is computed or allocated.
+        """Predict the memory of one step in bytes without running it: nothing is computed or allocated.
 
         The forward, the backward and the optimizer's step run on tensors without data, and every storage is followed
-        until it is gone. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
-        every row. Counted are the storages of tensors, and what an operator needs for itself while it runs as far as
-        ``calibrate`` measured it on this machine; not what an allocator keeps in reserve. The model is taken in the
-        modes that its modules have.
+        until it is freed. A training step fills ``activation_bytes``, ``self_activation_bytes`` and ``peak_bytes`` of
+        every row. The estimate counts the storages of tensors, and the workspaces of operators if ``calibrate``
+        measured them on this machine. It does not count reserves of an allocator. Modules keep their training mode.
 
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.
@@ -205,7 +217,13 @@ class LiveStatistics(ModelStatistics):
                 ``modelsummary.memory.plan.StepOptions``.
 
         Raises:
-            InputError: an argument is unusable, or there is nothing to differentiate.
+            InputError: an argument is unusable, or no result requires a gradient.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> estimate = Statistics(nn.Linear(2, 8), (1, 2)).memory(optimizer="sgd")
+        >>> estimate.params, estimate.grads, estimate.inputs
+        (96, 96, 8)
         """
         options = StepOptions(optimizer=optimizer, dtype=dtype, device=device, loss=loss, checkpoint=checkpoint)
         options |= {"autocast": autocast, "accumulates": accumulates, "block_bytes": block_bytes}
@@ -214,9 +232,9 @@ class LiveStatistics(ModelStatistics):
 
     @exclusive
     def measure_memory(self, mode: str = "train", **options: Unpack[StepOptions]) -> MemoryMeasurement:
-        """Run two steps for real and measure the second; the model is afterwards as before.
+        """Run two steps for real and measure the memory of the second; the model stays untouched.
 
-        On the CPU the events of torch's profiler count, on CUDA the statistics of the allocator.
+        The figures are from events of torch's profiler on the CPU, from statistics of the allocator on CUDA.
 
         Args:
             mode: as for ``memory``.
@@ -231,20 +249,20 @@ class LiveStatistics(ModelStatistics):
     def suggest_checkpoint(
         self, budget_bytes: int | str, *, by: str = "macs", **options: Unpack[StepOptions]
     ) -> CheckpointPlan:
-        """Choose modules to recompute in the backward so that a training step fits, with the least work done again.
+        """Choose modules to checkpoint so that a training step fits a budget with the least recomputation.
 
         Candidates are the repeated blocks of the model.
 
         Args:
-            budget_bytes: that the peak may reach.
-            by: what is done again is counted in: ``"macs"``, or ``"latency"``: predicted time (``estimate_latency``).
+            budget_bytes: largest allowed peak: an integer, or text such as ``"24GB"``.
+            by: measure of recomputation: ``"macs"``, or ``"latency"``, predicted by ``estimate_latency``.
             **options: as for ``memory``, without ``checkpoint``.
 
         Returns:
             The plan, for ``apply_checkpoint(model, plan.fqns)``.
 
         Raises:
-            InputError: an argument is unusable, or recomputing all blocks does not suffice.
+            InputError: an argument is unusable, or recomputing all blocks is not enough.
         """
         live = self._live_for("predicting memory")
         plan = step_plan("train", options, self.root)
@@ -252,15 +270,20 @@ class LiveStatistics(ModelStatistics):
 
     @exclusive
     def max_batch_size(self, memory_bytes: int | str, mode: str = "train", **options: Unpack[StepOptions]) -> int:
-        """Find the largest batch whose peak fits; 0 if the smallest one does not.
+        """Find the largest batch size whose peak fits; 0 if the smallest one does not.
 
         Args:
-            memory_bytes: what the device has: an integer, or text such as ``"24GB"``.
+            memory_bytes: memory of the device: an integer, or text such as ``"24GB"``.
             mode: as for ``memory``.
             **options: as for ``memory``.
 
         Raises:
             InputError: an argument is unusable, no input has a batch dimension, or the forward needs values.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> Statistics(nn.Linear(2, 8), (1, 2)).max_batch_size(1_000_000, "inference")
+        24997
         """
         live = self._live_for("predicting memory")
         return _memory.max_batch_size(live, memory_bytes, step_plan(mode, options, self.root))

@@ -1,4 +1,4 @@
-"""``ModelStatistics``: what is known of a model as data, and every view of it."""
+"""``ModelStatistics``: the facts about a model as data, and every view of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from modelsummary.views.html import to_notebook
 from modelsummary.views.labels import check_depth
 from modelsummary.views.reports import latency_lines, profile_report
 
-if TYPE_CHECKING:  # what few ask for is imported for them only
+if TYPE_CHECKING:  # imported on first use
     import pandas
 
     from modelsummary.views.diff import ModelDiff
@@ -54,27 +54,27 @@ _MEANT = {  # names that people try
 
 
 class ModelStatistics(LayerTree):
-    """What is known of a model, as data: a tree of ``LayerInfo``, its totals, and views of it.
+    """The facts about a model as data: a tree of ``LayerInfo``, its totals, and views of it.
 
-    ``load``, ``from_json`` and ``Profiler`` give this; ``Statistics`` adds what runs the live model again.
+    ``load``, ``from_json`` and ``Profiler`` return this; ``Statistics`` adds methods that run the live model again.
 
     ``table`` and the exports of tables take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``), ``depth``
-    (the deepest level shown; None: all; default: that of ``Statistics``) and ``units`` (a prefix such as ``"M"`` for
-    counts and bytes), and raise ``InputError`` for an unusable one. With ``path``, the text is also written to that
-    file.
+    (the deepest level shown; None: all; default: as passed to ``Statistics``) and ``units`` (a prefix such as ``"M"``
+    for counts and bytes). They raise ``InputError`` for an unusable argument. With ``path``, they also write the text
+    to that file.
 
-    It pickles; the rows then have no live module.
+    Statistics can be pickled; the rows of the copy have no live module.
 
     Args:
         root: the row of the model.
-        execution: how the numbers came about: ``"shape"``, ``"real"``, ``"file"`` (a graph was read), or ``"none"``
-            without a forward.
-        fallback_reason: why shape-only execution gave way to real execution, or None.
+        execution: source of the numbers: ``"shape"``, ``"real"``, ``"file"`` (a graph was read), or ``"none"`` without
+            a forward.
+        fallback_reason: why shape-only execution fell back to real execution, or None.
         batch_dim: dimension that views print as -1, or None.
-        options: how ``print`` renders the table.
+        options: options of the printed table.
 
     Attributes:
-        latency_overhead: what measuring cost; None before something was measured.
+        latency_overhead: cost of measuring latency; None before a measurement.
     """
 
     latency_overhead: LatencyOverhead | None = None
@@ -96,13 +96,13 @@ class ModelStatistics(LayerTree):
 
     @staticmethod
     def from_json(source: str | PathLike[str]) -> ModelStatistics:
-        """Return what ``to_json`` wrote; rows have no live modules.
+        """Return the statistics that ``to_json`` wrote; rows have no live modules.
 
         Args:
             source: the JSON text, or the path of a file with it.
 
         Raises:
-            InputError: this is no such document, or one of another version.
+            InputError: the text is not such a document, or has another version.
         """
         facts = document.read_document(source)
         root = document.tree_of(facts["rows"])
@@ -116,7 +116,7 @@ class ModelStatistics(LayerTree):
             raise InputError(f"the document is incomplete: {type(error).__name__} {error}") from None
         return stats
 
-    if not TYPE_CHECKING:  # a type checker knows that there are no such attributes
+    if not TYPE_CHECKING:  # type checkers see only the attributes that exist
 
         def __getattr__(self, name: str) -> Any:
             if name in _LIVE:
@@ -128,8 +128,8 @@ class ModelStatistics(LayerTree):
 
     def _not_live(self, name: str) -> str:
         return (
-            f"{name} needs the live model and an input: pass input_data to Statistics; what was pickled, loaded or "
-            "cut short by an error has none"
+            f"{name} needs the live model and an input: pass input_data to Statistics; statistics that were pickled, "
+            "loaded from a file or cut short by an error have none"
         )
 
     # -------------------------------------------------------------------------------------------- views
@@ -149,19 +149,20 @@ class ModelStatistics(LayerTree):
     ) -> str:
         """Return the table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
 
-        ``depth`` and ``branching`` default to what ``Statistics`` was given. A table of more than 100 rows shows equal
-        siblings once, and as many levels as fit on a screen; ``depth=None, fold=False`` shows every row.
+        ``depth`` and ``branching`` default to the arguments of ``Statistics``. A table of more than 100 rows folds
+        equal siblings and shows as many levels as fit on a screen; ``depth=None, fold=False`` shows every row.
         """
         shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes, "fold": fold}
         options = self._options(columns, depth, units, branching, var_names=var_names, **shown)
         return text.render(self.root, options, **self._facts(), remarks=self._remarks())
 
     def top(self, n: int = 10, by: str = "macs") -> list[LayerInfo]:
-        """Return the ``n`` rows with most of an amount of their own, largest first; rows with none are left out.
+        """Return the ``n`` rows with the largest own amount, largest first, without rows that have none.
 
         Args:
-            by: what adds up over modules: ``"macs"``, ``"params"``, ``"flops"``, ``"bytes_read"``, ``"bytes_written"``,
-                ``"activation_bytes"``, ``"latency"`` ... (names of ``split(by=...)``, columns and plots).
+            by: an amount that adds up over modules: ``"macs"``, ``"params"``, ``"flops"``, ``"bytes_read"``,
+                ``"bytes_written"``, ``"activation_bytes"``, ``"latency"`` ... (names of ``split(by=...)``, columns and
+                plots).
 
         Raises:
             InputError: the amount is unknown, was not measured, or the model has none of it.
@@ -191,17 +192,22 @@ class ModelStatistics(LayerTree):
     # ------------------------------------------------------------------------------------------ exports
 
     def to_records(self, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> list[dict[str, Any]]:
-        """One dict a row, column name -> raw value: numbers, shapes as lists, None for what was not measured.
+        """Return one dict per row, column name -> raw value: numbers, shapes as lists, None if not measured.
 
-        By default all facts that the rows have. With ``units`` counts and bytes are divided, and their names tell so:
+        ``columns`` defaults to all facts. With ``units``, counts and bytes are divided, and the names say so:
         ``"macs (M)"``.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> Statistics(nn.Linear(2, 8), (1, 2)).to_records(["class_name", "macs", "output_size"])
+        [{'class_name': 'Linear', 'macs': 16, 'output_size': [1, 8]}]
         """
         return export.to_records(self.root, self._options(columns, depth, units))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that is known, as plain data for JSON; ``ModelStatistics.from_json`` reads it.
+        """Return all facts as plain data for JSON, which ``ModelStatistics.from_json`` reads.
 
-        The key ``"version"`` changes whenever the meaning of another one does.
+        The value of ``"version"`` changes whenever the meaning of another key does.
         """
         overhead = self.latency_overhead
         return {
@@ -214,15 +220,15 @@ class ModelStatistics(LayerTree):
         }
 
     def to_json(self, path: Path_ = None, *, indent: int | None = None) -> str:
-        """``to_dict()`` as JSON text."""
+        """Return ``to_dict()`` as JSON text."""
         return _written(json.dumps(self.to_dict(), indent=indent), path)
 
     def to_csv(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
-        """The records as comma-separated values with a header line."""
+        """Return the records as comma-separated values with a header line."""
         return _written(export.to_csv(self.root, self._options(columns, depth, units)), path)
 
     def to_pandas(self, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> pandas.DataFrame:
-        """The records as a ``pandas.DataFrame``, a row each.
+        """Return the records as a ``pandas.DataFrame``.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -230,11 +236,11 @@ class ModelStatistics(LayerTree):
         return export.to_pandas(self.root, self._options(columns, depth, units))
 
     def to_markdown(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
-        """The table in GitHub's Markdown."""
+        """Return the table in GitHub's Markdown."""
         return _written(export.to_markdown(self.root, self._options(columns, depth, units), **self._ran()), path)
 
     def to_latex(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
-        """The table as a LaTeX ``tabular`` for the package booktabs."""
+        """Return the table as a LaTeX ``tabular`` for the package booktabs."""
         return _written(export.to_latex(self.root, self._options(columns, depth, units), **self._ran()), path)
 
     def to_html(
@@ -246,10 +252,10 @@ class ModelStatistics(LayerTree):
         *,
         foldable: bool = False,
     ) -> str:
-        """The table in HTML.
+        """Return the table in HTML.
 
         Args:
-            foldable: the tree that notebooks show, with its style and script; else a plain ``<table>``.
+            foldable: return the tree that notebooks show, with its style and script; else a plain ``<table>``.
         """
         options = self._options(columns, depth, units)
         if not foldable:
@@ -279,7 +285,7 @@ class ModelStatistics(LayerTree):
 
     @property
     def plot(self) -> Pictures:
-        """Pictures with matplotlib: ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
+        """The plots with matplotlib, such as ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
         from modelsummary.views.plot import Pictures
 
         return Pictures(self.root, lambda: dtype_of(self.root))
@@ -287,56 +293,55 @@ class ModelStatistics(LayerTree):
     def to_chrome_trace(self, path: str | PathLike[str], *, memory: MemoryEstimate | None = None) -> Path:
         """Write the measured latency as trace events, for ui.perfetto.dev or ``chrome://tracing``.
 
-        A bar for each call that was timed, nested as the calls are, with its facts; forward and backward on tracks of
-        their own. The bars are medians laid end to end, no recording of one run.
+        Every timed call is a bar with its facts, nested as the calls are, with one track for the forward and one for
+        the backward. The bars are medians laid end to end, not a recording of one run.
 
         Args:
-            path: of the JSON file.
-            memory: what ``memory()`` returned: its timeline is drawn as counters, in bytes by category, where the
-                modules run that need it; what was not timed takes a microsecond an operator.
+            path: path of the JSON file.
+            memory: result of ``memory()``: its timeline is drawn as counters, in bytes by category, under the modules
+                that it belongs to. An operator of an untimed module takes one microsecond.
 
         Returns:
             The path.
 
         Raises:
-            InputError: nothing was measured and no ``memory`` is given, it is that of another model, or the file cannot
-                be written.
+            InputError: nothing was measured and ``memory`` is None, ``memory`` is from another model, or the file
+                cannot be written.
         """
         from modelsummary.views.chrome_trace import write_trace
 
         return write_trace(self.root, path, memory)
 
     def diff(self, other: ModelStatistics) -> ModelDiff:
-        """What differs in another model: modules added, removed, renamed and changed, with their figures.
+        """Return the differences to another model: modules added, removed, renamed and changed, with their figures.
 
-        Figures are of each module without what the modules in it have, so they add up to the totals. Times are shown
-        where both were measured, and are no difference. Without an input, MACs and shapes are not compared.
+        Figures are a module's own, without its submodules, so they add up to the totals. Times are shown if both models
+        were measured, and do not count as a difference. Without an input, MACs and shapes are not compared.
 
         Args:
-            other: statistics of the model to compare with; taken as the later one.
+            other: statistics of the other model, taken as the later one.
 
         Returns:
             The differences: they print as a table, and are true if there are any.
 
         Raises:
-            InputError: ``other`` is no ``ModelStatistics``.
+            InputError: ``other`` is not a ``ModelStatistics``.
         """
         from modelsummary.views.diff import diff_trees
 
         if not isinstance(other, ModelStatistics):
-            raise InputError(f"expected the Statistics of another model, got {type(other).__name__}: {other!r:.80}")
+            raise InputError(f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}")
         return diff_trees(self.root, other.root)
 
     def estimate_latency(self, device: DeviceSpec | str, *, dtype: Precision | None = None) -> float:
         """Return the least milliseconds of a forward on a device, by its roofline.
 
-        ``Statistics`` of a live model predicts what the device really takes, and the backward. Fills
-        ``estimated_latency_ms`` of every row; ``split(by="latency")`` and ``plan(by="latency")`` use it where
-        nothing was measured.
+        Fills ``estimated_latency_ms`` of every row; ``split(by="latency")`` and ``plan(by="latency")`` use it if
+        nothing was measured. For a live model, ``Statistics`` predicts the time of kernels and of the backward instead.
 
         Args:
             device: a spec, or its name in the table of accelerators.
-            dtype: of the computation; default: that of most parameters. ``"tf32"`` for float32 with TF32 products.
+            dtype: dtype of the computation, ``"tf32"`` for float32 with TF32 products; default: the parameters' dtype.
 
         Raises:
             InputError: the device or its peak with this dtype is unknown.
@@ -344,10 +349,11 @@ class ModelStatistics(LayerTree):
         return estimate(self.root, _device_spec(device), dtype or dtype_of(self.root))
 
     def roofline(self, spec: DeviceSpec | str, dtype: Precision | None = None, *, depth: int | None = None) -> Roofline:
-        """Every called module down to ``depth`` against the roof of a device: bound, what limits it, part reached.
+        """Return every called module down to ``depth`` with its bound on a device, its limit, and the part reached.
 
         Args:
-            spec, dtype: as for ``estimate_latency``, whose prediction, where there is one, stands beside the bound.
+            spec, dtype: as ``device`` and ``dtype`` of ``estimate_latency``, whose predictions are shown, too.
+            depth: deepest level; None: all.
 
         Raises:
             InputError: the device or its peak with this dtype is unknown.
@@ -355,7 +361,7 @@ class ModelStatistics(LayerTree):
         return roofline(self.root, _device_spec(spec), dtype or dtype_of(self.root), check_depth(depth))
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
-        """Return a tab-indented line per call: parameters, latency and its share, shapes; also into ``output_file``."""
+        """Return one tab-indented line per call: parameters, latency, share, shapes; also write ``output_file``."""
         return _written(latency_lines(self.root, check_depth(depth)) + "\n", output_file)[:-1]
 
     def profile_report(
@@ -366,13 +372,13 @@ class ModelStatistics(LayerTree):
         detailed: bool = True,
         output_file: str | PathLike[str] | None = None,
     ) -> str:
-        """Totals, the classes that cost most at each depth, and the model's repr with figures, as DeepSpeed shows them.
+        """Return totals, the most expensive classes per depth, and the model's repr with figures, as DeepSpeed does.
 
         Args:
-            top_modules: how many classes.
+            top_modules: number of classes per depth.
             module_depth: the deepest level shown; None: all.
-            detailed: with the repr.
-            output_file: where to write it, too.
+            detailed: include the repr.
+            output_file: path of a file to write as well.
         """
         options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
         device = self.latency_overhead.device if self.latency_overhead is not None else ""

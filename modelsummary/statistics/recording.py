@@ -1,4 +1,4 @@
-"""How statistics come about: a model is run once, or a file is read."""
+"""Record a model for its statistics: run it once, or read a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelsummary.views.cells import TableOptions
 __all__ = ["Recorded", "facts_of", "live_model", "record_model", "statistics_of_file"]
 
 Facts = dict[str, Any]  # arguments of ``ModelStatistics``
-Recorded = tuple[CallArguments | None, Recording]  # how the model was called, None without an input; what it did
+Recorded = tuple[CallArguments | None, Recording]  # arguments of the call (None without an input), and its recording
 
 
 def record_model(
@@ -32,7 +32,7 @@ def record_model(
     execution: str,
     **described: Any,
 ) -> Recorded:
-    """Run a model once as ``Statistics`` says, which has the arguments; ``described``: of ``call_arguments``.
+    """Run a model once and return its recording; see ``Statistics`` and ``call_arguments`` for the arguments.
 
     Raises:
         InputError: an argument is unusable.
@@ -50,10 +50,10 @@ def record_model(
 
 
 def live_model(called: nn.Module, call: CallArguments | None, recording: Recording, facts: Facts) -> LiveModel | None:
-    """Return what runs the model again; None without an input.
+    """Return the live model, which can run again; None without an input.
 
     Raises:
-        ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there, with these ``facts``.
+        ForwardError: the forward raised; ``error.partial`` holds ``facts``, recorded up to that call.
     """
     if call is None:
         return None
@@ -66,7 +66,7 @@ def live_model(called: nn.Module, call: CallArguments | None, recording: Recordi
 
 
 def facts_of(recording: Recording, batch_dim: int | None, options: TableOptions | None) -> Facts:
-    """Return what was recorded as the arguments of ``ModelStatistics``."""
+    """Return a recording as the arguments of ``ModelStatistics``."""
     facts = {"execution": recording.execution, "fallback_reason": recording.fallback_reason}
     return {"root": recording.root, **facts, "batch_dim": batch_dim, "options": options}
 
@@ -80,7 +80,7 @@ def statistics_of_file(
     run: bool = False,
     **options: Any,
 ) -> ModelStatistics:
-    """``Statistics(path)``."""
+    """Return the statistics of a file, as ``Statistics(path)`` does."""
     from modelsummary import load
 
     if args or options:
@@ -92,7 +92,7 @@ def statistics_of_file(
 
 
 def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:
-    """One line: which layer failed, with which inputs, and how."""
+    """Return one line: the layer that failed, its input sizes, the error, and a remedy."""
     error = recording.error
     text = str(error).strip().splitlines()
     what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

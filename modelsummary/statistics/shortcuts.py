@@ -21,18 +21,21 @@ __all__ = ["as_live", "measure_memory"]
 def measure_memory(
     model: nn.Module, input_data: Any, mode: str = "train", **options: Unpack[StepOptions]
 ) -> MemoryMeasurement:
-    """What a step of ``model`` really takes, beside the prediction: ``Statistics(...).measure_memory(...)``.
+    """Measure the memory of a real step of ``model`` beside its prediction: ``Statistics(...).measure_memory(...)``.
 
     Args:
         model, input_data: as for ``Statistics``.
         mode: as for ``Statistics.memory``.
         **options: as for ``Statistics.memory``.
+
+    Raises:
+        InputError: an argument is unusable, or the model has no values.
     """
     return Statistics(model, input_data).measure_memory(mode, **options)
 
 
 def as_live(stats: ModelStatistics, what: str) -> Statistics:
-    """Return ``stats`` if they are of a live model. Raises ``NotLiveError`` if they are data."""
+    """Return ``stats`` if they have a live model. Raise ``NotLiveError`` if they are data only."""
     if not isinstance(stats, Statistics):
         raise NotLiveError(stats._not_live(what))
     return stats

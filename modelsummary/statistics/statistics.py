@@ -1,4 +1,4 @@
-"""``Statistics``: run a model, keep what is known of it, and cut it into stages and graphs."""
+"""``Statistics``: run a model once, keep the facts about its layers, cut it into stages, draw its graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelsummary.statistics.live_statistics import LiveStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
-if TYPE_CHECKING:  # what few ask for is imported for them only
+if TYPE_CHECKING:  # imported on first use
     from torch.fx import GraphModule, Node
 
     from modelsummary.cluster import Plans
@@ -32,50 +32,48 @@ __all__ = ["Statistics"]
 
 
 class Statistics(LiveStatistics):
-    """Run a model once, on shapes by default, and keep what is known of every layer.
+    """The facts about every layer of a model, from one run that by default works on shapes only.
 
-    ::
-
-        stats = Statistics(resnet152(), (1, 3, 224, 224))
-        print(stats)
-        stats["layer1.0.conv1"].macs
-
-    Nothing is computed in shape-only execution: a model of any size takes the time of its Python code.
-    The model is afterwards as it was, also after an exception.
+    Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
+    untouched, also after an exception.
 
     Args:
-        model: the model; inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel`` the
-            wrapped model is summarised. The path of a file gives what ``modelsummary.load`` says of it, with
-            ``input_data`` as ``input``; of the options only ``branching`` and ``depth`` apply.
-        input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword
-            arguments; a size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays in place of
-            tensors. A list is one argument where forward annotates its first parameter as a list.
-            None and no further arguments: the ``example_input_array`` of a LightningModule; without one no
-            forward, names and parameters only.
+        model: the model; of a model inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``, the
+            wrapped model is summarised. The path of a file returns ``modelsummary.load(path, input_data)``; of
+            the options, only ``branching`` and ``depth`` apply.
+        input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword arguments; a
+            size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays instead of tensors. A list is one
+            argument if the forward annotates its first parameter as a list. None without further arguments: the
+            ``example_input_array`` of a LightningModule; if there is none, no forward runs, and the statistics have
+            names and parameters only.
         *args: further positional arguments of the forward.
-        **kwargs: further arguments by keyword. (One named like an argument of this call, such as ``depth``, goes into
-            an ``input_data`` dict.)
-        batch_dim: None: sizes include the batch. An integer: a batch of one is inserted there into each
-            size, and this dimension is printed as -1. The numbers are those of the batch that ran.
+        **kwargs: further keyword arguments of the forward. Pass one with the name of an option, such as ``depth``, in
+            an ``input_data`` dict.
+        batch_dim: position at which a batch of one is inserted into each size; views print this dimension as -1, and
+            the numbers are for the batch that ran. Default: sizes include the batch.
         branching: print the tree; False prints FQNs.
-        depth: print the levels down to this one; None prints all, ``"auto"`` as many as ``table`` says. All levels are
+        depth: deepest level that is printed; None: all; ``"auto"``: as many as ``table`` describes. All levels are
             recorded.
-        device: where real execution puts the inputs; default: sizes are made where the model is.
+        device: device for the inputs of a real execution; default: the model's device.
         dtypes: dtype of each size; default: the dtype of the first floating point parameter.
-        execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, and really if
-            that is impossible. ``stats.execution`` and ``stats.fallback_reason`` tell what happened.
-        latency: run the model for real and time every call: ``measure_latency()`` with its defaults.
+        execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, with a fallback to real
+            execution. ``stats.execution`` is the one that ran, ``stats.fallback_reason`` the reason of a fallback.
+        latency: also run the model for real and time every call: ``measure_latency()`` with its defaults.
         reuse: deprecated and ignored. Every module runs.
 
     Raises:
         InputError: an argument is unusable.
-        ForwardError: the forward raised; ``error.partial`` holds what was recorded up to there.
+        ForwardError: the forward raised; ``error.partial`` holds the statistics up to that call.
+
+    >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), (1, 2))
+    >>> stats["0"].macs, stats.total_macs, stats.execution
+    (16, 48, 'shape')
     """
 
     _splitter: ModelSplitter | None = None
 
     def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
-        """A path makes no ``Statistics``, but the statistics of that file."""
+        """Return the statistics of a file for a path, else a new ``Statistics``."""
         if isinstance(model, (str, PathLike)):
             return statistics_of_file(model, *args, **options)
         return super().__new__(cls)
@@ -106,13 +104,13 @@ class Statistics(LiveStatistics):
         if latency:
             self.measure_latency()
 
-    # What help() and editors show; ``__new__`` would hide it.
+    # The signature that help() and editors show; ``__new__`` would hide it.
     __signature__ = inspect.Signature(list(inspect.signature(__init__).parameters.values())[1:])
 
     def _fill(
         self, called: Any, recorded: Recorded, batch_dim: int | None, options: TableOptions | None = None
     ) -> None:
-        """Take over what was recorded; raises ``ForwardError`` where the forward did."""
+        """Fill in the recorded facts. Raise ``ForwardError`` if the forward raised."""
         call, recording = recorded
         facts = facts_of(recording, batch_dim, options)
         super().__init__(**facts)
@@ -135,26 +133,31 @@ class Statistics(LiveStatistics):
         max_crossing_bytes: int | None = None,
         single_tensor_cuts: bool = False,
     ) -> Stages:
-        """Cut the model into stages that run one after the other and are together exactly the model.
+        """Cut the model into stages that run one after the other and together compute exactly the model.
 
         Each stage is an ``nn.Sequential`` that holds the model's own modules, parameters and buffers under their own
-        names; the model is not changed. The cuts minimise the cost of the most expensive stage; ties go to
-        the shorter simulated step, then to the fewest bytes crossing.
+        names; the model is not changed. The cuts minimise the cost of the most expensive stage. Among equal maxima,
+        they prefer the shorter simulated step, then the fewest bytes crossing.
 
         Args:
             n_stages: number of stages.
-            by: what to balance: ``"macs"``, ``"flops"``, ``"params"``, ``"param_bytes"``, ``"activation_bytes"``,
-                ``"latency"`` (in seconds, once measured or estimated); a dict FQN -> cost of the module, everything
-                in it included; or a function of the ``LayerInfo`` of a leaf that tells its cost.
-            max_memory: bytes that a stage may hold in parameters, buffers and results of its calls; one number, or
-                one a stage.
+            by: the cost to balance: ``"macs"``, ``"flops"``, ``"params"``, ``"param_bytes"``, ``"activation_bytes"``,
+                ``"latency"`` (in seconds, once measured or estimated); a dict FQN -> cost of the module with everything
+                in it; or a function that returns the cost of a leaf from its ``LayerInfo``.
+            max_memory: bytes that a stage may hold in parameters, buffers and results of its calls: one number, or one
+                per stage.
             boundaries: FQNs of modules with which a stage begins.
-            max_crossing_bytes: bytes that may cross a cut, for the recorded batch.
-            single_tensor_cuts: cut only where one tensor crosses.
+            max_crossing_bytes: most bytes that may cross a cut, for the recorded batch.
+            single_tensor_cuts: cut only where a single tensor crosses.
 
         Raises:
             InputError: an argument is unusable.
-            SplitError: the model cannot be split like that; says why, and how many stages are possible.
+            SplitError: the model cannot be split like that; the message gives the reason and the possible numbers of
+                stages.
+
+        >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), (1, 2))
+        >>> [[name for name, _ in stage.named_parameters()] for stage in stats.split(2)]
+        [['0.weight', '0.bias'], ['2.weight', '2.bias']]
         """
         from modelsummary.split import Wishes
 
@@ -177,16 +180,16 @@ class Statistics(LiveStatistics):
         """Rank ways to train the model on a cluster by predicted throughput: pipeline depth x copies x schedule.
 
         The recorded batch is one micro-batch. A stage's forward takes ``2 x MACs / flops_per_second``, its backward
-        twice that; with ``by="latency"`` what was measured, or estimated for a device. Gradients are reduced over the
-        copies after the step (ring: 2 (d - 1) / d of their bytes).
+        twice as long; ``by="latency"`` uses measured or estimated times instead. Gradients are reduced over the copies
+        after the step (ring: 2 (d - 1) / d of their bytes).
 
         Args:
             devices, memory_bytes, bandwidth, optimizer_states: see ``Cluster``; every depth that divides the devices is
                 tried.
-            n_microbatches: in a step of one copy; several are tried.
-            schedules: which to try.
-            by: what the stages are balanced by and timed with: ``"macs"`` or ``"latency"``.
-            flops_per_second: that a device sustains; without use if ``by="latency"``.
+            n_microbatches: micro-batches per step and copy; several numbers are tried in turn.
+            schedules: names of the schedules to try.
+            by: cost that stages are balanced by and timed with: ``"macs"`` or ``"latency"``.
+            flops_per_second: speed that a device sustains; unused if ``by="latency"``.
 
         Raises:
             InputError: an argument is unusable.
@@ -259,7 +262,7 @@ class Statistics(LiveStatistics):
         )
 
     def _current_splitter(self) -> ModelSplitter:
-        """Return the one of the first use, or a new one where autocast was switched since."""
+        """Return the splitter of the first use, or a new one if autocast was switched since."""
         from modelsummary.split.model_splitter import ModelSplitter
 
         if self._splitter is None or not self._splitter.is_current():
@@ -270,21 +273,25 @@ class Statistics(LiveStatistics):
 
     @exclusive
     def graph(self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None) -> Graph:
-        """The dataflow: which module's output goes to which module's input, through which functions.
+        """Return the dataflow graph: the modules and functions that pass tensors to each other.
 
-        The forward is recorded once more, as for ``split``. Edges have the shapes of the tensors,
-        nodes parameters and multiply-adds; a module whose calls are shown one by one is a group.
+        The forward is recorded again, as for ``split``. Edges have the shapes of the tensors; nodes have parameters and
+        multiply-adds. A module whose calls are shown one by one is a group.
 
         Args:
-            depth: levels of nested calls that are shown: 1 has the modules that the model calls as nodes; None: all.
-                Default: as many as give no more than 60 nodes. Containers that are never called, such as
-                ``nn.ModuleList``, are no level.
-            stages: of a split of this model; nodes then have the colours of their stages, and modules that are cut
-                are shown one by one.
+            depth: levels of nested calls that are shown: 1 shows the modules that the model calls; None: all. Default:
+                as many as give at most 60 nodes. Containers that are never called, such as ``nn.ModuleList``, do not
+                count as a level.
+            stages: result of ``split`` on this model; nodes get the colours of their stages, and modules that are cut
+                are shown as groups.
 
         Raises:
-            InputError: an argument is unusable, or there is no live model with an input.
+            InputError: an argument is unusable, or the statistics have no live model with an input.
             SplitError: a parameter is not initialised yet, or the stages were pickled.
+
+        >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), (1, 2))
+        >>> [node.name for node in stats.graph().nodes]
+        ['input', '0', '1', '2', 'output']
         """
         from modelsummary.statistics.dataflow import dataflow
 
@@ -297,18 +304,18 @@ class Statistics(LiveStatistics):
         bias_addition_split: bool = False,
         device: torch.device | str | None = None,
     ) -> GraphModule:
-        """The model as a ``torch.fx`` graph, traced and profiled as it was summarised.
+        """Return the model as a ``torch.fx`` graph, traced and profiled with the recorded input.
 
-        ``node.meta["info"]`` is what is known of a node, ``node.meta["layer_info"]`` the row of the call that it is, or
-        that it belongs to; ``nodes_of`` leads back.
+        ``node.meta["info"]`` holds the facts about a node, ``node.meta["layer_info"]`` the row of the call that it is
+        or belongs to. ``nodes_of`` returns the nodes of a module.
 
         Args:
             trace_act_ckpt, bias_addition_split: as for ``symbolic_trace``.
-            device: whose kernels are assumed, as for ``symbolic_profile``.
+            device: device whose kernels are assumed, as for ``symbolic_profile``.
 
         Raises:
-            InputError: there is no live model with an input.
-            TraceError: the forward cannot be written as a graph; says why.
+            InputError: the statistics have no live model with an input.
+            TraceError: the forward cannot be written as a graph; the message gives the reason.
         """
         from modelsummary.fx.layer_nodes import graph_module
 
@@ -316,7 +323,11 @@ class Statistics(LiveStatistics):
         return graph_module(self._live_for("a graph module"), self.calls, **options, device=device)
 
     def nodes_of(self, graph: GraphModule, fqn: str) -> list[Node]:
-        """Return the nodes of a graph of this model that a module calls, is, or has within.
+        """Return the nodes of a graph of this model that belong to a module or to modules in it.
+
+        Args:
+            graph: result of ``graph_module``.
+            fqn: name of the module.
 
         Raises:
             LayerNotFoundError: the model has no such module.

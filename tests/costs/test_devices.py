@@ -91,7 +91,7 @@ def test_devices_that_cannot_be_measured():
     for device in ("nowhere", "meta"):
         with pytest.raises(InputError, match=repr(device)):
             DeviceSpec.measure(device)
-    with pytest.raises(InputError, match="expected a list of torch"):
+    with pytest.raises(InputError, match="dtypes must be a list of torch"):
         DeviceSpec.measure(dtypes=("float32",))
     assert len({DeviceSpec.of("H100"), DeviceSpec.of("h100")}) == 1
 

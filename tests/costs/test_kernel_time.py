@@ -28,7 +28,7 @@ def test_no_kernel_beats_the_data_sheet_by_much(name):
     model, spec = device_model(DeviceSpec(name)), DeviceSpec(name)
     work = gemm(8192, 8192, 8192)
     reached = work.flops / model.seconds(work) / spec.peak(HALF)
-    assert 0.3 < reached < 1.25  # clocks may lie above those of the data sheet
+    assert 0.3 < reached < 1.25  # clocks may exceed the data sheet
     assert 0.4 < 2**30 / model.seconds(copy(2**30)) / spec.bandwidth < 1.1
 
 

@@ -114,9 +114,9 @@ def test_another_input_of_the_same_sizes(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"runs": 0}, "runs=0"),
-        ({"warmup": -1}, "warmup=-1"),
-        ({"runs": 1.5}, r"runs=1\.5"),
+        ({"runs": 0}, "runs an integer >= 1, got 3 and 0"),
+        ({"warmup": -1}, "warmup must be an integer >= 0 .* got -1 and"),
+        ({"runs": 1.5}, r"got 3 and 1\.5"),
         ({"device": "nowhere"}, "device must name a torch device, got 'nowhere'"),
         ({"device": "meta"}, "a tensor is on meta"),
     ],
@@ -272,5 +272,5 @@ def test_measuring_again_forgets_the_backward():
 def test_another_dtype():
     with pytest.raises(InputError, match=r"dtypes \[torch\.float32\] of these statistics, got \[torch\.float64\]"):
         Statistics(nn.Linear(2, 2), torch.ones(3, 2)).measure_latency(torch.ones(3, 2).double())
-    with pytest.raises(InputError, match="backward='yes'"):
+    with pytest.raises(InputError, match="backward must be True or False, got 'yes'"):
         Statistics(nn.Linear(2, 2), (3, 2)).measure_latency(backward="yes")

@@ -116,7 +116,7 @@ def test_loss():
     assert memory.activations > stats.memory().activations  # log-probabilities
     model = Call(lambda self, x: {"loss": self.a(x).exp().sum(), "rest": x}, a=nn.Linear(8, 4))
     assert Statistics(model, (2, 8)).memory().activations == 2 * 4 * 4
-    with pytest.raises(InputError, match="expected a scalar tensor that requires a gradient"):
+    with pytest.raises(InputError, match="must return a scalar tensor that requires a gradient"):
         stats.memory(loss=lambda output: output)
 
 

@@ -37,12 +37,12 @@ def test_an_unknown_name_names_close_matches(stats):
 
 
 def test_a_message_is_one_line(stats):
-    with pytest.raises(InputError, match=r"^expected the Statistics .*: Sequential\( \(0\): ReLU\(\) \)$"):
+    with pytest.raises(InputError, match=r"^other must be the Statistics .*: Sequential\( \(0\): ReLU\(\) \)$"):
         stats.diff(nn.Sequential(nn.ReLU()))
 
 
 def test_a_name_is_a_string(stats):
-    with pytest.raises(InputError, match=r"expected a fully qualified name such as .* got 3"):
+    with pytest.raises(InputError, match=r"fqn must be a fully qualified name such as .* got 3"):
         stats[3]
 
 
@@ -176,7 +176,7 @@ def test_recurrent_layers_on_an_accelerator():
 
 
 def test_data_cannot_run(tmp_path):
-    """What is no live model says so in one sentence; ``hasattr`` sees no such method."""
+    """Statistics without a live model say so in one sentence, and ``hasattr`` finds no such method."""
     stats = Statistics(nn.Linear(4, 2), (3, 4))
     loaded = modelsummary.ModelStatistics.from_json(stats.to_json())
     assert not isinstance(loaded, Statistics)

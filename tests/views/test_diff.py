@@ -181,7 +181,7 @@ def test_hostile_names_stay_on_their_line():
 
 
 def test_errors():
-    with pytest.raises(InputError, match="expected the Statistics of another model, got Sequential"):
+    with pytest.raises(InputError, match="other must be the Statistics of a model, got Sequential"):
         Statistics(mlp()).diff(mlp())
 
 

@@ -144,7 +144,7 @@ def test_stages_are_coloured_and_cut_modules_opened():
     assert ":::stage0" in str(graph)
     assert "classDef stage1 fill:" in str(graph)
     assert 'fillcolor="#' in graph.to_dot()
-    with pytest.raises(InputError, match="no stages of this model"):
+    with pytest.raises(InputError, match=r"stages must be the result of split\(\) on this model"):
         stats.graph(stages=Statistics(Model(), (3, 4)).split(2))
     with pytest.raises(SplitError, match="pickled"):
         stats.graph(stages=pickle.loads(pickle.dumps(stages)))
