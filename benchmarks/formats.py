@@ -1,4 +1,4 @@
-"""Ten models in every format: multiply-adds and parameters of the files against those of the live model.
+"""Ten models in every format: multiply-adds and parameters of the files against the live model's.
 
     python benchmarks/formats.py [--only TEXT]
 

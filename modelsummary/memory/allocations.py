@@ -218,7 +218,7 @@ class Allocations(TorchDispatchMode):
         return not tensor.is_meta
 
     def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
-        """A storage is resized: what it was is gone, and it is a new one of this size if any."""
+        """Follow a storage that is resized: its old bytes are freed, and as many as it has now are allocated."""
         entry = self._live.pop(storage._cdata, None)
         number = len(self.operators)
         kind = ""
