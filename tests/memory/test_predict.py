@@ -435,7 +435,7 @@ def test_max_batch_size():
     assert memory[0] <= 100_000 < memory[1]
     assert stats.max_batch_size(1000) == 0
     assert stats["1"].activation_bytes is None
-    with pytest.raises(InputError, match="memory_bytes=0"):
+    with pytest.raises(InputError, match=r"memory_bytes must be an integer >= 1 .* got 0"):
         stats.max_batch_size(0)
 
 
