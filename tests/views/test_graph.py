@@ -227,7 +227,7 @@ def test_errors():
         pickle.loads(pickle.dumps(Statistics(Model(), (3, 4)))).graph()
     with pytest.raises(InputError, match="depth must be an integer >= 1, or None for all levels, got 0"):
         Statistics(Model(), (3, 4)).graph(0)
-    with pytest.raises(InputError, match="stages=2 are no stages"):
+    with pytest.raises(InputError, match=r"stages must be the result of .* got 2"):
         Statistics(Model(), (3, 4)).graph(stages=2)
 
 
