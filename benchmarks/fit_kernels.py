@@ -208,7 +208,7 @@ Model = tuple[str, float, dict[Work, int], int, float]  # name, seconds, kernels
 
 
 def timm_models(folder: Path, kind: str, count: int, cache: Path | None) -> list[Model]:
-    """Kernels of the models of a table; those that timm does not have as they were are left out."""
+    """Return the kernels of the models in a table, without models that timm has changed since."""
     name = {"infer": "infer-amp-nchw-pt240-cu124-rtx3090", "train": "train-amp-nchw-pt112-cu113-rtx3090"}[kind]
     with open(folder / "timm" / f"{name}.csv") as file:
         rows = list(csv.DictReader(file))

@@ -2,7 +2,7 @@
 
     python benchmarks/onnx_backend.py [FOLDER ...]
 
-A folder is ``onnx/backend/test/data`` of an installed or unpacked onnx; default: that of the installed one. Prints what
+A folder is ``onnx/backend/test/data`` of an installed or unpacked onnx; default: the installed one. Prints what
 is refused, with the reason, and where multiply-adds of a model that onnxruntime runs are others; then the totals.
 """
 

@@ -1,11 +1,11 @@
-"""Compare tensor plans with those of transformers, and sharded with whole models.
+"""Compare tensor plans with the plans in transformers, and sharded models with whole ones.
 
     python -m benchmarks.parallel_plans agree          # beside base_model_tp_plan, every tiny architecture
     python -m benchmarks.parallel_plans equal          # outputs, gradients and a step of AdamW, two processes, float64
     python -m benchmarks.parallel_plans memory         # predicted memory of each rank beside two processes
     python -m benchmarks.parallel_plans agree gemma    # these architectures only
 
-Tiny architectures are those of ``tests/zoo``.
+``tests/zoo`` builds the tiny architectures.
 """
 
 from __future__ import annotations

