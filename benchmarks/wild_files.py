@@ -32,7 +32,7 @@ from typing import Any
 
 SECONDS = 180
 PRODUCTS = ("Attention", "MoE", "Einsum", "Mat", "Gemm", "Conv", "DFT", "Det", "SVM")
-OPEN_SIZES = (1, 8, 32, 64, 128, 224, 320, 512, 640, 16000)  # tried in this order for what is no batch
+OPEN_SIZES = (1, 8, 32, 64, 128, 224, 320, 512, 640, 16000)  # tried in this order for dimensions other than the batch
 
 
 # ------------------------------------------------------------------------------------ the truth: a run

@@ -91,7 +91,9 @@ def memory(points):
     zeros = dict.fromkeys(("params", "buffers", "grads", "optimizer_state", "inputs", "activations"), 0)
     return MemoryEstimate(
         "train", "cpu", None, **zeros, held_after_forward=0, peak=0,
-        timeline=[TimelinePoint("op", fqn, phase, (number,) * len(CATEGORIES)) for number, (fqn, phase) in enumerate(points)],
+        timeline=[
+            TimelinePoint("op", fqn, phase, (number,) * len(CATEGORIES)) for number, (fqn, phase) in enumerate(points)
+        ],
     )  # fmt: skip
 
 
