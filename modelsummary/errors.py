@@ -18,6 +18,7 @@ __all__ = [
     "NotLiveError",
     "ProfilerError",
     "RegistrationError",
+    "ShapeMismatchError",
     "SplitError",
     "TraceError",
     "close_to",
@@ -113,6 +114,10 @@ class ModelFileError(ModelSummaryError, ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split())[:_LONGEST])
+
+
+class ShapeMismatchError(ModelFileError):
+    """Error for operators of a file that cannot take the sizes of their inputs; sizes that a user gave may be why."""
 
 
 class DataDependentError(ModelSummaryError, RuntimeError):

@@ -6,7 +6,7 @@ from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from modelsummary.errors import ModelFileError
+from modelsummary.errors import ShapeMismatchError
 from modelsummary.files.dimensions import dimension
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
@@ -257,7 +257,7 @@ def _check_inner(operation: Operation, given: Sequence[Tensor | None]) -> None:
         inner = left[0 if facts.get("transA") else 1], right[1 if facts.get("transB") else 0]
     if isinstance(inner[0], int) and isinstance(inner[1], int) and inner[0] != inner[1]:
         sizes = f"{list(left)} and {list(right)}"
-        raise ModelFileError(f"its shapes do not fit: {operation.op_type} {operation.name[:80]!r} has {sizes}")
+        raise ShapeMismatchError(f"its shapes do not fit: {operation.op_type} {operation.name[:80]!r} has {sizes}")
 
 
 def _count(operation: Operation, given: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> None:

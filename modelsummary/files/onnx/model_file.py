@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelsummary.errors import InputError, ModelFileError
+from modelsummary.errors import InputError, ModelFileError, ShapeMismatchError
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.functions import inline_functions
 from modelsummary.files.onnx.graph_program import program_of
@@ -45,7 +45,8 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
         notes = infer_types(model, values)
         program = program_of(model, called)
     except (InputError, ModelFileError) as error:
-        kind = InputError if isinstance(error, InputError) or (sizes and "shapes" in str(error)) else ModelFileError
+        is_of_user = isinstance(error, InputError) or (sizes and isinstance(error, ShapeMismatchError))
+        kind = InputError if is_of_user else ModelFileError
         raise kind(f"{str(path)!r}: {error}") from None
     if missing:
         notes.append(f"weights are missing: {', '.join(missing)[:80]}")

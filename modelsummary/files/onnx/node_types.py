@@ -10,7 +10,7 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelsummary.errors import ModelFileError
+from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.onnx.attributes import attributes_of
 from modelsummary.files.onnx.checks import quoted, subgraphs_of
 from modelsummary.files.onnx.contrib_types import ALIKE, RULES, Kind
@@ -155,7 +155,7 @@ class _Pass:
             found = self.onnx.shape_inference.infer_node_outputs(schema, node, given, data, None, self.imports)
         except self.onnx.shape_inference.InferenceError as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
-            raise ModelFileError(f"its shapes do not fit: {lines[-1] if lines else quoted(node.name)}") from None
+            raise ShapeMismatchError(f"its shapes do not fit: {lines[-1] if lines else quoted(node.name)}") from None
         except Exception:  # onnx cannot infer such a call
             return {}
         return {name: each for name, each in found.items() if name in node.output and each.WhichOneof("value")}

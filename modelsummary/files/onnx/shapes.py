@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelsummary.errors import ModelFileError
+from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.node_types import infer_nodes
 from modelsummary.files.onnx.reading import import_onnx
@@ -102,9 +102,9 @@ def _whole(model: Any) -> dict[str, Any]:
         result = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=not _grows(graph))
     except onnx.shape_inference.InferenceError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ModelFileError(f"its shapes do not fit: {lines[-1] if lines else 'no reason given'}") from None
+        raise ShapeMismatchError(f"its shapes do not fit: {lines[-1] if lines else 'no reason given'}") from None
     except Exception as error:  # any error of the library on a broken model
-        raise ModelFileError(f"its shapes cannot be inferred: {error}") from None
+        raise ShapeMismatchError(f"its shapes cannot be inferred: {error}") from None
     finally:
         del graph.initializer[:], graph.input[:]
         graph.initializer.extend(weights)
