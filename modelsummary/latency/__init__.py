@@ -9,7 +9,7 @@ from modelsummary.costs.kernel_table import device_here, table_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
 from modelsummary.latency.estimate import LatencyEstimate
-from modelsummary.latency.kernels_table import Kernels
+from modelsummary.latency.kernel_list import Kernels
 from modelsummary.latency.options import TimeOptions, time_plan
 from modelsummary.latency.predict import (
     Target,

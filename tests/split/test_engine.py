@@ -39,7 +39,12 @@ def _torchrun(*arguments):
 
 @needs_engine
 @pytest.mark.parametrize(
-    ("model", "schedule"), [("decoder", "1f1b"), ("decoder", "zbv"), ("resnet18", "interleaved1f1b")]
+    ("model", "schedule"),
+    [
+        ("decoder", "1f1b"),
+        pytest.param("decoder", "zbv", marks=pytest.mark.slow),
+        pytest.param("resnet18", "interleaved1f1b", marks=pytest.mark.slow),
+    ],
 )
 def test_four_processes_train_like_one(model, schedule):
     if model == "resnet18":
