@@ -95,7 +95,7 @@ class Statistics(LiveStatistics):
         **kwargs: Any,
     ) -> None:
         if reuse is not None:
-            warnings.warn("reuse= is ignored: every module runs; leave it out", DeprecationWarning, stacklevel=4)
+            warnings.warn("reuse= is ignored: every module runs; leave it out", DeprecationWarning, stacklevel=3)
         options = TableOptions(branching=branching, depth=depth)
         described: dict[str, Any] = {"batch_dim": batch_dim, "device": device, "dtypes": dtypes}
         recorded = record_model(model, input_data, args, kwargs, execution=execution, **described)
