@@ -120,7 +120,8 @@ def run_step(
         notes.append(
             "No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep similar tensors)"
         )
-    has_values = own.type != "meta" and not any(tensor.is_meta for tensor in call.tensors())
+    given = (*tensors_of_modules(modules_of(model)), *call.tensors())
+    has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
     can_run = has_values and plan.dtype is None and wanted == own
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary._torch import FakeTensorMode
+from modelsummary.capture.modules import modules_of
+from modelsummary.capture.state.restore import unchanged
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.on_fakes import simulate_on_fakes
@@ -36,7 +38,12 @@ def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> Memor
     if "checkpoint" in options:
         raise InputError("the plan says what is checkpointed; pass checkpoint= to parallel_plan")
     step = step_plan("train", options)
-    with fake_world(rank, plan.world_size), warnings.catch_warnings():
+    # Process groups draw from Python's random numbers.
+    with (
+        unchanged(modules_of(live.model), (), lazy_device=None),
+        fake_world(rank, plan.world_size),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # about in-place functions on its result
         if "shard" in plan.mesh_shape:
             return _on_fakes(plan, step)
