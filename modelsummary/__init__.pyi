@@ -3,6 +3,7 @@ from .costs.devices import DeviceSpec
 from .costs.formulas import register_op_cost
 from .errors import (
     DataDependentError,
+    FormulaError,
     ForwardError,
     InputError,
     LayerNotFoundError,
@@ -31,6 +32,7 @@ __all__ = [
     "ColumnSettings",
     "DataDependentError",
     "DeviceSpec",
+    "FormulaError",
     "ForwardError",
     "InputError",
     "LayerInfo",

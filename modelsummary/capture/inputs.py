@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_origin
+from typing import Any, NamedTuple, get_origin
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.devices import check_together, requested_device
+from modelsummary.capture.input_sizes import InputSize, from_sizes, in_short, sizes_in
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.templates import map_template, taken_apart
 from modelsummary.capture.values import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
-__all__ = ["CallArguments", "InputSize", "call_arguments", "call_like"]
+__all__ = ["CallArguments", "InputTensor", "call_arguments", "call_like"]
 
 
-@dataclass(frozen=True)
-class InputSize:
-    """An input given by its size. The tensor is made once the execution is known.
+class InputTensor(NamedTuple):
+    """A tensor among the arguments of a forward.
 
-    >>> InputSize((2,), torch.long).random(torch.device("cpu"))
-    tensor([0, 0])
+    Attributes:
+        argument: position or keyword of its argument.
+        number: its number among the tensors of the argument.
+        shape: its shape.
+        is_floating: whether its elements are floating point or complex numbers.
     """
 
+    argument: int | str
+    number: int
     shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def random(self, device: torch.device) -> Tensor:
-        """Return a tensor of this size: uniform random numbers in [0, 1), or zeros for integers."""
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            return torch.rand(self.shape, dtype=self.dtype, device=device)
-        return torch.zeros(self.shape, dtype=self.dtype, device=device)  # an index that every table has
+    is_floating: bool
 
 
 @dataclass(frozen=True)
@@ -111,24 +109,34 @@ class CallArguments:
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""
 
-        def rows(device: torch.device) -> Tensor:
-            return torch.arange(new_size, device=device) % size
+        def larger(given: InputTensor) -> tuple[int, ...]:
+            shape = given.shape
+            fits = len(shape) > dim and shape[dim] == size
+            return (*shape[:dim], new_size, *shape[dim + 1 :]) if fits else shape
+
+        return self.with_shapes(larger)
+
+    def with_shapes(self, new_shape: Callable[[InputTensor], tuple[int, ...]]) -> CallArguments:
+        """Return the arguments with ``new_shape(tensor)`` for shapes: rows of tensors are repeated or left out."""
+        where: tuple[int | str, int] = 0, 0
 
         def convert(leaf: Any) -> Any:
+            nonlocal where
             shape = _shape_of(leaf)
             if shape is None:  # a constant, or an object that holds tensors
                 apart = taken_apart(leaf)
                 return leaf if apart is leaf else map_template(convert, apart, makes_objects=True)
-            if len(shape) <= dim or shape[dim] != size:
-                return leaf
-            if isinstance(leaf, InputSize):
-                return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))
-            if isinstance(leaf, _Array):
-                return _Array(leaf.value.take(rows(torch.device("cpu")).numpy(), axis=dim))
-            return leaf.detach().index_select(dim, rows(leaf.device)).requires_grad_(leaf.requires_grad)
+            sizes = new_shape(InputTensor(*where, shape, _is_floating(leaf)))
+            where = where[0], where[1] + 1
+            return leaf if sizes == shape else _resized(leaf, shape, sizes)
 
-        args, kwargs = self._with(convert)
-        return replace(self, args=args, kwargs=kwargs)
+        def converted(argument: int | str, value: Any) -> Any:
+            nonlocal where
+            where = argument, 0
+            return map_leaves(convert, value)
+
+        args = tuple(converted(position, value) for position, value in enumerate(self.args))
+        return replace(self, args=args, kwargs={name: converted(name, value) for name, value in self.kwargs.items()})
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the arguments that are or become tensors, in order."""
@@ -210,7 +218,7 @@ def _holds_something(value: Any) -> bool:
 
 def _nothing_in(input_data: Any) -> str:
     return (
-        f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
+        f"no tensor found in input_data={in_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
         "or None to list the layers without a forward"
     )
 
@@ -225,9 +233,9 @@ def _split(
         raise InputError(
             f"input_data is a {type(input_data).__name__}, which can be read only once; pass a list or tuple"
         )
-    sizes = _sizes(input_data)
+    sizes = sizes_in(input_data)
     if sizes is not None:
-        return _from_sizes(model, sizes, batch_dim, dtypes), {}
+        return from_sizes(model, sizes, batch_dim, dtypes), {}
     if dtypes is not None:
         raise InputError(
             f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
@@ -246,68 +254,6 @@ def _split(
             return (_mark_arrays(input_data),), {}
         return tuple(_mark_arrays(each) for each in input_data), {}
     return (_mark_arrays(input_data),), {}
-
-
-# ----------------------------------------------------------------------------------------------- sizes
-
-
-def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
-    """Return the sizes if ``input_data`` is one size or a list of sizes; None if it is anything else."""
-    if not isinstance(input_data, (list, tuple)) or not input_data:
-        return None
-    if all(map(_is_number, input_data)):
-        return [input_data]
-    are_sizes = [isinstance(each, (list, tuple)) and all(map(_is_number, each)) for each in input_data]
-    if all(are_sizes) and any(input_data):  # () among others is the size of a scalar
-        return list(input_data)
-    if any(are_sizes) and any(isinstance(each, Tensor) for each in input_data):
-        raise InputError(f"input_data={_short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays also have an __index__
-        return False
-    return isinstance(value, (int, float)) or hasattr(value, "__index__")
-
-
-def _from_sizes(
-    model: nn.Module,
-    sizes: list[Sequence[Any]],
-    batch_dim: int | None,
-    dtypes: torch.dtype | Sequence[torch.dtype] | None,
-) -> tuple[InputSize, ...]:
-    if dtypes is None:
-        floats = (each.dtype for each in model.parameters() if each.dtype.is_floating_point)
-        each_dtype = [next(floats, torch.get_default_dtype())] * len(sizes)
-    else:
-        each_dtype = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
-        if len(each_dtype) != len(sizes):
-            raise InputError(
-                f"dtypes has {len(each_dtype)} entries for {len(sizes)} size(s): {_short(sizes)}; pass one per size"
-            )
-        # torchinfo also accepts tensor types such as torch.LongTensor, which have a dtype
-        each_dtype = [getattr(dtype, "dtype", dtype) for dtype in each_dtype]
-        for dtype in each_dtype:
-            if not isinstance(dtype, torch.dtype):
-                raise InputError(f"dtypes holds {dtype!r}; expected a torch.dtype such as torch.long")
-    shapes = (_with_batch(_checked_size(size), batch_dim) for size in sizes)
-    return tuple(InputSize(shape, dtype) for shape, dtype in zip(shapes, each_dtype, strict=True))
-
-
-def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
-    for number in size:
-        if isinstance(number, (bool, float)) or operator.index(number) < 0:
-            raise InputError(f"input size {tuple(size)} holds {number!r}; sizes are integers >= 0")
-    return tuple(operator.index(number) for number in size)
-
-
-def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...]:
-    if batch_dim is None:
-        return shape
-    if batch_dim > len(shape):
-        raise InputError(f"batch_dim={batch_dim} does not fit the input size {shape}; expected 0 to {len(shape)}")
-    return (*shape[:batch_dim], 1, *shape[batch_dim:])
 
 
 # --------------------------------------------------------------------------------------------- tensors
@@ -346,6 +292,22 @@ def _shape_of(leaf: Any) -> tuple[int, ...] | None:
     return tuple(leaf.shape) if is_array(leaf) or isinstance(leaf, Tensor) else None
 
 
+def _is_floating(leaf: Any) -> bool:
+    dtype = torch.as_tensor(leaf.value).dtype if isinstance(leaf, _Array) else leaf.dtype
+    return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+def _resized(leaf: Any, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
+    """Return an input of other sizes, with its rows repeated."""
+    if isinstance(leaf, InputSize):
+        return replace(leaf, shape=sizes)
+    value = torch.as_tensor(leaf.value) if isinstance(leaf, _Array) else leaf.detach()
+    for dim, (old, new) in enumerate(zip(shape, sizes, strict=True)):
+        if new != old:
+            value = value.index_select(dim, torch.arange(new, device=value.device) % old)
+    return _Array(value.numpy()) if isinstance(leaf, _Array) else value.requires_grad_(leaf.requires_grad)
+
+
 def _takes_list(model: nn.Module) -> bool:
     """Return True if forward's first parameter is annotated as a list, as in detection models."""
     signature = _signature(model)
@@ -380,8 +342,3 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
             f"{error}: got {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
             f"{sorted(call.kwargs)}, expected the arguments of {type(model).__name__}.forward{signature}; {remedy}"
         ) from None
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."

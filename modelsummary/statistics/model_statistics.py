@@ -38,7 +38,7 @@ Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
 _LIVE = frozenset(
     "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size"
-    " split plan graph graph_module nodes_of".split()
+    " split plan graph graph_module nodes_of formula at flops_per_token".split()
 )
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
-from modelsummary.statistics.live_statistics import LiveStatistics
+from modelsummary.statistics.formula_statistics import FormulaStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # imported on first use
 __all__ = ["Statistics"]
 
 
-class Statistics(LiveStatistics):
+class Statistics(FormulaStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
     Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
@@ -118,7 +118,7 @@ class Statistics(LiveStatistics):
         self._live = live_model(called, call, recording, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_splitter": None}
+        return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
 
     # -------------------------------------------------------------------------------------------- stages
 
