@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from modelsummary.errors import FormulaError, InputError, close_to
+from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
 from modelsummary.files.program import Operation, Program, Tensor
 from modelsummary.formulas.expressions import dimension
 from modelsummary.formulas.figures import FIGURES, FiguresAt
@@ -33,7 +33,7 @@ class FileFormulas:
             raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
         row = self._rows.get(layer)
         if row is None:
-            raise InputError(f"no layer named {layer!r}{close_to(layer, self._rows)}")
+            raise LayerNotFoundError(f"no layer named {layer!r}{close_to(layer, self._rows)}")
         if figure in _CONSTANT:
             return sympy.Integer(getattr(row, _CONSTANT[figure]))
         if figure in ("macs", "flops"):

@@ -141,7 +141,8 @@ class FileStatistics(ModelStatistics):
             layer: FQN of a module or name of an operator; ``""`` is the model.
 
         Raises:
-            InputError: ``figure`` or ``layer`` is unknown.
+            InputError: ``figure`` is unknown.
+            LayerNotFoundError: ``layer`` is unknown.
             FormulaError: the figure has no formula.
         """
         return self._formulas.formula(figure, layer)

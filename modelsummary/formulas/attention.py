@@ -15,10 +15,8 @@ from torch.nn import functional
 
 __all__ = ["MaskedAttention", "hidden_scores"]
 
-_SIGNATURE = Signature(
-    Parameter(name, Parameter.POSITIONAL_OR_KEYWORD)
-    for name in "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
-)
+_NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
+_SIGNATURE = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in _NAMES])
 _HIDDEN = -1e4  # a score with this added has probability 0
 
 

@@ -23,7 +23,10 @@ from modelsummary.formulas.solve import solve
 __all__ = ["Fitted", "Values", "fitted"]
 
 _FEWEST = 3  # accepted sizes of a dimension
+_FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
 _MOST_QUERIES = 40  # runs that tell candidates apart, per dimension
+_COMPARED = 4  # candidates that a further run should tell apart
+_NEAR = 1024  # sizes among which it is chosen
 _MOST_GRID = 200  # runs of a grid
 _PROOFS = 4  # runs at sizes that were not used
 _TRIES = 24
@@ -49,20 +52,24 @@ class Fitted(NamedTuple):
     smallest: Numbers
 
 
-def fitted(values: Values, dimensions: Sequence[Dimension]) -> Fitted:
+def fitted(values: Values, dimensions: Sequence[Dimension], *, quick: bool = False) -> Fitted:
     """Return the formula of the sum of all parts.
+
+    Args:
+        quick: refuse a part that no polynomial explains at once, instead of looking for pieces with further runs.
 
     Raises:
         FormulaError: no polynomial explains the runs, or a further run contradicts it.
     """
-    return _Fit(values, dimensions).result()
+    return _Fit(values, dimensions, () if quick else _FURTHER).result()
 
 
 class _Fit:
     """The search for one formula."""
 
-    def __init__(self, values: Values, dimensions: Sequence[Dimension]) -> None:
+    def __init__(self, values: Values, dimensions: Sequence[Dimension], further: Sequence[int]) -> None:
         self._values = values
+        self._further = further
         self._dimensions = dimensions
         self._runs: dict[Numbers, Mapping[Unit, int]] = {}
         self._rejected: dict[Numbers, str] = {}
@@ -121,6 +128,12 @@ class _Fit:
 
     # --------------------------------------------------------------------------------------- vectors
 
+    def _name(self, vector: Sequence[int]) -> str:
+        """Return the name of the first part with these values."""
+        runs = list(self._runs.values())
+        unit = next(unit for unit in runs[0] if tuple(run.get(unit, 0) for run in runs) == vector)
+        return "the total" if unit is None else f"layer {unit[0]!r}"
+
     def _vectors(self) -> Counter[tuple[int, ...]]:
         """Return the distinct parts, each as its values in all runs, with how often it occurs."""
         runs = list(self._runs.values())
@@ -128,20 +141,20 @@ class _Fit:
         return Counter(tuple(run.get(unit, 0) for run in runs) for unit in units)
 
     def _samples(self, place: int, vector: Sequence[int]) -> dict[int, int]:
-        """Return the values of a part along one dimension, divided by their largest common divisor."""
+        """Return the values of a part along one dimension."""
         at = dict(zip(self._runs, vector, strict=True))
         return {number: at[self._on_line(place, number)] for number in self._line(place)}
 
     def _axes(self, vector: Sequence[int]) -> list[Axis]:
         return [self._axis(place, vector)[0] for place in range(len(self._dimensions))]
 
-    def _axis(self, place: int, vector: Sequence[int]) -> list[Axis]:
+    def _axis(self, place: int, vector: Sequence[int]) -> tuple[Axis, ...]:
         samples = self._samples(place, vector)
         found = candidates(samples)
         if not found:
             dimension = self._dimensions[place]
             shown = ", ".join(f"{dimension.at(number)}: {value:,}" for number, value in list(samples.items())[:8])
-            raise FormulaError(f"no polynomial of {dimension.name!r} explains the runs ({shown} ...)")
+            raise FormulaError(f"no polynomial of {dimension.name!r} explains {self._name(vector)} ({shown} ...)")
         return found
 
     # --------------------------------------------------------------------------------------- deciding
@@ -157,44 +170,56 @@ class _Fit:
 
     def _questions(self, place: int, vector: Sequence[int]) -> Iterator[int]:
         """Yield a number of a size that tells the candidates apart."""
-        found = self._axis(place, vector)
+        found = candidates(self._samples(place, vector))
+        if not found:
+            further = next((each for each in self._further if not self._is_tried(place, each)), None)
+            if further is None:
+                self._axis(place, vector)  # raises
+            else:
+                yield further
+            return
         if found[0].gap is not None:
             below, above = found[0].gap
             middle = range(below + 1, above)
-            untried = [number for number in middle if self._on_line(place, number) not in self._rejected]
+            untried = [number for number in middle if not self._is_tried(place, number)]
             if untried:
                 yield untried[len(untried) // 2]
             return
         if len(found) == 1:
             return
         line = self._line(place)
-        tried = {
-            numbers[place]
-            for numbers in (*self._runs, *self._rejected)
-            if numbers == self._on_line(place, numbers[place])
-        }
         best, most = None, 1
-        for number in range(line[0], min(line[-1], line[0] + 256) + 1):
-            if number not in tried:
-                distinct = len({axis.predict(number) for axis in found})
+        compared = found[:: max(len(found) // _COMPARED, 1)]
+        for number in range(line[0], min(line[-1], line[0] + _NEAR) + 1):
+            if not self._is_tried(place, number):
+                distinct = len({axis.predict(number) for axis in compared})
                 if distinct > most:
                     best, most = number, distinct
         if best is not None:
             yield best
+
+    def _is_tried(self, place: int, number: int) -> bool:
+        numbers = self._on_line(place, number)
+        return numbers in self._runs or numbers in self._rejected
 
     # ------------------------------------------------------------------------------------ coefficients
 
     def _run_grid(self) -> None:
         """Run with all combinations of as many sizes per dimension as the pieces have coefficients."""
         nodes = [[anchor] for anchor in self._anchor]
+        # The nearest to the anchor first: models often reject combinations of the smallest sizes.
+        near = [self._nearest(place) for place in range(len(self._dimensions))]
         for vector in self._vectors():
             for place, axis in enumerate(self._axes(vector)):
                 for piece in axis.pieces:
-                    self._add_nodes(nodes[place], piece, self._line(place))
+                    self._add_nodes(nodes[place], piece, near[place])
         if prod(map(len, nodes)) > _MOST_GRID:
             raise FormulaError(f"its formula has more than {_MOST_GRID} coefficients")
         for numbers in product(*nodes):
             self._run(numbers)
+
+    def _nearest(self, place: int) -> list[int]:
+        return sorted(self._line(place), key=lambda number: abs(number - self._anchor[place]))
 
     @staticmethod
     def _add_nodes(nodes: list[int], piece: Piece, line: Sequence[int]) -> None:

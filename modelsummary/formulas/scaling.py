@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import FormulaError, InputError, close_to
+from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
 from modelsummary.formulas.dimensions import Dimension, DimensionNames, find_dimensions, resized
 from modelsummary.formulas.expressions import expression_of
 from modelsummary.formulas.figures import FIGURES, FiguresAt
@@ -72,7 +72,8 @@ class Scaling:
             raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
         row = next((row for row in self._root.walk() if row.fqn == layer), None)
         if row is None:
-            raise InputError(f"no layer named {layer!r} in {self._root.class_name}")
+            known = [row.fqn for row in self._root.walk()]
+            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, known)}")
         if figure in _CONSTANT:
             return expression_of(None, self.dimensions) + getattr(row, _CONSTANT[figure])
         if figure == "flops":
@@ -123,14 +124,18 @@ class Scaling:
     def _search(self, figure: str, layer: str) -> Fitted:
         """Fit the total. If no polynomial explains it, fit the calls one by one, as each has its own roundings."""
         try:
-            return fitted(lambda sizes: self._values(figure, layer, sizes, [None]), self.dimensions)
+            return fitted(
+                lambda sizes: self._values(figure, layer, sizes, by_call=False),
+                self.dimensions,
+                quick=figure not in _WHOLE,
+            )
         except FormulaError:
             if figure in _WHOLE:
                 raise
-        return fitted(lambda sizes: self._values(figure, layer, sizes, None), self.dimensions)
+        return fitted(lambda sizes: self._values(figure, layer, sizes, by_call=True), self.dimensions)
 
     def _values(
-        self, figure: str, layer: str, sizes: Mapping[Dimension, int], one: Sequence[None] | None
+        self, figure: str, layer: str, sizes: Mapping[Dimension, int], *, by_call: bool
     ) -> Mapping[Any, int] | str:
         """Return a figure by call, or its total as one part."""
         rows = (self._step if figure == "activation_bytes" else self._forward).at(sizes)
@@ -142,7 +147,7 @@ class Scaling:
         parts = _by_call(below, figure)
         if isinstance(parts, str):
             return parts
-        return {None: sum(parts.values())} if one is not None else parts
+        return parts if by_call else {None: sum(parts.values())}
 
 
 def _by_call(rows: Iterable[Row], figure: str) -> dict[tuple[str, int], int] | str:

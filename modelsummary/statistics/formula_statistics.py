@@ -38,6 +38,7 @@ class FormulaStatistics(LiveStatistics):
 
         Raises:
             InputError: an argument is unusable.
+            LayerNotFoundError: the model has no such layer.
             FormulaError: no polynomial fits, or values decide what the forward does; says why.
 
         >>> from torch import nn
