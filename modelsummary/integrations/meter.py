@@ -134,7 +134,7 @@ def _spec(device: DeviceSpec | str | None) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
     if device is None and not torch.cuda.is_available():
-        raise InputError("pass device=, such as 'A100' or DeviceSpec.measure(): there is no CUDA device here")
+        raise InputError("pass device=, such as 'A100' or DeviceSpec.measure(): no CUDA device was found")
     return DeviceSpec.of(torch.cuda.get_device_name() if device is None else device)
 
 
