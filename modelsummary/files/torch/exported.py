@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary.errors import ModelFileError
+from modelsummary.files.program import Stored
 from modelsummary.files.torch.archive import Archive
 
-__all__ = ["read_exported"]
+__all__ = ["read_exported", "stored_in"]
 
 _CONFIGS = ("data/weights/", "data/constants/")
 # The texts that torch writes for sizes, in sympy's notation (newer versions: ``srepr``): symbols, integers, functions
@@ -43,13 +44,13 @@ _LIBRARIES = {"transformers": "transformers.integrations.moe", "torchvision": "t
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
-def read_exported(path: Path) -> Any:
-    """Return the ``torch.export.ExportedProgram`` in a file, with parameters and buffers on meta.
+def read_exported(archive: Archive) -> Any:
+    """Return the ``torch.export.ExportedProgram`` in an archive, with parameters and buffers on meta.
 
     Raises:
         ModelFileError: the file is broken, has an older format, or holds a tensor that only a pickle can restore.
     """
-    archive = Archive(path)
+    path = archive.path
     models = [name for name in archive.names if re.fullmatch(r"models/[^/]+\.json", name)]
     if len(models) != 1:
         found = "no exported program" if not models else f"{len(models)} programs"
@@ -78,6 +79,22 @@ def read_exported(path: Path) -> Any:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # any error of torch on a broken program
         raise ModelFileError(f"{str(path)!r} is not an exported program: {type(error).__name__} {error}") from None
+
+
+def stored_in(archive: Archive) -> Stored:
+    """Return the elements and bytes of the weights and constants of an archive that ``read_exported`` could read.
+
+    Tensors in one entry count once.
+    """
+    dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
+    itemsizes = {
+        f"{folder}{facts['path_name']}": dtypes[facts["tensor_meta"]["dtype"]].itemsize
+        for folder in _CONFIGS
+        for name in _entries(archive, folder)
+        for facts in archive.read_json(name)["config"].values()
+    }
+    sizes = {entry: archive.size(entry) for entry in itemsizes}
+    return Stored(sum(size // itemsizes[entry] for entry, size in sizes.items()), sum(sizes.values()))
 
 
 def _entries(archive: Archive, folder: str) -> list[str]:
