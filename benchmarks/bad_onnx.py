@@ -41,6 +41,7 @@ def onnx_files() -> Iterator[Made]:
     yield from texts()
     yield from bombs()
     yield from nested()
+    yield from many()
 
 
 def truncated() -> Iterator[Made]:
@@ -113,6 +114,11 @@ def texts() -> Iterator[Made]:
         "__import__('os').getpid()",
         "-" * 250 + "n",
         "n**4" * 50,
+        "max(n," * 40 + "n" + ")" * 40,
+        "max(" + ",".join(f"n{number}" for number in range(70)) + ")",
+        "floor(" * 40 + "n/2" + ")" * 40,
+        "((n+m)**4)**4",
+        "%".join("abcdefghijklmnopqrstuvwxyz" * 5),
     ):
         proto = good()
         proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = text
@@ -199,3 +205,65 @@ def nested() -> Iterator[Made]:
         made = onnx_of([node("F0", ["x"], ["y"], domain="f")], functions=functions)
         made.opset_import.add(domain="f", version=1)
         yield f"a function that calls {name}", ".onnx", made.SerializeToString()
+
+
+def many() -> Iterator[Made]:
+    """Few bytes that stand for many things, or many things in one place."""
+    proto = good()
+    proto.graph.initializer[0].dims.extend([1] * 100_000)
+    yield "a weight of 100,000 dimensions", ".onnx", proto.SerializeToString()
+    proto = good()
+    for _ in range(50_000):
+        proto.graph.input[0].type.tensor_type.shape.dim.add(dim_value=1)
+    yield "an input of 50,000 dimensions", ".onnx", proto.SerializeToString()
+    proto = good()
+    for _ in range(20_000):
+        proto.graph.input[0].type.tensor_type.shape.dim.add()
+    yield "an input of 20,000 open dimensions", ".onnx", proto.SerializeToString()
+    equation = ",".join(["ij"] * 3_000) + "->ij"
+    product = node("Einsum", ["x"] * 3_000, ["y"], equation=equation)
+    yield "a product of 3,000 operands", ".onnx", onnx_of([product]).SerializeToString()
+    product = node("Einsum", ["x"], ["y"], equation="i" * 1_000_000)
+    yield "a product with a million indices", ".onnx", onnx_of([product]).SerializeToString()
+    weights = [helper.make_tensor(f"w{number}", 1, [1, 1], [1.0]) for number in range(100_000)]
+    yield "100,000 weights", ".onnx", onnx_of([node("Relu", ["x"], ["y"])], weights).SerializeToString()
+    values = torch.rand(20, 20).numpy()
+    for names in ("w{0}", "onnx::MatMul_{0}"):
+        weights = [numpy_helper.from_array(values, names.format(number)) for number in range(9_000)]
+        weights.append(numpy_helper.from_array(values.T.copy(), "onnx::MatMul_99999"))
+        weights.append(numpy_helper.from_array(values, "words"))
+        made = onnx_of([node("Relu", ["x"], ["y"])], weights).SerializeToString()
+        yield f"9,000 equal weights {names[:6]}", ".onnx", made
+    proto = onnx_of([node("Relu", ["x"], ["y"])])
+    for number in range(9_000):  # overlapping parts of one file: the model itself
+        weight = proto.graph.initializer.add(name=f"onnx::MatMul_{number}", data_type=2, dims=[300, 1000])
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value="file.onnx")
+        weight.external_data.add(key="offset", value=str(number % 7))
+    proto.graph.initializer.add().CopyFrom(proto.graph.initializer[0])
+    proto.graph.initializer[-1].name = "words"
+    yield "9,000 weights in one place", ".onnx", proto.SerializeToString()
+    yield (
+        "a node of 50,000 results",
+        ".onnx",
+        onnx_of([node("Split", ["x"], [f"y{n}" for n in range(50_000)])]).SerializeToString(),
+    )
+    listed = node("Constant", [], ["c"], value_ints=list(range(500_000)))
+    yield (
+        "a list of 500,000 numbers",
+        ".onnx",
+        onnx_of([listed, node("Reshape", ["x", "c"], ["y"])]).SerializeToString(),
+    )
+    for numbers in ([2**62] * 16, [-(2**63)], [0] * 3, [3, -5]):
+        made = onnx_of([node("Reshape", ["x", "s"], ["r"]), node("Relu", ["r"], ["y"])], [ints("s", *numbers)])
+        yield f"a shape of {numbers[:2]}", ".onnx", made.SerializeToString()
+    relu = node("Relu", ["x"], ["y"], name="/a.b" * 50_000)
+    yield "a name of 50,000 parts", ".onnx", onnx_of([relu]).SerializeToString()
+    relu = node("Relu", ["x"], ["y"])
+    relu.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="[" * 4_000)
+    yield "open brackets", ".onnx", onnx_of([relu]).SerializeToString()
+    proto = good()
+    kind = proto.graph.output[0].type
+    for _ in range(80):
+        kind = kind.sequence_type.elem_type
+    yield "sequences in sequences", ".onnx", proto.SerializeToString()

@@ -82,6 +82,8 @@ class FileStatistics(ModelStatistics):
         super().__init__(program_tree(program), execution="file" if program.operations else "none")
         self.program = program
         self.path = path
+        stored = f"{grouped(self.stored_elements)} elements, {scaled(self.stored_bytes, 'B')}"
+        self.remarks = [f"Stored in the file: {stored}"]
 
     @property
     def operations(self) -> list[Operation]:
@@ -97,10 +99,6 @@ class FileStatistics(ModelStatistics):
     def stored_bytes(self) -> int:
         """Bytes of all tensors whose data the file or its external files hold."""
         return self.program.stored.nbytes
-
-    def _remarks(self) -> list[str]:
-        stored = f"Stored in the file: {grouped(self.stored_elements)} elements, {scaled(self.stored_bytes, 'B')}"
-        return [*super()._remarks(), stored]
 
     def operators(self) -> Counter[str]:
         """Return operator type -> number of occurrences in the file, most frequent first, constants included."""

@@ -98,7 +98,8 @@ def test_an_exported_language_model(tmp_path):
 
 
 def test_constants_are_stored_but_are_no_parameters(tmp_path):
-    net = Call(lambda self, x: self.norm(x * torch.arange(36.0).reshape(3, 3, 2, 2)), norm=nn.BatchNorm2d(3)).eval()
+    ramp = torch.arange(36.0).reshape(3, 3, 2, 2)
+    net = Call(lambda self, x: self.norm(x * ramp), norm=nn.BatchNorm2d(3)).eval()
     x = torch.rand(3, 3, 2, 2)
     program = load(exported(net, x, tmp_path / "net.pt2"))
     assert program.total_params == 6
