@@ -146,9 +146,12 @@ def _values(matrix: _Matrix, path: Path, left_out: Mapping[int, LeftOut]) -> Any
         return None
     external = _external_place(tensor)
     try:
-        if place is None and external is None:
+        if place is not None:
+            file, offset = path, place.offset
+        elif external is not None:
+            file, offset = path.parent / external[0], int(external[1])
+        else:
             return import_onnx().numpy_helper.to_array(tensor).view(f"u{element.bits // 8}")
-        file, offset = (path, place.offset) if place is not None else (path.parent / external[0], int(external[1]))
         if not file.is_file():  # a pipe would wait for its other end
             return None
         shape = tuple(tensor.dims)
