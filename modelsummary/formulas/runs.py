@@ -65,9 +65,9 @@ class Runs:
         return self._rows[key]
 
     @property
-    def count(self) -> int:
-        """The number of runs so far, failed ones included."""
-        return len(self._rows)
+    def sizes(self) -> list[tuple[tuple[Dimension, int], ...]]:
+        """The sizes of all runs so far, failed ones included."""
+        return list(self._rows)
 
 
 def _without_data(call: CallArguments) -> CallArguments:

@@ -62,7 +62,11 @@ class Scaling:
     @property
     def runs(self) -> int:
         """The number of runs so far."""
-        return self._forward.count + self._step.count
+        return len(self._forward.sizes) + len(self._step.sizes)
+
+    def sizes_run(self) -> list[dict[str, int]]:
+        """Return the sizes of all forwards so far."""
+        return [{each.name: size for each, size in sizes} for sizes in self._forward.sizes]
 
     # -------------------------------------------------------------------------------------- formulas
 
