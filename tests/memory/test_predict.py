@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import modelsummary
-from modelsummary import InputError, MissingExtraError, Statistics
+from modelsummary import InputError, MissingExtraError, Statistics, StepError
 from modelsummary.memory.fit import largest
 from tests.capture.test_wrapped import int8
 from tests.models import Call
