@@ -146,13 +146,16 @@ class ModelStatistics(LayerTree):
         all_shapes: bool = False,
         units: Prefix = None,
         fold: bool | None = None,
+        sort: str | None = None,
     ) -> str:
         """Return the table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
 
         ``depth`` and ``branching`` default to the arguments of ``Statistics``. A table of more than 100 rows folds
         equal siblings and shows as many levels as fit on a screen; ``depth=None, fold=False`` shows every row.
+        ``sort="macs"`` lists the rows with the most multiply-adds first; it takes any amount that ``top`` takes.
         """
-        shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes, "fold": fold}
+        shown: dict[str, Any] = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes}
+        shown |= {"fold": fold, "sort": sort}
         options = self._options(columns, depth, units, branching, var_names=var_names, **shown)
         return text.render(self.root, options, **self._facts(), remarks=self._remarks())
 
