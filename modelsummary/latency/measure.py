@@ -159,12 +159,13 @@ def _measured(
 ) -> LatencyOverhead:
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
-        with explained(lambda: measurement.doing, _REMEDIES), nothing_hidden(), Operators(Uncounted(), execution):
-            measurement.run_once()  # not timed: it records the state to restore
-        with _without_garbage_collection(), counted("latency", "run", warmup + runs) as done:
-            for number in range(warmup + runs):
-                measurement.pair(number, counts=number >= warmup)
-                done()
+        with explained(lambda: measurement.doing, _REMEDIES):
+            with nothing_hidden(), Operators(Uncounted(), execution):
+                measurement.run_once()  # not timed: it records the state to restore
+            with _without_garbage_collection(), counted("latency", "run", warmup + runs) as done:
+                for number in range(warmup + runs):
+                    measurement.pair(number, counts=number >= warmup)
+                    done()
     return measurement.finish()
 
 
@@ -212,12 +213,12 @@ class _Measurement:
             self._runs.append(run)
 
     def _plain_run(self) -> tuple[float, float]:
-        output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
+        output, milliseconds = self._timed_forward()
         return milliseconds, self._timed_backward(output)
 
     def _marked_run(self) -> tuple[tuple[float, float], TimedRun]:
         with self._timer.running():
-            output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
+            output, milliseconds = self._timed_forward()
         step = self._timer.steps.pop()
         backward = BackwardTimer(step, self._clock) if self._backward else None
         times = milliseconds, self._timed_backward(output)
@@ -236,6 +237,10 @@ class _Measurement:
         milliseconds = self._clock.milliseconds(marks)[1]
         self._clock.release(marks)
         return output, milliseconds
+
+    def _timed_forward(self) -> tuple[Any, float]:
+        self.doing = "forward"
+        return self._timed(lambda: self._model(*self._args, **self._kwargs))
 
     def _timed_backward(self, output: Any) -> float:
         if not self._backward:

@@ -499,7 +499,7 @@ def test_a_forward_that_raises():
     model.calls = 0
     stats = Statistics(model, (2, 8))
     model.calls = 5
-    with untouched(model), pytest.raises(ValueError, match="enough"):
+    with untouched(model), pytest.raises(StepError, match="enough"):
         stats.memory()
 
 
