@@ -75,9 +75,11 @@ class ModelStatistics(LayerTree):
 
     Attributes:
         latency_overhead: cost of measuring latency; None before a measurement.
+        remarks: lines to print below the table.
     """
 
     latency_overhead: LatencyOverhead | None = None
+    remarks: Sequence[str] = ()
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class ModelStatistics(LayerTree):
             names = ("execution", "fallback_reason", "batch_dim")
             options = TableOptions(**facts["options"])
             stats = ModelStatistics(root, **{name: facts[name] for name in names}, options=options)
+            stats.remarks = [str(each) for each in facts.get("remarks", ())]
             if facts["latency_overhead"] is not None:
                 stats.latency_overhead = LatencyOverhead.from_dict(facts["latency_overhead"])
         except (KeyError, TypeError) as error:
@@ -190,7 +193,7 @@ class ModelStatistics(LayerTree):
         return {name: getattr(self, name) for name in names}
 
     def _remarks(self) -> list[str]:
-        return [] if self.latency_overhead is None else [str(self.latency_overhead)]
+        return [*self.remarks, *([] if self.latency_overhead is None else [str(self.latency_overhead)])]
 
     # ------------------------------------------------------------------------------------------ exports
 
@@ -219,6 +222,7 @@ class ModelStatistics(LayerTree):
             **self._facts(),
             "options": asdict(self.options),
             "latency_overhead": None if overhead is None else overhead.to_dict(),
+            "remarks": list(self.remarks),
             "rows": document.rows_of(self.root),
         }
 
