@@ -103,7 +103,7 @@ def _positional(example: Any, call: Any) -> dict[str, Any]:
     """Return positional arguments by their names, so that all go into one dict."""
     import inspect
 
-    from modelsummary.capture.input_sizes import InputSize
+    from modelsummary.capture.sizes import InputSize
 
     names = list(inspect.signature(example.model.forward).parameters)
 

@@ -14,6 +14,7 @@ from .errors import (
     ProfilerError,
     RegistrationError,
     SplitError,
+    StepError,
     TraceError,
 )
 from .files.loading import load
@@ -51,6 +52,7 @@ __all__ = [
     "SplitError",
     "Stages",
     "Statistics",
+    "StepError",
     "TIDSProfiler",
     "TraceError",
     "Units",

@@ -20,7 +20,7 @@ from modelsummary.costs.operators import OpRule
 
 __all__ = ["Choice", "RoutedWatch", "active_params"]
 
-_CHOICES = {"aten.topk": None, "aten.argmax": 1, "aten.max": 1}
+_CHOICES = {"aten.topk": None, "aten.argmax": 1}  # operator -> number chosen, if its name says so
 _FEWEST = 2  # experts
 
 

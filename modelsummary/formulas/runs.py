@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from modelsummary.capture.input_sizes import InputSize
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.run import capture
+from modelsummary.capture.sizes import InputSize
 from modelsummary.capture.values import map_leaves
 from modelsummary.errors import ModelSummaryError
 from modelsummary.formulas.dimensions import Dimension, resized
