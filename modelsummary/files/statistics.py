@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
 from modelsummary.files.program import Activations, Operation, Program, Traffic
+from modelsummary.files.program_flow import dataflow_of_program
 from modelsummary.files.program_tree import program_tree
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
 from modelsummary.units import grouped
+from modelsummary.views.explorer.flow import Dataflow
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 
@@ -129,6 +131,9 @@ class FileStatistics(ModelStatistics):
         """``total_mult_adds`` as a sympy expression of the open dimensions; an int if there are none."""
         parts = [each.macs if each.macs_expr is None else each.macs_expr for each in self.operations]
         return sum(parts)
+
+    def _dataflow(self, stages: Any = None) -> Dataflow:
+        return super()._dataflow(stages) if stages is not None else dataflow_of_program(self.program, self.root)
 
     def _not_live(self, name: str) -> str:
         return f"{name} needs a live model, got the file {str(self.path)!r}; pass the model to Statistics"
