@@ -13,6 +13,7 @@ from .errors import (
     ProfilerError,
     RegistrationError,
     SplitError,
+    StepError,
     TraceError,
 )
 from .files.loading import load
@@ -49,6 +50,7 @@ __all__ = [
     "SplitError",
     "Stages",
     "Statistics",
+    "StepError",
     "TIDSProfiler",
     "TraceError",
     "Units",

@@ -20,6 +20,7 @@ __all__ = [
     "RegistrationError",
     "ShapeMismatchError",
     "SplitError",
+    "StepError",
     "TraceError",
     "close_to",
     "printable",
@@ -168,6 +169,29 @@ class SplitError(ModelSummaryError, RuntimeError):
     def __init__(self, message: str, possible: int | None = None) -> None:
         super().__init__(message)
         self.possible = possible
+
+
+class StepError(ModelSummaryError, RuntimeError):
+    """Error for a step whose forward, loss, backward or optimizer raised. The original exception is ``__cause__``.
+
+    Attributes:
+        phase: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
+
+    >>> import torch, modelsummary
+    >>> stats = modelsummary.Statistics(torch.nn.Linear(4, 2), (1, 4))
+    >>> try:
+    ...     stats.memory(loss=lambda out: out.loss)
+    ... except StepError as error:
+    ...     print(error)
+    the loss of the step failed: AttributeError: ...; loss takes the model's result and returns the scalar ...
+    """
+
+    def __init__(self, message: str, phase: str = "forward") -> None:
+        super().__init__(message)
+        self.phase = phase
+
+    def __reduce__(self) -> tuple[type[StepError], tuple[str, str]]:
+        return type(self), (str(self), self.phase)
 
 
 class TraceError(ModelSummaryError, RuntimeError):

@@ -14,7 +14,7 @@ import modelsummary
 PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
-    ["errors", "_torch"],
+    ["errors", "_torch", "progress"],
     ["units", "tables"],
     ["layer_info"],
     ["costs"],

@@ -14,7 +14,14 @@ from typing import NoReturn
 
 import torch
 
-from modelsummary.cli.arguments import Parser, parse_budget, parse_dtype, parse_input, parse_settings
+from modelsummary.cli.arguments import (
+    Parser,
+    parse_budget,
+    parse_dtype,
+    parse_input,
+    parse_optimizer,
+    parse_settings,
+)
 from modelsummary.cli.calibrate import calibrate
 from modelsummary.cli.explore import explore
 from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
@@ -39,7 +46,8 @@ an input is SIZE, or NAME=SIZE for a keyword argument; append :DTYPE if it diffe
 NAME==NUMBER is a number, where the model takes one
 
 examples
-  modelsummary torchvision:resnet50 --input 1,3,224,224
+  modelsummary resnet50 --input 1,3,224,224 --sort macs
+  modelsummary net.py:MyNet --input 1,3,224,224
   modelsummary timm:vit_small_patch16_224 --input 8,3,224,224 --memory adamw --split 4
   modelsummary hf:config.json --input input_ids=1,128:long --depth 3
   modelsummary models.net:build --kwargs '{{"width": 64}}' --input 1,3,32,32 --format markdown --output net.md
@@ -126,12 +134,13 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
     add("--depth", type=int, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
+    add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
     add("--format", choices=_FORMATS, default="text", help="format of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write the output to this file")
     add("--split", type=int, metavar="N", help="cut the model into N stages")
     add("--latency", action="store_true", help="run the model and time its layers")
-    add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help=_help_of_memory())
+    add("--memory", type=parse_optimizer, metavar="OPTIMIZER", help=_help_of_memory())
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
         add(
@@ -202,6 +211,8 @@ def _run(options: argparse.Namespace) -> int:
     extra = [name for name in ("memory", "split", "diff") if getattr(options, name) is not None]
     if extra and options.format not in ("text", "json"):
         raise InputError(f"--format {options.format} writes only the table; --{extra[0]} needs --format text or json")
+    if options.sort is not None and options.format != "text":
+        raise InputError(f"--sort is for the printed table; leave out --format {options.format}")
     stats = statistics_of(options.model, options)
     asks = ("max_macs", "max_memory", "memory", "split", "latency")
     asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]

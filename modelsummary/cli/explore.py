@@ -7,15 +7,14 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelsummary.cli.arguments import Parser, parse_dtype, parse_input, parse_settings
+from modelsummary.cli.arguments import Parser, parse_dtype, parse_input, parse_optimizer, parse_settings
 from modelsummary.cli.models import statistics_of
-from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.statistics import ModelStatistics, as_live
 
 __all__ = ["explore"]
 
 # Options of the main command that this one lacks.
-_UNUSED = {"latency": False, "max_memory": None, "columns": None, "units": None, "depth": None, "full": False}
+_UNUSED = {"latency": False, "full": False, **dict.fromkeys("max_memory columns units depth sort".split())}
 
 
 def explore(arguments: Sequence[str]) -> int:
@@ -48,7 +47,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--kwargs", type=parse_settings, default={}, metavar="JSON", help="keyword arguments to make the model with")
     add("--mode", choices=["train", "eval"], help="mode of the model (default: the mode it is made in)")
     add("--run", action="store_true", help="run TorchScript, which is code, on the --input")
-    add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help="add the memory timeline")
+    add("--memory", type=parse_optimizer, metavar="OPTIMIZER", help="add the memory timeline")
     add("--split", type=int, metavar="N", help="colour N pipeline stages")
     add("--device", help="device of the model (default: the CPU)")
     add("--dtype", type=parse_dtype, help="floating point dtype of the model, such as bfloat16 (default: its own)")

@@ -50,7 +50,7 @@ def statistics_of(name: str, options: argparse.Namespace) -> ModelStatistics:
 def _table_options(options: argparse.Namespace) -> TableOptions:
     chosen: dict[str, Any] = {} if options.depth is None else {"depth": options.depth}
     chosen |= {"depth": options.depth, "fold": False} if options.full else {}
-    return TableOptions(columns=options.columns, units=options.units, **chosen)
+    return TableOptions(columns=options.columns, units=options.units, sort=options.sort, **chosen)
 
 
 def arguments_of(source: Source, given: Sequence[Input], with_values: bool) -> tuple[Any, dict[str, Any]]:

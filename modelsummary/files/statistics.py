@@ -13,7 +13,7 @@ from modelsummary.files.program_flow import dataflow_of_program
 from modelsummary.files.program_tree import program_tree
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
-from modelsummary.units import grouped
+from modelsummary.units import grouped, scaled
 from modelsummary.views.explorer.flow import Dataflow
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
@@ -70,6 +70,9 @@ class FileStatistics(ModelStatistics):
         path: the file.
         program: the operators, as plain data.
 
+    ``stored_elements`` is what the file holds, ``total_params`` what the model has: a file also stores buffers,
+    constants and copies of parameters.
+
     >>> from modelsummary.files.program import Tensor
     >>> x, y = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xy")
     >>> stats = FileStatistics(Program("Net", [x], [y], [Operation("relu", "Relu", (), [x], [y])]), Path("net.onnx"))
@@ -81,11 +84,23 @@ class FileStatistics(ModelStatistics):
         super().__init__(program_tree(program), execution="file" if program.operations else "none")
         self.program = program
         self.path = path
+        stored = f"{grouped(self.stored_elements)} elements, {scaled(self.stored_bytes, 'B')}"
+        self.remarks = [f"Stored in the file: {stored}"]
 
     @property
     def operations(self) -> list[Operation]:
         """The operators in the order in which they run, with tensors, attributes and multiply-adds."""
         return self.program.operations
+
+    @property
+    def stored_elements(self) -> int:
+        """Elements of all tensors whose data the file or its external files hold; a copy counts again."""
+        return self.program.stored.elements
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors whose data the file or its external files hold."""
+        return self.program.stored.nbytes
 
     def operators(self) -> Counter[str]:
         """Return operator type -> number of occurrences in the file, most frequent first, constants included."""
@@ -102,7 +117,8 @@ class FileStatistics(ModelStatistics):
     def bandwidth(self, buffer_bytes: int = 0) -> Bandwidth:
         """Return the memory traffic: each operator reads its inputs and writes its outputs once.
 
-        Views move nothing, a look-up reads only the rows that it takes, and a 0-d tensor is part of the instruction.
+        A look-up reads only the rows that it takes, and a 0-d tensor is part of the instruction. Views of torch move
+        nothing; in ONNX every operator writes its result, ``Reshape`` and ``Squeeze`` included.
 
         Args:
             buffer_bytes: size of a buffer on the chip that keeps the tensors used last. A tensor in it is not read

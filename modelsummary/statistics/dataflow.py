@@ -7,6 +7,7 @@ from types import EllipsisType
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
 from modelsummary.split import Stages, check_initialized
 from modelsummary.views.explorer.flow import Dataflow, steps_of_record
@@ -23,9 +24,12 @@ def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None,
     _check_stages(stages, live)
     check_initialized(live.model)
     record = stages.record if stages is not None else None
+    if record is None:
+        with explained(live.model):
+            record = record_once(live.model, live.call, live.execution)
     return dataflow_graph(
         root,
-        record or record_once(live.model, live.call, live.execution),
+        record,
         None if isinstance(depth, EllipsisType) else depth,
         stages.calls if stages is not None else (),
         readable=isinstance(depth, EllipsisType),

@@ -15,6 +15,7 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
+from modelsummary.capture.sizes import Dtypes
 from modelsummary.statistics.live_statistics import LiveStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
@@ -43,10 +44,11 @@ class Statistics(LiveStatistics):
             wrapped model is summarised. The path of a file returns ``modelsummary.load(path, input_data)``; of
             the options, only ``branching`` and ``depth`` apply.
         input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword arguments; a
-            size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays instead of tensors. A list is one
-            argument if the forward annotates its first parameter as a list. None without further arguments: the
-            ``example_input_array`` of a LightningModule; if there is none, no forward runs, and the statistics have
-            names and parameters only.
+            size such as ``(1, 3, 224, 224)``, a list of sizes or a dict of sizes by argument name; numpy arrays instead
+            of tensors. A list is one argument if the forward annotates its first parameter as a list. None without
+            further arguments: the ``example_input_array`` of a LightningModule; if there is none, no forward runs, and
+            the statistics have names and parameters only. ``input_size`` is another name, unless the forward has an
+            argument called so.
         *args: further positional arguments of the forward.
         **kwargs: further keyword arguments of the forward. Pass one with the name of an option, such as ``depth``, in
             an ``input_data`` dict.
@@ -56,7 +58,8 @@ class Statistics(LiveStatistics):
         depth: deepest level that is printed; None: all; ``"auto"``: as many as ``table`` describes. All levels are
             recorded.
         device: device for the inputs of a real execution; default: the model's device.
-        dtypes: dtype of each size; default: the dtype of the first floating point parameter.
+        dtypes: dtype of all sizes, a list with one per size, or a dict by argument name; ``"long"`` stands for
+            ``torch.long``. Default: the dtype of the first floating point parameter.
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, with a fallback to real
             execution. ``stats.execution`` is the one that ran, ``stats.fallback_reason`` the reason of a fallback.
         latency: also run the model for real and time every call: ``measure_latency()`` with its defaults.
@@ -89,7 +92,7 @@ class Statistics(LiveStatistics):
         branching: bool = True,
         depth: int | Literal["auto"] | None = "auto",
         device: torch.device | str | None = None,
-        dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
+        dtypes: Dtypes = None,
         execution: str = "auto",
         latency: bool = False,
         reuse: bool | None = None,

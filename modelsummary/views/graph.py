@@ -6,10 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.units import scaled
@@ -82,7 +85,8 @@ class Group:
 class Graph:
     """The dataflow of a forward: modules, functions between them, and the tensors passed from one to the next.
 
-    ``str`` returns Mermaid, which Jupyter, GitHub and GitLab draw; ``to_dot`` returns DOT for Graphviz.
+    A notebook shows it as a picture, which ``save("graph.svg")`` writes. ``str`` returns Mermaid, which GitHub and
+    GitLab draw; ``to_dot`` returns DOT for Graphviz.
 
     Attributes:
         model: the model as a group of nodes and groups.
@@ -123,13 +127,38 @@ class Graph:
         lines += [f"  {edge.source} -> {edge.target} [label={_for_dot(edge.label)}]" for edge in self.edges]
         return "\n".join([*lines, "}"])
 
+    def to_svg(self) -> str:
+        """Return the graph as SVG, drawn without other programs."""
+        from modelsummary.views.graph_svg import to_svg
+
+        return to_svg(self, {node.key: _colour_of(node) for node in self.nodes})
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the graph to a file, in the format of its ending: ``.svg``, ``.dot``, ``.gv``, ``.mmd``.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: the ending is another one.
+        """
+        place = Path(path)
+        writers = {".svg": self.to_svg, ".dot": self.to_dot, ".gv": self.to_dot, ".mmd": self.to_mermaid}
+        if place.suffix.lower() not in writers:
+            raise InputError(
+                f"path must end in {', '.join(writers)}, got {str(place)!r}; for other formats, run Graphviz: "
+                "dot -Tpdf graph.dot"
+            )
+        place.write_text(writers[place.suffix.lower()]() + "\n", encoding="utf-8")
+        return place
+
     __str__ = to_mermaid
 
     def __repr__(self) -> str:
         return f"<graph of {self.model.label}: {len(self.nodes)} nodes, {len(self.edges)} edges>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002
-        return {"text/plain": repr(self), "text/vnd.mermaid": self.to_mermaid()}
+        return {"text/plain": repr(self), "image/svg+xml": self.to_svg()}
 
 
 # --------------------------------------------------------------------------------------------- writing
