@@ -22,7 +22,7 @@ from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
-from modelsummary.capture.state.restore import unchanged
+from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.tree import call_tree, static_tree
 from modelsummary.capture.values import replace_in_objects

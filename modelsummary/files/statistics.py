@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from modelsummary.errors import InputError
 from modelsummary.files.formulas import FileFormulas
 from modelsummary.files.program import Activations, Operation, Program, Traffic
+from modelsummary.files.program_flow import dataflow_of_program
 from modelsummary.files.program_tree import program_tree
 from modelsummary.formulas.figures import FiguresAt
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
+from modelsummary.views.explorer.flow import Dataflow
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 
@@ -178,6 +180,9 @@ class FileStatistics(ModelStatistics):
     @property
     def _formulas(self) -> FileFormulas:
         return FileFormulas(self.program, self.root)
+
+    def _dataflow(self, stages: Any = None) -> Dataflow:
+        return super()._dataflow(stages) if stages is not None else dataflow_of_program(self.program, self.root)
 
     def _not_live(self, name: str) -> str:
         return f"{name} needs a live model, got the file {str(self.path)!r}; pass the model to Statistics"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
+    from modelsummary.views.explorer.flow import Dataflow
     from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics"]
@@ -299,6 +300,12 @@ class Statistics(FormulaStatistics):
         from modelsummary.statistics.dataflow import dataflow
 
         return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+
+    @exclusive
+    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
+        from modelsummary.statistics.dataflow import explored_dataflow
+
+        return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
 
     def graph_module(
         self,
