@@ -30,11 +30,13 @@ class MaskedAttention:
         macs: multiply-adds of all calls, dense.
         hidden_macs: the part of them for scores that masks hide.
         unknown: number of calls with a mask whose values are not known; they count as dense.
+        elsewhere: number of softmaxes over scores outside of these calls; masks there count as dense.
     """
 
     def __init__(self, values: Callable[[Tensor], Tensor | None]) -> None:
         self._values = values
-        self.macs = self.hidden_macs = self.unknown = 0
+        self.macs = self.hidden_macs = self.unknown = self.elsewhere = 0
+        self._inside = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -44,10 +46,20 @@ class MaskedAttention:
         def counted(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             bound = _SIGNATURE.bind_partial(query, key, value, *args, **kwargs).arguments
             self._count(query, key, value, bound.get("attn_mask"), is_causal=bound.get("is_causal", False))
-            return original(query, key, value, *args, **kwargs)
+            self._inside = True
+            try:
+                return original(query, key, value, *args, **kwargs)
+            finally:
+                self._inside = False
 
         with patch.object(functional, "scaled_dot_product_attention", counted):
             yield
+
+    def note_softmax(self, scores: Tensor) -> None:
+        """Note a softmax, which is over attention scores if it has four dimensions or ends in two equal sizes."""
+        is_square = scores.dim() == 3 and scores.shape[1] == scores.shape[2]
+        if not self._inside and (is_square or scores.dim() > 3):
+            self.elsewhere += 1
 
     def _count(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool) -> None:
         per_score = query.shape[-1] + value.shape[-1]

@@ -6,11 +6,12 @@ that exist E times: stacked along the first dimension, or in E equal modules of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.calls import Watch
@@ -21,6 +22,7 @@ from modelsummary.costs.operators import OpRule
 __all__ = ["Choice", "RoutedWatch", "active_params"]
 
 _CHOICES = {"aten.topk": None, "aten.argmax": 1}  # operator -> number chosen, if its name says so
+_SOFTMAXES = frozenset({"aten._softmax", "aten._safe_softmax"})
 _FEWEST = 2  # experts
 
 
@@ -36,15 +38,21 @@ class Choice:
 class RoutedWatch(Watch):
     """A run in which choices are noted, in addition to calls and costs.
 
+    Args:
+        on_softmax: called with the argument of each softmax.
+
     Attributes:
         choices: the distinct choices, in order.
-        recomputed_macs: multiply-adds of scores that fused backwards of attention compute again.
+        recomputed_macs: multiply-adds of the forward that the backward computes again: of checkpoints, and of scores in
+            fused attention.
     """
 
-    def __init__(self, model: nn.Module, execution: Execution) -> None:
+    def __init__(self, model: nn.Module, execution: Execution, on_softmax: Callable[[Tensor], object]) -> None:
         super().__init__(model, execution)
+        self.on_softmax = on_softmax
         self.choices: dict[Choice, None] = {}
         self.recomputed_macs = 0
+        self.is_in_backward = False
         self._operators = Operators(self, _Noting(execution, self))
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -53,11 +61,10 @@ class RoutedWatch(Watch):
             return self.root.module(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> int:
-        """Run the backward of a loss; return its multiply-adds without recomputation, of checkpoints or of kernels."""
-        n_calls, before = len(self.calls), self.root.macs
-        with calls_wrapped(self._wrapper), self._operators:  # calls during a backward recompute a checkpoint
+        """Run the backward of a loss; return its multiply-adds without recomputation."""
+        before, self.is_in_backward = self.root.macs, True
+        with self._operators:
             loss.backward()
-        del self.calls[n_calls:]
         return self.root.macs - before - self.recomputed_macs
 
 
@@ -72,10 +79,16 @@ class _Noting:
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if rule.name in _CHOICES:
             self._note_choice(rule.name, args, kwargs)
+        elif rule.name in _SOFTMAXES:
+            self._watch.on_softmax(args[0])
         elif "_attention" in rule.name and rule.name.endswith("_backward"):
             query, key = (args[0], args[1]) if rule.name.startswith("flex") else (args[1], args[2])
             self._watch.recomputed_macs += query.numel() * key.shape[-2]
-        return self._execution.run(func, rule, args, kwargs)
+        out, cost = self._execution.run(func, rule, args, kwargs)
+        # A backward computes without gradients; what runs with them is a forward again.
+        if self._watch.is_in_backward and torch.is_grad_enabled():
+            self._watch.recomputed_macs += cost.macs
+        return out, cost
 
     def _note_choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scores, constant = args[0], _CHOICES[name]

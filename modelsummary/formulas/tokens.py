@@ -16,7 +16,7 @@ from modelsummary.capture.run import no_collection, running
 from modelsummary.errors import InputError
 from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
-from modelsummary.layer_info import LayerInfo
+from modelsummary.layer_info import LayerInfo, ledger
 from modelsummary.memory.step import loss_of
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
@@ -109,8 +109,8 @@ def flops_per_token(
         no_collection(),
         running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
     ):
-        watch = RoutedWatch(live.model, execution)
         attention = MaskedAttention(lambda mask: _values(execution, mask))
+        watch = RoutedWatch(live.model, execution, attention.note_softmax)
         with attention.watched():
             output = watch.forward(args, kwargs)
         forward = sum(each.macs for each in watch.calls)
@@ -121,8 +121,12 @@ def flops_per_token(
     notes = []
     if attention.unknown or None in skipped:
         notes.append("Masks whose values are not known count as dense")
-    if root.uncounted_ops:
-        notes.append(f"Not counted: {', '.join(root.uncounted_ops)}")
+    if attention.elsewhere:
+        notes.append(
+            f"{attention.elsewhere} softmaxes outside of scaled_dot_product_attention: their masks count as dense"
+        )
+    if uncounted := ledger(root):
+        notes.append(f"Not counted: {', '.join(uncounted)}")
     return FlopsPerToken(
         unit, count, 2 * forward, 2 * both, 2 * known, 6 * known, root.num_params, active, tuple(notes)
     )
