@@ -146,7 +146,7 @@ PUBLISHED = {
     "Mixtral": ("MixtralConfig", {}, 46.7, 12.9),
     "DeepSeek-V3": ("DeepseekV3Config", {}, 671.0, 37.0),
     "gpt-oss-120b": ("GptOssConfig", {}, 116.8, 5.1),
-    "OLMoE-1B-7B": ("OlmoeConfig", {}, 6.9, 1.3),
+    "OLMoE-1B-7B": ("OlmoeConfig", {"intermediate_size": 1024}, 6.9, 1.3),
     "Qwen1.5-MoE-A2.7B": ("Qwen2MoeConfig", {}, 14.3, 2.7),
     "Phi-3.5-MoE": ("PhimoeConfig", {}, 41.9, 6.6),
     "Qwen3-30B-A3B": (
@@ -155,7 +155,6 @@ PUBLISHED = {
         30.5,
         3.3,
     ),
-    "Granite-3.0-3B-A800M": ("GraniteMoeConfig", {}, None, None),
     "Jamba": ("JambaConfig", {}, 52.0, 12.0),
 }
 

@@ -104,16 +104,53 @@ def test_active_parameters():
     assert active_params(listed, [Choice(listed[0], 50, 1)]) == 12 + 60  # no experts exist 50 times
 
 
-class Eager(nn.Module):
+class TwoMaxima(Mixture):
+    """The same with a router that takes the maximum twice, and a batch as large as the number of experts."""
+
     def forward(self, x):
-        scores = x @ x.transpose(1, 2) + torch.ones(x.shape[1], x.shape[1], device=x.device).triu(1) * -1e9
+        scores = self.router(x)
+        first = scores.max(-1, keepdim=True)
+        second = scores.scatter(-1, first.indices, -1e9).max(-1)
+        return self.shared(x).softmax(0) * torch.einsum("th,ehf->tf", x, self.experts) * second.values[:, None]
+
+
+def test_a_router_of_maxima():
+    assert Statistics(TwoMaxima(), (4, 8)).flops_per_token().active_params == 32 + 64 + 2 * 64
+
+
+class Eager(nn.Module):
+    """Attention as two products: a mask that is added or filled in, perhaps with a sink for each row."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.bias = kind, nn.Parameter(torch.zeros(5, 5))
+
+    def forward(self, x):
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        scores = x @ x.transpose(1, 2) / 2
+        if self.kind == "filled":
+            scores = scores.masked_fill(future, float("-inf"))
+        elif self.kind == "where":
+            scores = torch.where(~future, scores, -1e9)
+        elif self.kind == "biased":
+            scores = scores + self.bias
+        else:
+            scores = scores + future * -1e9
+        if self.kind == "sink":
+            sink = torch.zeros(*scores.shape[:2], 1, device=x.device)
+            return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ x
         return scores.softmax(-1) @ x
 
 
-def test_notes_and_errors():
-    found = Statistics(nn.Sequential(nn.Linear(4, 4), Eager()), (2, 5, 4)).flops_per_token(tokens=10)
-    assert found.notes == ("1 softmaxes outside of scaled_dot_product_attention: their masks count as dense",)
-    assert found.masked_forward == found.forward
+@pytest.mark.parametrize("kind", ["added", "filled", "where", "sink", "biased"])
+def test_attention_of_two_products(kind):
+    found = Statistics(nn.Sequential(nn.Linear(4, 4), Eager(kind)), (2, 5, 4)).flops_per_token(tokens=10)
+    # two samples, 10 of 25 scores hidden, 4 multiply-adds per score in each product
+    assert found.hidden_forward_flops == (0 if kind == "biased" else 2 * 2 * 10 * (4 + 4))
+    assert found.notes == (("Masks whose values are not known count as dense",) if kind == "biased" else ())
+
+
+def test_errors():
     with pytest.raises(InputError, match="tokens must be an integer >= 1, got 0"):
         Statistics(nn.Linear(4, 4), (2, 4)).flops_per_token(tokens=0)
     with pytest.raises(InputError, match="no dimension is called 'sequence'"):
