@@ -25,7 +25,7 @@ from modelsummary.cli.arguments import (
 )
 from modelsummary.cli.calibrate import calibrate
 from modelsummary.cli.sources import SOURCES, Source, build_model
-from modelsummary.errors import InputError, ModelSummaryError
+from modelsummary.errors import InputError, ModelSummaryError, close_to
 from modelsummary.files.comparing import compare
 from modelsummary.files.loading import is_file, is_torchscript, load
 from modelsummary.memory.estimate import MemoryEstimate
@@ -68,7 +68,8 @@ _RUN = "run TorchScript, which is code, on the --input: in a process with limits
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ``InputError``, which is printed as one line without the usage."""
-        raise InputError(message)
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        raise InputError(f"{message}{close_to(unknown, self._option_string_actions) if unknown[:2] == '--' else ''}")
 
 
 def main() -> NoReturn:
