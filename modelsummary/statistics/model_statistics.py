@@ -16,8 +16,8 @@ from modelsummary.errors import InputError, NotLiveError
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.statistics.explorable import ExplorableTree
 from modelsummary.statistics.hints import LIVE, meant
-from modelsummary.statistics.layer_tree import LayerTree
 from modelsummary.views import document, export, text
 from modelsummary.views.amounts import find_amounts
 from modelsummary.views.cells import TableOptions
@@ -39,7 +39,7 @@ Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
 
 
-class ModelStatistics(LayerTree):
+class ModelStatistics(ExplorableTree):
     """The facts about a model as data: a tree of ``LayerInfo``, its totals, and views of it.
 
     ``load``, ``from_json`` and ``Profiler`` return this; ``Statistics`` adds methods that run the live model again.

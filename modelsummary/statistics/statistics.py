@@ -16,7 +16,7 @@ from torch import nn
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.sizes import Dtypes
-from modelsummary.statistics.live_statistics import LiveStatistics
+from modelsummary.statistics.formula_statistics import FormulaStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
@@ -27,12 +27,13 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
+    from modelsummary.views.explorer.flow import Dataflow
     from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics"]
 
 
-class Statistics(LiveStatistics):
+class Statistics(FormulaStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
     Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
@@ -121,7 +122,7 @@ class Statistics(LiveStatistics):
         self._live = live_model(called, call, recording, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_splitter": None}
+        return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
 
     # -------------------------------------------------------------------------------------------- stages
 
@@ -299,6 +300,12 @@ class Statistics(LiveStatistics):
         from modelsummary.statistics.dataflow import dataflow
 
         return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+
+    @exclusive
+    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
+        from modelsummary.statistics.dataflow import explored_dataflow
+
+        return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
 
     def graph_module(
         self,

@@ -335,3 +335,14 @@ def test_the_process():
     cut = subprocess.run(f"{command} --help | head -1", shell=True, capture_output=True, text=True, check=True)
     assert cut.stdout.startswith("usage: modelsummary")
     assert cut.stderr == ""
+
+
+def test_explore_writes_a_page(capsys, tmp_path):
+    page = tmp_path / "net.html"
+    arguments = ["torch.nn:Linear", "--kwargs", '{"in_features": 2, "out_features": 3}', "--input", "1,2"]
+    assert run(["explore", *arguments, "--output", str(page)]) == 0
+    assert capsys.readouterr().out == f"written: {page}\n"
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    exported = tmp_path / "net.json"
+    assert run([*arguments, "--format", "json", "--output", str(exported)]) == 0
+    assert run(["explore", str(exported), "--compare", str(exported), "--output", str(page)]) == 0
