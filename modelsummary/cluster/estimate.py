@@ -1,0 +1,141 @@
+"""``StepEstimate``: what a simulated training step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.memory import RankMemory
+from modelsummary.cluster.plan import Plan
+from modelsummary.split.schedule import Simulation
+from modelsummary.tables import table
+from modelsummary.units import format_number, percent
+
+__all__ = ["CAUSES", "StepEstimate"]
+
+CAUSES = (
+    "compute",
+    "recomputation",
+    "tensor",
+    "context",
+    "fsdp",
+    "pipeline",
+    "bubble",
+    "gradients",
+    "optimizer",
+)
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """The time and memory of a training step; ``print`` shows it as a table.
+
+    Attributes:
+        plan: how the step is spread over devices.
+        cluster: the devices.
+        global_batch: samples in a step.
+        sequence: tokens in a sample; 0 if samples are not sequences.
+        microbatches: micro-batches of one copy.
+        seconds_by_cause: seconds by cause, on the rank that computes for longest: kernels (``compute``,
+            ``recomputation``), waiting for collectives (``tensor``, ``context``, ``fsdp``), for messages between stages
+            (``pipeline``), for other stages (``bubble``), for the reduction of gradients, and the optimizer. They add
+            up to the step.
+        memory: bytes on each rank of the pipeline by category.
+        model_flops: floating point operations of products in forward and backward, dense.
+        hardware_flops: the same with what is recomputed.
+        peak_flops: peak of one device in the dtype of the products.
+        simulation: the schedule, simulated for one step, or for a part of it if it repeats itself.
+    """
+
+    plan: Plan
+    cluster: Cluster
+    global_batch: int
+    sequence: int
+    microbatches: int
+    seconds_by_cause: Mapping[str, float]
+    memory: tuple[RankMemory, ...]
+    model_flops: float
+    hardware_flops: float
+    peak_flops: float
+    simulation: Simulation = field(repr=False, compare=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds_by_cause.values())
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second of all devices together."""
+        return self.global_batch / self.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all devices together; samples per second if samples are not sequences."""
+        return self.samples_per_second * (self.sequence or 1)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: ``model_flops`` / (step x devices x peak)."""
+        return self.model_flops / (self.step_seconds * self.plan.devices * self.peak_flops)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization: with what is recomputed."""
+        return self.hardware_flops / (self.step_seconds * self.plan.devices * self.peak_flops)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes on the fullest rank."""
+        return max(each.total for each in self.memory)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank fits into the memory of a device."""
+        return self.memory_bytes <= self.cluster.memory_bytes
+
+    def device_hours(self, tokens: float) -> float:
+        """Return the hours that all devices together need for a number of tokens (samples without sequences)."""
+        return tokens / self.tokens_per_second * self.plan.devices / 3600
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the plan and the figures as one flat dict."""
+        fullest = max(self.memory, key=lambda each: each.total)
+        plan = {name: getattr(self.plan, name) for name in self.plan.__dataclass_fields__}
+        causes = {f"{name}_seconds": self.seconds_by_cause.get(name, 0.0) for name in CAUSES}
+        return {
+            **plan,
+            "devices": self.plan.devices,
+            "microbatches": self.microbatches,
+            "step_seconds": self.step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            **causes,
+            **{f"{name}_bytes": value for name, value in fullest.to_dict().items()},
+        }
+
+    def __str__(self) -> str:
+        step = self.step_seconds
+        rows = [
+            [name, f"{self.seconds_by_cause[name]:.4g}", percent(self.seconds_by_cause[name] / step)]
+            for name in CAUSES
+            if self.seconds_by_cause.get(name)
+        ]
+        fullest = max(self.memory, key=lambda each: each.total).to_dict()
+        held = [[name, format_number(value, "Gi", 2)] for name, value in fullest.items() if value]
+        unit = "tokens" if self.sequence else "samples"
+        fits = "fits" if self.fits else "does not fit"
+        lines = [
+            f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}",
+            table([*rows, ["step", f"{step:.4g}", "100.0%"]], ["Cause", "Time (s)", "Share"], "lrr"),
+            f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
+            table(held, ["Memory of the fullest rank", "GiB"], "lr"),
+            f"It {fits} into {format_number(self.cluster.memory_bytes, 'Gi', 2)} GiB.",
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
