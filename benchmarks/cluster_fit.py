@@ -2,9 +2,10 @@
 
     python benchmarks/cluster_fit.py DATA_FOLDER [--write] [--date DATE]
 
-``DATA_FOLDER`` holds all-reduces among 2 to 8 A100 of one node (vTrain, MICRO 2024). Every second size is held out.
-The fit has four numbers for all sizes and groups: a base, a latency per step of the ring, the share of the data sheet's
-bandwidth, and how much of that share small groups lose. ``--write`` puts them into ``modelsummary/cluster/collective_fits.json``.
+``DATA_FOLDER`` holds all-reduces among 2 to 8 A100 of one node (vTrain, MICRO 2024). Every second size is held out. The
+fit has four numbers for all sizes and groups: a base, a latency per step of the ring, the share of the data sheet's
+bandwidth, and how much of that share small groups lose. ``--write`` puts them into
+``modelsummary/cluster/collective_fits.json``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def main() -> None:
     held_out = rows[1::2]
     ratios = seconds(held_out, found) / held_out[:, 2]
     error = float(np.mean(np.abs(ratios - 1)))
-    print(f"base {found[0]:.1f} us, {found[1]:.2f} us per step, {found[2]:.3f} x (1 - {found[3]:.3f} / n) of the bandwidth")
+    base, step, efficiency, loss = found
+    print(f"base {base:.1f} us, {step:.2f} us per step, {efficiency:.3f} x (1 - {loss:.3f} / n) of the bandwidth")
     for n in sorted(set(held_out[:, 0])):
         own = ratios[held_out[:, 0] == n]
         print(f"{int(n)} ranks: mean error {np.mean(np.abs(own - 1)):.1%}, mean ratio {np.mean(own):.3f}")
@@ -66,7 +68,11 @@ def main() -> None:
             "date": options.date,
             "source": "all-reduces on A100: vTrain, MICRO 2024, https://github.com/VIA-Research/vTrain (MIT)",
             "error": round(error, 4),
-            "link": dict(zip(("base_us", "step_us", "efficiency", "loss"), (round(float(each), 4) for each in found), strict=True)),
+            "link": dict(
+                zip(
+                    ("base_us", "step_us", "efficiency", "loss"), (round(float(each), 4) for each in found), strict=True
+                )
+            ),
             "network": {"step_us": 14.0, "efficiency": 0.9},
         }
         JSON.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Time of collectives, by the algorithms that NCCL uses.
 
-A ring moves ``(n - 1) / n`` of the data per pass over each link: one pass for an all-gather or a reduce-scatter, two for
-an all-reduce. Each of its ``n - 1`` steps per pass adds the latency of a message. A tree halves the number of steps
+A ring moves ``(n - 1) / n`` of the data per pass over each link: one pass for an all-gather or a reduce-scatter, two
+for an all-reduce. Each of its ``n - 1`` steps per pass adds the latency of a message. A tree halves the number of steps
 again and again, and serves all-reduces of small messages over many nodes. Where a group has several ranks in a node,
 the rings of a node leave it through as many network interfaces as these ranks have. Otherwise a group may work in three
 phases: reduce-scatter inside the nodes, all-reduce between them, all-gather inside; the fastest of these ways counts.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from modelsummary.cluster.devices import Cluster
 from modelsummary.errors import InputError
 
-__all__ = ["Group", "Network", "OPERATIONS", "collective_fits"]
+__all__ = ["OPERATIONS", "Group", "Network", "collective_fits"]
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -115,7 +115,9 @@ class Network:
 
     def _ring(self, passes: int, nbytes: float, group: Group) -> float:
         n, crossings = group.size, group.nodes if group.nodes > 1 else 0
-        steps = passes * ((n - 1 - max(crossings - 1, 0)) * self._link_step + max(crossings - 1, 0) * self._network_step)
+        steps = passes * (
+            (n - 1 - max(crossings - 1, 0)) * self._link_step + max(crossings - 1, 0) * self._network_step
+        )
         return self._base + steps + passes * (n - 1) / n * nbytes / self._bandwidth(group)
 
     def _tree(self, nbytes: float, group: Group) -> float:

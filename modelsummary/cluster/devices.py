@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -133,7 +135,9 @@ def _made(values: Mapping[str, Any]) -> Cluster:
     known = [each.name for each in fields(Cluster)]
     for name in values:
         if name not in known:
-            raise InputError(f"unknown attribute {name!r} of a cluster{close_to(name, known)}; expected {', '.join(known)}")
+            raise InputError(
+                f"unknown attribute {name!r} of a cluster{close_to(name, known)}; expected {', '.join(known)}"
+            )
     if "device" not in values:
         raise InputError("a cluster needs a device: the name of an accelerator, such as 'A100 80GB'")
     return Cluster(**values)
@@ -151,13 +155,9 @@ def _device(values: dict[str, Any]) -> DeviceSpec:
 
 def _toml() -> Any:
     try:
-        import tomllib as reader
-    except ImportError:
-        try:
-            import tomli as reader  # type: ignore[no-redef]
-        except ImportError as error:
-            raise MissingExtraError("tomli", "toml") from error
-    return reader
+        return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError as error:
+        raise MissingExtraError("tomli", "toml") from error
 
 
 # Network bandwidths are bytes per second of one interface and direction.

@@ -11,13 +11,14 @@ from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.plan import Plan
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import table
-from modelsummary.units import format_number, percent
+from modelsummary.units import percent, scaled
 
 __all__ = ["CAUSES", "StepEstimate"]
 
 CAUSES = (
     "compute",
     "recomputation",
+    "accumulation",
     "tensor",
     "context",
     "fsdp",
@@ -39,9 +40,9 @@ class StepEstimate:
         sequence: tokens in a sample; 0 if samples are not sequences.
         microbatches: micro-batches of one copy.
         seconds_by_cause: seconds by cause, on the rank that computes for longest: kernels (``compute``,
-            ``recomputation``), waiting for collectives (``tensor``, ``context``, ``fsdp``), for messages between stages
-            (``pipeline``), for other stages (``bubble``), for the reduction of gradients, and the optimizer. They add
-            up to the step.
+            ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for collectives (``tensor``,
+            ``context``, ``fsdp``), for messages between stages (``pipeline``), for other stages (``bubble``), for the
+            reduction of gradients, and the optimizer. They add up to the step.
         memory: bytes on each rank of the pipeline by category.
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.
@@ -126,15 +127,15 @@ class StepEstimate:
             if self.seconds_by_cause.get(name)
         ]
         fullest = max(self.memory, key=lambda each: each.total).to_dict()
-        held = [[name, format_number(value, "Gi", 2)] for name, value in fullest.items() if value]
+        held = [[name, scaled(value, "B", binary=True)] for name, value in fullest.items() if value]
         unit = "tokens" if self.sequence else "samples"
         fits = "fits" if self.fits else "does not fit"
         lines = [
             f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}",
             table([*rows, ["step", f"{step:.4g}", "100.0%"]], ["Cause", "Time (s)", "Share"], "lrr"),
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
-            table(held, ["Memory of the fullest rank", "GiB"], "lr"),
-            f"It {fits} into {format_number(self.cluster.memory_bytes, 'Gi', 2)} GiB.",
+            table(held, ["On the fullest rank", "Memory"], "lr"),
+            f"It {fits} into {scaled(self.cluster.memory_bytes, 'B', binary=True)}.",
         ]
         return "\n".join(lines)
 

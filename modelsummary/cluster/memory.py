@@ -43,9 +43,7 @@ class RankMemory:
         return {**{each.name: getattr(self, each.name) for each in fields(self)}, "total": self.total}
 
 
-def memory_of(
-    stages: Sequence[Stage], held: float, plan: Plan, recipe: Recipe, weight_bytes: int
-) -> RankMemory:
+def memory_of(stages: Sequence[Stage], held: float, plan: Plan, recipe: Recipe, weight_bytes: int) -> RankMemory:
     """Return the memory of a rank.
 
     Args:
@@ -73,5 +71,3 @@ def memory_of(
         gathered=gathered,
         temporary=max(each.temporary_bytes for each in stages),
     )
-
-

@@ -56,8 +56,8 @@ class Part:
     """What one rank does and holds for a part of the model and one micro-batch.
 
     Attributes:
-        works: ``"forward"`` and ``"backward"`` -> kernels; ``"core"``: the kernels of the forward between the scores and
-            the context of attention; ``"columns"``: the products in the backward of column-parallel layers.
+        works: ``"forward"`` and ``"backward"`` -> kernels; ``"core"``: kernels of the forward from the scores to the
+            context of attention; ``"columns"``: the products in the backward of column-parallel layers.
         operators: phase -> number of operators that the host dispatches.
         collectives: what is communicated for tensor and context parallelism.
         kept_bytes: bytes kept for the backward.
@@ -95,7 +95,7 @@ class OnAccelerator(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
@@ -153,7 +153,7 @@ def parts_of(
         place, mark = kernel.row
         work = _with_context(kernel.work, context)
         works[place, kernel.phase][work] += 1
-        counts[place, kernel.phase] += 1
+        counts[place, kernel.phase] += kernel.n_operators if mode == "eager" else 1
         if mark == _CORE and kernel.phase == "forward":
             works[place, "core"][work] += 1
         elif mark == _COLUMN and kernel.phase == "backward" and kernel.flops:
@@ -271,10 +271,8 @@ def _keys_nbytes(call: OperatorCall) -> int:
     return tensors[first].nbytes + tensors[first + 1].nbytes
 
 
-def _kept(
-    seen: Observed, places: Sequence[str], marks: Sequence[int], ranks: int
-) -> tuple[Counter[str], Counter[str]]:
-    """Return the bytes that each part keeps, and the bytes among them that attention between scores and context makes."""
+def _kept(seen: Observed, places: Sequence[str], marks: Sequence[int], ranks: int) -> tuple[Counter[str], Counter[str]]:
+    """Return the bytes that each part keeps, and the bytes among them that the core of attention makes."""
     by_row: dict[Any, str] = {}
     for each, place in zip(seen.operators, places, strict=True):
         if each.phase == "forward":
@@ -287,10 +285,11 @@ def _kept(
         place = by_row.get(saved.row, made_in)
         nbytes = saved.nbytes
         if 0 <= saved.operator < len(places):
-            gathered = seen.operators[saved.operator].run.call.name == f"{_NAMESPACE}all_gather_into_tensor"
-            nbytes = nbytes // ranks if gathered else nbytes
+            name = seen.operators[saved.operator].run.call.name
+            nbytes = nbytes // ranks if name == f"{_NAMESPACE}all_gather_into_tensor" else nbytes
             is_core = marks[saved.operator] == _CORE and saved.operator != last_core.get(made_in)
-            core[place] += nbytes if is_core else 0
+            if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
+                core[place] += nbytes
         kept[place] += nbytes
     return kept, core
 

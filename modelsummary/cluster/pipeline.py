@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
-from modelsummary.split.schedule import Simulation, StageLoad, simulate
+from modelsummary.split.schedule import IN_V, Simulation, StageLoad, order_of, simulate
 
 __all__ = ["PipelineTime", "StageTime", "in_flight", "least_seconds", "pipeline_time", "rank_of"]
 
@@ -55,7 +55,7 @@ class PipelineTime:
 
 def rank_of(stage: int, plan: Plan) -> int:
     """Return the rank of the pipeline that has a stage."""
-    if plan.schedule in ("zbv", "dualpipev"):
+    if plan.schedule in IN_V:
         return min(stage, plan.stages - 1 - stage)
     return stage % plan.pipeline
 
@@ -71,7 +71,9 @@ def pipeline_time(stages: Sequence[StageTime], plan: Plan, microbatches: int) ->
     """
     p = plan.pipeline
     _check(plan, microbatches)
-    loads = [StageLoad(each.forward, each.backward_input, each.backward_weight, each.transfer, each.held) for each in stages]
+    loads = [
+        StageLoad(each.forward, each.backward_input, each.backward_weight, each.transfer, each.held) for each in stages
+    ]
     shortest = 4 * p + microbatches % p
     if plan.schedule == "gpipe" or microbatches <= shortest + p:
         found = _simulated(loads, plan, microbatches)
@@ -91,26 +93,34 @@ def _check(plan: Plan, microbatches: int) -> None:
 
 
 def _simulated(loads: list[StageLoad], plan: Plan, microbatches: int) -> Simulation:
-    return simulate(loads, microbatches, plan.schedule, stages_per_device=plan.virtual_stages, bandwidth=1.0)
+    per_device = plan.virtual_stages if plan.schedule == "interleaved1f1b" else None
+    return simulate(loads, microbatches, plan.schedule, stages_per_device=per_device, bandwidth=1.0)
 
 
 @lru_cache(maxsize=4096)
-def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int) -> int:
-    """Return how many micro-batches of stages a rank holds at most.
+def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int) -> list[tuple[int, ...]]:
+    """Return how many micro-batches of each of its stages a rank holds at its fullest moments.
 
     >>> [in_flight("1f1b", 4, 1, 8, rank) for rank in range(4)], in_flight("gpipe", 4, 1, 8, 0)
-    ([4, 3, 2, 1], 8)
-    >>> [in_flight("interleaved1f1b", 4, 2, 8, rank) for rank in range(4)]
-    [11, 9, 7, 5]
+    ([[(4,)], [(3,)], [(2,)], [(1,)]], [(8,)])
+    >>> in_flight("interleaved1f1b", 2, 2, 4, 0)
+    [(3, 2), (4, 1)]
     """
-    total = microbatches * virtual_stages
-    if schedule == "gpipe":
-        return total
-    if schedule == "zb":
-        return min(total, pipeline)
-    if virtual_stages == 1:
-        return min(total, pipeline - rank)
-    return min(total, (virtual_stages - 1) * pipeline + 2 * (pipeline - 1 - rank) + 1)
+    rounds = microbatches if schedule == "gpipe" else min(microbatches, 4 * pipeline + microbatches % pipeline)
+    order = order_of(schedule, rank, pipeline, virtual_stages, rounds)
+    stages = sorted({action.stage for action in order})
+    held, found = dict.fromkeys(stages, 0), set()
+    for action, after in zip(order, [*order[1:], None], strict=True):
+        if action.kind in "FBW":
+            held[action.stage] += 1 if action.kind == "F" else -1
+        if action.kind == "F" and (after is None or after.kind != "F"):
+            found.add(tuple(held.values()))
+    tops = [one for one in found if not any(_covers(other, one) for other in found if other != one)]
+    return sorted(tops)
+
+
+def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(more >= less for more, less in zip(one, other, strict=True))
 
 
 def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
@@ -124,7 +134,7 @@ def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) ->
     for number, each in enumerate(stages):
         busy[rank_of(number, plan)] += microbatches * (each.forward + each.backward)
     least, ahead = 0.0, 0.0
-    halves = plan.schedule in ("zb", "zbv", "dualpipev")
+    halves = plan.schedule == "zb" or plan.schedule in IN_V
     for rank in range(p):
         least = max(least, busy[rank] + ahead)
         each = stages[rank]

@@ -1,4 +1,4 @@
-"""Plan the training of a model on a cluster: pipeline depth, copies, schedule and number of micro-batches."""
+"""Plans of pipeline x data parallelism with one speed and one bandwidth: the arguments of ``plan`` in version 0.1."""
 
 from __future__ import annotations
 
@@ -84,15 +84,7 @@ class PipelinePlan:
 
 
 class PipelinePlans(Sequence[PipelinePlan]):
-    """The plans that fit into memory, best throughput first; ``print`` shows a table with one row per plan.
-
-    >>> from torch import nn
-    >>> from modelsummary import Statistics
-    >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    >>> plans = Statistics(model, (16, 64)).plan(devices=4, memory_bytes=2**20, n_microbatches=[4, 8])
-    >>> sorted({(plan.pipeline, plan.data_parallel) for plan in plans})
-    [(1, 4), (2, 2), (4, 1)]
-    """
+    """The plans that fit into memory, best throughput first; ``print`` shows a table with one row per plan."""
 
     def __init__(self, plans: Sequence[PipelinePlan]) -> None:
         self._plans = list(plans)

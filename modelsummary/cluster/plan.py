@@ -36,8 +36,8 @@ class Plan:
         zero: what is sharded over the copies: 0: nothing, 1: optimizer states, 2: gradients as well, 3: parameters as
             well (FSDP).
         micro_batch: samples in a micro-batch.
-        recompute: what the backward computes again: ``"none"``; ``"selective"``: attention from scores to context, where
-            it is not one fused kernel; ``"full"``: every block; an integer: that many blocks of each stage.
+        recompute: what the backward computes again: ``"none"``; ``"selective"``: attention from scores to context,
+            where it is not one fused kernel; ``"full"``: every block; an integer: that many blocks of each stage.
         schedule: order of forwards and backwards: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ``"zb"`` (ZB-H1),
             ``"zbv"`` or ``"dualpipev"``.
 
@@ -70,9 +70,8 @@ class Plan:
             raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}")
         is_count = type(self.recompute) is int and self.recompute >= 0
         if self.recompute not in RECOMPUTE and not is_count:
-            raise InputError(
-                f"recompute must be one of {', '.join(map(repr, RECOMPUTE))} or a number of blocks, got {self.recompute!r}"
-            )
+            known = ", ".join(map(repr, RECOMPUTE))
+            raise InputError(f"recompute must be one of {known} or a number of blocks, got {self.recompute!r}")
         if self.sequence_parallel and self.tensor == 1:
             raise InputError("sequence_parallel=True needs tensor >= 2, over whose ranks the tokens are split")
         needed = _PER_DEVICE.get(self.schedule)
@@ -135,7 +134,11 @@ class Recipe:
         kernels: ``"eager"``: one kernel per operator; ``"compiled"``: element-wise operators join, as by
             ``torch.compile`` or in Megatron's fused layers.
         loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
+        host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode. A part of the
+            model takes no less than its operators.
         overlap_gradients: gradients are reduced, and parameters of FSDP are gathered, while layers compute.
+        share_messages: each rank of tensor parallelism sends a share of what all of them have to the next stage, where
+            they gather it, as Megatron's does. Otherwise each sends it whole, as torch's stages do.
         overlap_tensor: gradients of what column-parallel layers take are reduced while these layers compute the
             gradients of their weights.
 
@@ -153,8 +156,10 @@ class Recipe:
     master_weights: bool = True
     kernels: str = "compiled"
     loss: Callable[[Any], Tensor] | None = None
+    host_seconds: float | None = None
     overlap_gradients: bool = True
     overlap_tensor: bool = False
+    share_messages: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dtype", "gradient_dtype", "state_dtype"):

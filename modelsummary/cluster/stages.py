@@ -64,33 +64,29 @@ class Stage:
 def deal(costs: Sequence[int], stages: int) -> list[int]:
     """Return how many consecutive blocks each stage gets.
 
-    Equal blocks are dealt evenly. If they do not divide, the last stage has one less, then the first, then those before
-    the last: the ends hold the head and the embedding. Blocks of different costs are cut so that the largest stage is
-    the smallest possible.
+    Equal blocks are dealt evenly. If they do not divide, the last stage has one less, then the first, then the others
+    from the end: the ends hold the head and the embedding, and may have no block at all. Blocks of different costs are
+    cut so that the largest stage is the smallest possible.
 
     Raises:
         InputError: there are fewer blocks than stages.
 
     >>> deal([1] * 126, 16)
     [7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7]
-    >>> deal([5, 1, 1, 5], 2)
-    [2, 2]
+    >>> deal([1] * 4, 6), deal([5, 1, 1, 5], 2)
+    ([0, 1, 1, 1, 1, 0], [2, 2])
     """
     count = len(costs)
-    if count < stages:
-        raise InputError(f"{stages} stages need at least as many blocks, but the model has {count}; use fewer stages")
-    if len(set(costs)) > 1:
+    if count < max(stages - 2, 1):
+        raise InputError(
+            f"{stages} stages need {stages - 2} blocks or more, but the model has {count}; use fewer stages"
+        )
+    if len(set(costs)) > 1 and count >= stages:
         cuts = partition(Chain(list(costs), dict.fromkeys(range(1, count), 1)), stages)
         assert cuts is not None
         return [end - begin for begin, end in zip([0, *cuts], [*cuts, count], strict=True)]
     each = -(-count // stages)
     missing = each * stages - count
-    if missing > stages // 2 or each == 1:
-        each, missing = count // stages, 0
-        dealt = [each] * stages
-        for place in range(1, 1 + count - each * stages):
-            dealt[place] += 1
-        return dealt
     dealt = [each] * stages
     for place in [stages - 1, 0, *range(stages - 2, 0, -1)][:missing]:
         dealt[place] -= 1
@@ -156,7 +152,6 @@ def _stage(
     own_ends: dict[int, int] = {}
     for name in ends:
         own_ends.update(parts[name].params)
-    first_kind = kinds[0] if kinds else BEFORE
     return Stage(
         counts=counts,
         is_first=is_first,
@@ -166,7 +161,7 @@ def _stage(
         recomputation=recomputation,
         waits_forward=waits_forward,
         waits_backward=waits_backward,
-        crossing_bytes=0 if is_first else parts[first_kind].entered_bytes,
+        crossing_bytes=0 if is_first else max(part.entered_bytes for part in parts.values()),
         kept_bytes=held + sum(parts[name].kept_bytes for name in ends),
         working_bytes=max(working, default=0),
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),

@@ -12,9 +12,10 @@ from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.folding import fold
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
 from modelsummary.cluster.plan import Recipe
-from modelsummary.cluster.rank_model import RankModel, fold
+from modelsummary.cluster.rank_model import RankModel
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
@@ -57,7 +58,8 @@ class StepModel:
         blocks: FQNs of its blocks in the order of their calls.
         kind_of: FQN of a block -> FQN of the equal block that runs for it.
         recorded_batch: samples in the recorded input.
-        recorded_sequence: length of the recorded sequences; 0 if the first input has no second dimension.
+        recorded_sequence: length of the recorded sequences; 0 if the first input is neither token numbers (batch x
+            length) nor features of tokens (batch x length x features).
 
     Raises:
         InputError: the model cannot be copied, or is not initialised.
@@ -85,6 +87,11 @@ class StepModel:
         sizes = [each.dtype.itemsize for each in self._folded.parameters() if each.dtype.is_floating_point]
         return self.recipe.dtype.itemsize if self.recipe.dtype is not None else max(sizes, default=4)
 
+    @cached_property
+    def n_params(self) -> int:
+        """Elements of all trained parameters."""
+        return sum(each.numel() for each in self._folded.parameters() if each.requires_grad)
+
     @property
     def gradient_bytes(self) -> int:
         """Bytes of an element of the gradients."""
@@ -101,6 +108,12 @@ class StepModel:
             if each.dtype.is_floating_point:
                 elements[each.dtype] = elements.get(each.dtype, 0) + each.numel()
         return max(elements, key=lambda dtype: elements[dtype], default=torch.float32)
+
+    @cached_property
+    def has_core(self) -> bool:
+        """Whether attention runs as several kernels, so that selective recomputation frees memory."""
+        parts = self.parts(Share(1, False, 1, self.recorded_batch, self.recorded_sequence))
+        return any(part.core_bytes for part in parts.values())
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -242,7 +255,7 @@ def _looks(row: LayerInfo) -> tuple[Any, ...]:
 
 
 def _sequence_of(call: CallArguments) -> int:
-    shapes = call.shapes()
-    return shapes[0][1] if shapes and len(shapes[0]) > 1 else 0
-
-
+    first = next(iter(call.tensors()), None)
+    if first is None or first.dim() != (3 if first.dtype.is_floating_point else 2):
+        return 0
+    return int(first.shape[1])

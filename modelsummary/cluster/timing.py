@@ -73,10 +73,9 @@ class Timer:
     def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
         """Return the seconds of a part of the model."""
         seconds = {phase: self._sum(works) for phase, works in part.works.items()}
-        host = {phase: count * self.device.host for phase, count in part.operators.items()}
-        if recipe.kernels == "eager":
-            for phase in ("forward", "backward"):
-                seconds[phase] = max(seconds.get(phase, 0.0), host.get(phase, 0.0))
+        host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
+        for phase, count in part.operators.items():
+            seconds[phase] = max(seconds.get(phase, 0.0), count * host)
         groups = self.groups(plan)
         waits: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
         for name in ("tensor", "context"):
@@ -120,6 +119,14 @@ class Timer:
             return max(0.0, hidden - room / 2) + everything - hidden
         hidden = by_operation["reduce_scatter"] + by_operation["all_gather"] / 2
         return max(0.0, hidden - room) + everything - hidden
+
+    def accumulation(self, elements: int, recipe: Recipe, weight_bytes: int) -> float:
+        """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""
+        gradient = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
+        work = Work(
+            "accumulation", "elementwise", torch.float32, (elements,), 0, elements * (weight_bytes + 2 * gradient)
+        )
+        return self.device.seconds(work)
 
     def optimizer(self, elements: float, recipe: Recipe, weight_bytes: int) -> float:
         """Return the seconds of an optimizer step over ``elements`` parameters: it reads and writes them once.
