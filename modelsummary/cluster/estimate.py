@@ -10,7 +10,7 @@ from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.plan import Plan
 from modelsummary.split.schedule import Simulation
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import percent, scaled
 
 __all__ = ["CAUSES", "StepEstimate"]
@@ -29,8 +29,8 @@ CAUSES = (
 )
 
 
-@dataclass(frozen=True)
-class StepEstimate:
+@dataclass(frozen=True, repr=False)
+class StepEstimate(Printed):
     """The time and memory of a training step; ``print`` shows it as a table.
 
     Attributes:
@@ -119,24 +119,19 @@ class StepEstimate:
             **{f"{name}_bytes": value for name, value in fullest.to_dict().items()},
         }
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         step = self.step_seconds
-        rows = [
-            [name, f"{self.seconds_by_cause[name]:.4g}", percent(self.seconds_by_cause[name] / step)]
-            for name in CAUSES
-            if self.seconds_by_cause.get(name)
-        ]
-        fullest = max(self.memory, key=lambda each: each.total).to_dict()
-        held = [[name, scaled(value, "B", binary=True)] for name, value in fullest.items() if value]
+        causes = [(name, self.seconds_by_cause.get(name, 0.0)) for name in CAUSES]
+        rows = [[name, f"{seconds:.4g}", percent(seconds / step)] for name, seconds in causes if seconds]
+        held = max(self.memory, key=lambda each: each.total).to_dict()
+        total = scaled(held.pop("total"), "B", binary=True)
+        parts = ", ".join(f"{name} {scaled(nbytes, 'B', binary=True)}" for name, nbytes in held.items() if nbytes)
         unit = "tokens" if self.sequence else "samples"
-        fits = "fits" if self.fits else "does not fit"
-        lines = [
-            f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}",
-            table([*rows, ["step", f"{step:.4g}", "100.0%"]], ["Cause", "Time (s)", "Share"], "lrr"),
+        has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B', binary=True)}"
+        above = [f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}"]
+        below = [
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
-            table(held, ["On the fullest rank", "Memory"], "lr"),
-            f"It {fits} into {scaled(self.cluster.memory_bytes, 'B', binary=True)}.",
+            f"Fullest rank: {total}, {has}: {parts}",
         ]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+        rows.append(["step", f"{step:.4g}", "100.0%"])
+        return Report(rows, ["Cause", "Time (s)", "Share"], "lrr", above=above, below=below)

@@ -10,7 +10,7 @@ from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.schedule import SCHEDULES, simulate
 from modelsummary.split.stage_facts import StageFacts, loads_of
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import format_number, percent
 
 __all__ = ["PipelineCluster", "PipelinePlan", "PipelinePlans", "cluster_of", "make_plans"]
@@ -83,7 +83,7 @@ class PipelinePlan:
     memory_bytes: int
 
 
-class PipelinePlans(Sequence[PipelinePlan]):
+class PipelinePlans(Printed, Sequence[PipelinePlan]):
     """The plans that fit into memory, best throughput first; ``print`` shows a table with one row per plan."""
 
     def __init__(self, plans: Sequence[PipelinePlan]) -> None:
@@ -102,7 +102,7 @@ class PipelinePlans(Sequence[PipelinePlan]):
     def __iter__(self) -> Iterator[PipelinePlan]:
         return iter(self._plans)
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         headers = [
             "Pipeline",
             "Data parallel",
@@ -126,9 +126,7 @@ class PipelinePlans(Sequence[PipelinePlan]):
             ]
             for each in self._plans
         ]
-        return table(rows, headers, "rrlrrrrr")
-
-    __repr__ = __str__
+        return Report(rows, headers, "rrlrrrrr")
 
 
 def cluster_of(

@@ -9,7 +9,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import percent, scaled
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Plans"]
 
 
-class Plans(Sequence[StepEstimate]):
+class Plans(Printed, Sequence[StepEstimate]):
     """Plans that fit into memory, fastest first; ``print`` shows a table with one row per plan.
 
     Attributes:
@@ -71,7 +71,7 @@ class Plans(Sequence[StepEstimate]):
         frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
         return frame
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         headers = ["Devices", "Plan", "Step (s)", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto"]
         if self._steps and not self._steps[0].sequence:
             headers[3] = "Samples/s"
@@ -88,7 +88,5 @@ class Plans(Sequence[StepEstimate]):
             ]
             for step in self._steps
         ]
-        lines = [table(rows, headers, "rlrrrrrl"), f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+        below = [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
+        return Report(rows, headers, "rlrrrrrl", below=below)
