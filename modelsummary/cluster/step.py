@@ -229,7 +229,7 @@ class StepSimulator:
         return max((self._once_on(own, seconds, plan) for own, seconds in distinct.values()), key=sum)
 
     def _once_on(self, stages: Sequence[Stage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
-        """Return the seconds for which a rank waits for its gradients and parameters, and those of its optimizer.
+        """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
 
         Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
         least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
