@@ -22,7 +22,7 @@ __all__ = ["PRESETS", "Cluster"]
 class Cluster:
     """The devices to train on, and the links between them.
 
-    Bandwidths are those that a data sheet states for one direction; ``collectives`` applies what is reached of them.
+    Bandwidths are as in a data sheet, for one direction; ``collectives`` knows which fraction is reached.
 
     Attributes:
         device: a ``DeviceSpec``, or the name of an accelerator.

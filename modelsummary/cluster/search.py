@@ -1,4 +1,4 @@
-"""The search for the best plan: enumerate, prune by memory, simulate those that a bound of their time keeps."""
+"""The search for the best plan: enumerate, prune by memory, simulate the plans that a bound of their time keeps."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _in_order(root: LayerInfo) -> list[str]:
 
 
 def _kinds(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
-    """Return the block that runs for each block: the first of those that look the same.
+    """Return the block that runs for each block: the first one that looks the same.
 
     The first block of a model without parameters before it takes no gradient, so it runs for itself alone. Leaf layers
     are not folded: tensor parallelism splits neighbours differently.
