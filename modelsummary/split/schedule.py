@@ -225,7 +225,7 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
     from torch.distributed.pipelining import schedules
 
     kind: Any = getattr(schedules, IN_V[schedule])
-    engine = kind.__new__(kind)  # only the attributes that the order depends on: making one needs a process group
+    engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
     engine._n_microbatches = m
     engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices
     engine.n_local_stages, engine.rank = 2, device
