@@ -50,7 +50,7 @@ def collective_fits() -> dict[str, Any]:
     """Return the fitted coefficients with their source and error.
 
     >>> sorted(collective_fits())[:2]
-    ['error', 'link']
+    ['date', 'error']
     """
     text = files("modelsummary.cluster").joinpath("collective_fits.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
