@@ -3,6 +3,7 @@ from .costs.devices import DeviceSpec
 from .costs.formulas import register_op_cost
 from .errors import (
     DataDependentError,
+    FormulaError,
     ForwardError,
     InputError,
     LayerNotFoundError,
@@ -32,6 +33,7 @@ __all__ = [
     "ColumnSettings",
     "DataDependentError",
     "DeviceSpec",
+    "FormulaError",
     "ForwardError",
     "InputError",
     "LayerInfo",

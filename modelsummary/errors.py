@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "DataDependentError",
+    "FormulaError",
     "ForwardError",
     "InputError",
     "LayerNotFoundError",
@@ -153,6 +154,10 @@ class ForwardError(ModelSummaryError, RuntimeError):
     def __init__(self, message: str, partial: Any = None) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+class FormulaError(ModelSummaryError, ValueError):
+    """Error for a figure that has no formula in the sizes of the inputs; the message gives the reason."""
 
 
 class ProfilerError(ModelSummaryError, RuntimeError):

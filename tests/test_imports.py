@@ -21,7 +21,7 @@ LAYERS = [
     ["capture"],
     ["record", "memory"],
     ["latency"],
-    ["split", "parallel", "fx", "views"],
+    ["split", "parallel", "fx", "views", "formulas"],
     ["cluster"],
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],

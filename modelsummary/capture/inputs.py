@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,23 @@ from modelsummary.capture.templates import map_template, taken_apart
 from modelsummary.capture.values import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
-__all__ = ["CallArguments", "call_arguments", "call_like"]
+__all__ = ["CallArguments", "InputTensor", "call_arguments", "call_like"]
+
+
+class InputTensor(NamedTuple):
+    """A tensor among the arguments of a forward.
+
+    Attributes:
+        argument: position or keyword of its argument.
+        number: its number among the tensors of the argument.
+        shape: its shape.
+        is_floating: whether its elements are floating point or complex numbers.
+    """
+
+    argument: int | str
+    number: int
+    shape: tuple[int, ...]
+    is_floating: bool
 
 
 @dataclass(frozen=True)
@@ -116,24 +132,34 @@ class CallArguments:
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""
 
-        def rows(device: torch.device) -> Tensor:
-            return torch.arange(new_size, device=device) % size
+        def larger(given: InputTensor) -> tuple[int, ...]:
+            shape = given.shape
+            fits = len(shape) > dim and shape[dim] == size
+            return (*shape[:dim], new_size, *shape[dim + 1 :]) if fits else shape
+
+        return self.with_shapes(larger)
+
+    def with_shapes(self, new_shape: Callable[[InputTensor], tuple[int, ...]]) -> CallArguments:
+        """Return the arguments with ``new_shape(tensor)`` for shapes: rows of tensors are repeated or left out."""
+        where: tuple[int | str, int] = 0, 0
 
         def convert(leaf: Any) -> Any:
+            nonlocal where
             shape = _shape_of(leaf)
             if shape is None:  # a constant, or an object that holds tensors
                 apart = taken_apart(leaf)
                 return leaf if apart is leaf else map_template(convert, apart, makes_objects=True)
-            if len(shape) <= dim or shape[dim] != size:
-                return leaf
-            if isinstance(leaf, InputSize):
-                return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))
-            if isinstance(leaf, _Array):
-                return _Array(leaf.value.take(rows(torch.device("cpu")).numpy(), axis=dim))
-            return leaf.detach().index_select(dim, rows(leaf.device)).requires_grad_(leaf.requires_grad)
+            sizes = new_shape(InputTensor(*where, shape, _is_floating(leaf)))
+            where = where[0], where[1] + 1
+            return leaf if sizes == shape else _resized(leaf, shape, sizes)
 
-        args, kwargs = self._with(convert)
-        return replace(self, args=args, kwargs=kwargs)
+        def converted(argument: int | str, value: Any) -> Any:
+            nonlocal where
+            where = argument, 0
+            return map_leaves(convert, value)
+
+        args = tuple(converted(position, value) for position, value in enumerate(self.args))
+        return replace(self, args=args, kwargs={name: converted(name, value) for name, value in self.kwargs.items()})
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the arguments that are or become tensors, in order."""
@@ -315,6 +341,22 @@ def _shape_of(leaf: Any) -> tuple[int, ...] | None:
         return leaf.shape
     leaf = leaf.value if isinstance(leaf, _Array) else leaf
     return tuple(leaf.shape) if is_array(leaf) or isinstance(leaf, Tensor) else None
+
+
+def _is_floating(leaf: Any) -> bool:
+    dtype = torch.as_tensor(leaf.value).dtype if isinstance(leaf, _Array) else leaf.dtype
+    return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+def _resized(leaf: Any, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
+    """Return an input of other sizes, with its rows repeated."""
+    if isinstance(leaf, InputSize):
+        return replace(leaf, shape=sizes)
+    value = torch.as_tensor(leaf.value) if isinstance(leaf, _Array) else leaf.detach()
+    for dim, (old, new) in enumerate(zip(shape, sizes, strict=True)):
+        if new != old:
+            value = value.index_select(dim, torch.arange(new, device=value.device) % old)
+    return _Array(value.numpy()) if isinstance(leaf, _Array) else value.requires_grad_(leaf.requires_grad)
 
 
 # ---------------------------------------------------------------------------------------------- checks

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
+from modelsummary.files.formulas import FileFormulas
 from modelsummary.files.program import Activations, Operation, Program, Traffic
 from modelsummary.files.program_flow import dataflow_of_program
 from modelsummary.files.program_tree import program_tree
+from modelsummary.formulas.figures import FiguresAt
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
@@ -145,8 +147,39 @@ class FileStatistics(ModelStatistics):
     @property
     def total_mult_adds_expr(self) -> Any:
         """``total_mult_adds`` as a sympy expression of the open dimensions; an int if there are none."""
-        parts = [each.macs if each.macs_expr is None else each.macs_expr for each in self.operations]
-        return sum(parts)
+        found = self.formula("macs")
+        return found if found.free_symbols else int(found)
+
+    def formula(self, figure: str = "macs", layer: str = "") -> Any:
+        """Return a figure as a sympy expression of the open dimensions.
+
+        Args:
+            figure: a name in ``modelsummary.formulas.FIGURES``; files have formulas of ``macs``, ``flops``, parameters,
+                ``input_bytes``, ``output_bytes`` and ``total_output_bytes``.
+            layer: FQN of a module or name of an operator; ``""`` is the model.
+
+        Raises:
+            InputError: ``figure`` is unknown.
+            LayerNotFoundError: ``layer`` is unknown.
+            FormulaError: the figure has no formula.
+        """
+        return self._formulas.formula(figure, layer)
+
+    def at(self, *, layer: str = "", **sizes: int) -> FiguresAt:
+        """Return the figures for sizes of all open dimensions, such as ``at(batch=8)``.
+
+        Args:
+            layer: as for ``formula``.
+            **sizes: name of an open dimension -> size.
+
+        Raises:
+            InputError: the sizes are not integers >= 1 for exactly the open dimensions.
+        """
+        return self._formulas.at(sizes, layer)
+
+    @property
+    def _formulas(self) -> FileFormulas:
+        return FileFormulas(self.program, self.root)
 
     def _dataflow(self, stages: Any = None) -> Dataflow:
         return super()._dataflow(stages) if stages is not None else dataflow_of_program(self.program, self.root)

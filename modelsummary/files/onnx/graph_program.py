@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ShapeMismatchError
-from modelsummary.files.dimensions import dimension
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
@@ -15,6 +14,7 @@ from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, 
 from modelsummary.files.onnx.node_types import RUNS, TAKEN
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
 from modelsummary.files.program import Operation, Program, Scope, Tensor
+from modelsummary.formulas.expressions import dimension
 
 __all__ = ["program_of"]
 
