@@ -22,6 +22,7 @@ from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.parallel.units import fsdp_units
 from modelsummary.record.events import Event
+from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
 
 __all__ = ["make_plan"]
@@ -146,7 +147,9 @@ def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int,
 
 
 def _derived(live: LiveModel, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[Attribute]]:
-    calls = Calls(live.model, record_once(live.model, live.call, live.execution))
+    with explained(live.model):
+        record = record_once(live.model, live.call, live.execution)
+    calls = Calls(live.model, record)
     derivation = derive(calls)
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)
