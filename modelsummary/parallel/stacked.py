@@ -105,7 +105,7 @@ class _Walk:
                 self._function(event)
         for value in values_in(module.result):
             if value.dtype.is_floating_point and self._states.get(value) != PARTIAL:
-                raise Blocked(f"{module.fqn} returns a tensor that is no sum over the ranks")
+                raise Blocked(f"{module.fqn} returns a tensor that is not a sum over the ranks")
         for event in self._calls.events[begin:end]:
             for each in attributes_in((event.args, event.kwargs)):
                 if self._calls.needs_grad(each) and each not in self._states:
