@@ -34,7 +34,7 @@ class Shared:
     events: list[Event] = field(default_factory=list)
 
     def is_alone(self, calls: Calls, functions: Collection[Event]) -> bool:
-        """Return True if nothing but these functions and those of the heads takes the values."""
+        """Return True if nothing takes the values but these functions and the functions of the heads."""
         own = {*self.events, *functions}
         return all(event in own for value in self.values for event in calls.takers.get(value, ()))
 
