@@ -52,8 +52,10 @@ class PreparedInput:
         return {**layouts, "use_local_output": False}
 
 
-def prepared_inputs(calls: Calls, layers: Mapping[str, Layer], stream: Stream | None = None) -> list[PreparedInput]:
-    """Return the modules in which two or more column-parallel layers, and nothing else, take an input.
+def prepared_inputs(
+    calls: Calls, layers: Mapping[str, Layer], stream: Stream | None = None, *, least: int = 2
+) -> list[PreparedInput]:
+    """Return the modules in which at least so many column-parallel layers, and nothing else, take an input.
 
     One layer is enough if the input is a chunk of the sequence: the module then sees the whole sequence.
     """
@@ -66,7 +68,7 @@ def prepared_inputs(calls: Calls, layers: Mapping[str, Layer], stream: Stream | 
                 continue
             columns = _columns_alone(calls, layers, event, value)
             is_chunk = stream is not None and stream.layout_at(value, calls.entered[event][0]) is not None
-            if len(columns) >= (1 if is_chunk else 2):
+            if len(columns) >= (1 if is_chunk else least):
                 one = PreparedInput(event.fqn, position, len(event.args), (value,), tuple(columns))
                 found.setdefault((event.fqn, position), []).append(one)
     merged = [_merged(each) for (fqn, _), each in found.items() if len(each) == calls.n_calls[fqn]]

@@ -37,7 +37,7 @@ def make_plan(
     shard: int = 1,
     pipeline: int = 1,
     sequence: bool = False,
-    split: Callable[..., Any],
+    split: Callable[..., Any] | None = None,
     checkpoint: Sequence[str] | str | None = None,
     precision: torch.dtype | None = None,
     reshard_after_forward: bool = True,
@@ -47,7 +47,7 @@ def make_plan(
 
     Args:
         root: of the model's tree.
-        split: ``Statistics.split`` of the model, for a plan with stages.
+        split: ``Statistics.split`` of the model; needed for ``pipeline > 1``.
     """
     _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline)
     if precision is not None and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
@@ -55,7 +55,7 @@ def make_plan(
     if sequence and tensor == 1:
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     model = live.model
-    stages = _stages(root, pipeline, split) if pipeline > 1 else None
+    stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
     layers: list[LayerPlan] = []
     attributes: list[Attribute] = []
     reasons: dict[str, str] = {}
