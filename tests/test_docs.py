@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import modelsummary
 from modelsummary import Statistics
 from modelsummary.cli import run
+from modelsummary.files.statistics import FileStatistics
 from modelsummary.views.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +26,10 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = [*"start extending usage cost split parallel latency memory export views files fx ci".split(), TORCHINFO]
+NAMES = [
+    *"start extending usage cost split parallel cluster latency memory export views files fx ci".split(),
+    TORCHINFO,
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,13 +85,27 @@ def test_the_table_in_the_page_on_torchinfo(capsys):
     assert capsys.readouterr().out == blocks("docs/torchinfo.md", "text")[0]
 
 
+def test_the_tables_of_large_models_fit_a_screen():
+    tables = blocks("docs/tables.md", "text")
+    assert len(tables) == 5
+    assert all(len(table.splitlines()) <= 60 for table in tables)
+    assert all(len(line) <= 120 for table in tables for line in table.splitlines())
+
+
+@pytest.mark.slow
+def test_the_tables_of_large_models_are_those_printed():
+    for library in ("torchvision", "transformers", "segmentation_models_pytorch"):
+        pytest.importorskip(library, exc_type=(ImportError, RuntimeError))
+    subprocess.run([sys.executable, "tools/tables.py", "--check"], cwd=ROOT, check=True)
+
+
 def names_in(path):
     return re.findall(r"`([a-z_]+)`", (ROOT / path).read_text())
 
 
 def test_every_number_in_the_definitions_exists():
     names = names_in("docs/numbers.md")
-    known = set(dir(modelsummary.ModelStatistics)) | set(dir(modelsummary.LayerInfo("", "", "", 0, None)))
+    known = set(dir(FileStatistics)) | set(dir(modelsummary.LayerInfo("", "", "", 0, None)))
     assert {name for name in names if not name.endswith("_")} <= known | COLUMNS.keys() | set(modelsummary.__all__)
 
 

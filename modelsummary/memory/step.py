@@ -1,4 +1,7 @@
-"""One step of a model, run on shapes (or for real) while its memory and its operators are noted."""
+"""One step of a model, run while its memory and its operators are noted.
+
+``predict`` chooses the execution, runs the step, and writes the figures into the rows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -24,7 +27,7 @@ from modelsummary.memory.allocations import Allocation, Allocations, OperatorNot
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.plan import StepPlan
 
-__all__ = ["RowMemory", "StepRun", "casting", "loss_of"]
+__all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
 
 
 @dataclass
@@ -33,6 +36,20 @@ class RowMemory:
 
     activation_bytes: int = 0
     peak_bytes: int = 0
+
+
+class Saved(NamedTuple):
+    """A storage that is kept for the backward.
+
+    Attributes:
+        row: FQN and call index of the module call that saved it first; None outside of the model.
+        operator: number of the operator that made it, from 0 at the begin of the forward.
+        nbytes: size in bytes.
+    """
+
+    row: tuple[str, int] | None
+    operator: int
+    nbytes: int
 
 
 class _OperatorClock:
@@ -90,6 +107,7 @@ class StepRun:
         self._backward: BackwardTimer | None = None
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
+        self.doing = "step"  # what runs: also "forward", "loss", "backward"; the optimizer's state is made first
 
     def _position(self) -> int:
         """Return the number of the call that runs now."""
@@ -112,6 +130,7 @@ class StepRun:
             counts_saved = self.plan.train and self._counts_bytes
             with hooks if counts_saved else nullcontext(), casting(self.plan.autocast, self._device):
                 output = self._forward()
+                self.doing = "loss"
                 loss = loss_of(output, self.plan.loss) if self.plan.train else None
             if loss is not None:
                 self._train(loss, output)
@@ -119,6 +138,7 @@ class StepRun:
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, len(self.allocations.operators)))
+        self.doing = phase
 
     def _prepare(self) -> None:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
@@ -271,6 +291,17 @@ class StepRun:
             StepOperator(run, phase, None if call is None else rows[id(call)])
             for run, phase, call in list(found)[first:]
         ]
+
+    def saved(self) -> list[Saved]:
+        """Return the storages that are kept for the backward, without parameters, buffers and inputs."""
+        assert self._step is not None
+        innermost, rows, first = self._step.innermost(), self._rows(), self._phases[0][1]
+        found = []
+        for each in self.allocations.every:
+            if each.saved_at is not None and each.kind in ("", "activations"):
+                call = innermost[each.saved_at]
+                found.append(Saved(None if call is None else rows[id(call)], each.born - first, each.nbytes))
+        return found
 
     def _rows(self) -> dict[int, tuple[str, int]]:
         """Return the FQN and call index of each module call, by the id of the call."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from os import PathLike
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,23 +14,26 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
-from modelsummary.statistics.live_statistics import LiveStatistics
+from modelsummary.capture.sizes import Dtypes
+from modelsummary.statistics.formula_statistics import FormulaStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # imported on first use
     from torch.fx import GraphModule, Node
 
-    from modelsummary.cluster import Plans
+    from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
+    from modelsummary.cluster.pipeline_plan import PipelinePlans
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
+    from modelsummary.views.explorer.flow import Dataflow
     from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics"]
 
 
-class Statistics(LiveStatistics):
+class Statistics(FormulaStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
     Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
@@ -42,10 +44,11 @@ class Statistics(LiveStatistics):
             wrapped model is summarised. The path of a file returns ``modelsummary.load(path, input_data)``; of
             the options, only ``branching`` and ``depth`` apply.
         input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword arguments; a
-            size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays instead of tensors. A list is one
-            argument if the forward annotates its first parameter as a list. None without further arguments: the
-            ``example_input_array`` of a LightningModule; if there is none, no forward runs, and the statistics have
-            names and parameters only.
+            size such as ``(1, 3, 224, 224)``, a list of sizes or a dict of sizes by argument name; numpy arrays instead
+            of tensors. A list is one argument if the forward annotates its first parameter as a list. None without
+            further arguments: the ``example_input_array`` of a LightningModule; if there is none, no forward runs, and
+            the statistics have names and parameters only. ``input_size`` is another name, unless the forward has an
+            argument called so.
         *args: further positional arguments of the forward.
         **kwargs: further keyword arguments of the forward. Pass one with the name of an option, such as ``depth``, in
             an ``input_data`` dict.
@@ -55,7 +58,8 @@ class Statistics(LiveStatistics):
         depth: deepest level that is printed; None: all; ``"auto"``: as many as ``table`` describes. All levels are
             recorded.
         device: device for the inputs of a real execution; default: the model's device.
-        dtypes: dtype of each size; default: the dtype of the first floating point parameter.
+        dtypes: dtype of all sizes, a list with one per size, or a dict by argument name; ``"long"`` stands for
+            ``torch.long``. Default: the dtype of the first floating point parameter.
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, with a fallback to real
             execution. ``stats.execution`` is the one that ran, ``stats.fallback_reason`` the reason of a fallback.
         latency: also run the model for real and time every call: ``measure_latency()`` with its defaults.
@@ -88,7 +92,7 @@ class Statistics(LiveStatistics):
         branching: bool = True,
         depth: int | Literal["auto"] | None = "auto",
         device: torch.device | str | None = None,
-        dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
+        dtypes: Dtypes = None,
         execution: str = "auto",
         latency: bool = False,
         reuse: bool | None = None,
@@ -118,7 +122,7 @@ class Statistics(LiveStatistics):
         self._live = live_model(called, call, recording, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_splitter": None}
+        return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
 
     # -------------------------------------------------------------------------------------------- stages
 
@@ -165,42 +169,84 @@ class Statistics(LiveStatistics):
         return self._current_splitter().split(by, wishes)
 
     @exclusive
-    def plan(
+    def simulate(
         self,
-        devices: int,
-        memory_bytes: int,
+        plan: Plan,
+        cluster: Cluster,
+        global_batch: int,
         *,
-        n_microbatches: int | Sequence[int] = (8, 16, 32, 64),
-        schedules: Sequence[str] = ("gpipe", "1f1b", "interleaved1f1b", "zb"),
-        by: str = "macs",
-        flops_per_second: float = 1e14,
-        bandwidth: float = 25e9,
-        optimizer_states: float = 2,
-    ) -> Plans:
-        """Rank ways to train the model on a cluster by predicted throughput: pipeline depth x copies x schedule.
+        sequence: int | None = None,
+        recipe: Recipe | None = None,
+    ) -> StepEstimate:
+        """Simulate a training step that is spread over a cluster: its time by cause, and the memory of each rank.
 
-        The recorded batch is one micro-batch. A stage's forward takes ``2 x MACs / flops_per_second``, its backward
-        twice as long; ``by="latency"`` uses measured or estimated times instead. Gradients are reduced over the copies
-        after the step (ring: 2 (d - 1) / d of their bytes).
+        One rank's share of the model runs on shapes, equal blocks once; its kernels, collectives and bytes make the
+        stages of the pipeline, whose schedule is simulated.
 
         Args:
-            devices, memory_bytes, bandwidth, optimizer_states: see ``Cluster``; every depth that divides the devices is
-                tried.
-            n_microbatches: micro-batches per step and copy; several numbers are tried in turn.
-            schedules: names of the schedules to try.
-            by: cost that stages are balanced by and timed with: ``"macs"`` or ``"latency"``.
-            flops_per_second: speed that a device sustains; unused if ``by="latency"``.
+            plan: how the step is spread over devices.
+            cluster: the devices.
+            global_batch: samples in a step.
+            sequence: tokens in a sample. Default: the second dimension of the recorded input.
+            recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
 
         Raises:
-            InputError: an argument is unusable.
-            SplitError: the model cannot be split, or nothing fits.
-        """
-        from modelsummary.cluster.plan import cluster_of, make_plans
+            InputError: model, plan, batch and cluster do not fit together.
 
-        cluster = cluster_of(self.root, by, flops_per_second, devices, memory_bytes, bandwidth, optimizer_states)
-        splitter = self._current_splitter()
-        facts_of = partial(splitter.facts, by=by)
-        return make_plans(facts_of, splitter.n_samples, cluster, n_microbatches, schedules)
+        >>> from modelsummary.cluster import Cluster, Plan
+        >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        >>> plan = Plan(pipeline=2, micro_batch=4)
+        >>> step = Statistics(model, (1, 64)).simulate(plan, Cluster("A100"), global_batch=16)
+        >>> step.microbatches, step.memory[0].parameters  # two layers in bfloat16
+        (4, 16640)
+        """
+        from modelsummary.cluster.entry import simulate
+
+        return simulate(self._live_for("simulating a step"), self.root, plan, cluster, global_batch, sequence, recipe)
+
+    @exclusive
+    def plan(
+        self,
+        cluster: Cluster | int | None = None,
+        global_batch: int | None = None,
+        *,
+        sequence: int | None = None,
+        recipe: Recipe | None = None,
+        **options: Any,
+    ) -> Plans | PipelinePlans:
+        """Search for the best plans to train the model on a cluster.
+
+        Plans that do not fit into memory are left out. The others are ranked by the time of their step. A plan is
+        simulated only if a bound of its time lets it be among the best.
+
+        Args:
+            cluster: the devices.
+            global_batch: samples in a step.
+            sequence: tokens in a sample. Default: the second dimension of the recorded input.
+            recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
+            **options: what is searched, and how many plans are returned; see ``modelsummary.cluster.SearchOptions``.
+                ``devices``, ``memory_bytes``, ``n_microbatches``, ``by``, ``flops_per_second``, ``bandwidth`` and
+                ``optimizer_states`` are deprecated; ``cluster`` and ``recipe`` replace them.
+
+        Returns:
+            The plans, fastest first; each is a ``StepEstimate``.
+
+        Raises:
+            InputError: an argument is unusable, or nothing fits.
+
+        >>> from modelsummary.cluster import Cluster
+        >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        >>> plans = Statistics(model, (1, 64)).plan(Cluster("A100", devices_per_node=2), global_batch=8)
+        >>> plans[0].fits, plans[0].plan.devices <= 2
+        (True, True)
+        """
+        from modelsummary.cluster import entry
+
+        live = self._live_for("planning")
+        if not isinstance(cluster, entry.Cluster) and (cluster is not None or entry.is_deprecated(options)):
+            splitter = self._current_splitter()
+            return entry.pipeline_plans(self.root, splitter.facts, splitter.n_samples, cluster, global_batch, options)
+        return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options)
 
     @exclusive
     def parallel_plan(
@@ -296,6 +342,12 @@ class Statistics(LiveStatistics):
         from modelsummary.statistics.dataflow import dataflow
 
         return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+
+    @exclusive
+    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
+        from modelsummary.statistics.dataflow import explored_dataflow
+
+        return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
 
     def graph_module(
         self,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 
-__all__ = ["ADDITIVE", "Amounts", "Unit", "find_amounts"]
+__all__ = ["ADDITIVE", "Amounts", "Unit", "column_of", "find_amounts"]
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,22 @@ _FILLED_BY = {
 ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.split()}
 
 
-def find_amounts(root: LayerInfo, by: str) -> Amounts:
-    """Return the amount called ``by`` of all rows of the tree.
+def column_of(by: str) -> str | None:
+    """Return the column that shows an amount of a row alone, or else of the row with all below it; None if unknown.
+
+    >>> column_of("latency"), column_of("params"), column_of("speed")
+    ('self_latency_ms', 'num_params', None)
+    """
+    if by not in ADDITIVE:
+        return None
+    name = ADDITIVE[by][2]
+    columns = {"self_macs": "mult_adds", "self_params": "num_params", "self_buffers": "num_buffers"}
+    without = ("self_trainable_params", "self_params_bytes", "self_buffer_bytes")
+    return name.removeprefix("self_") if name in without else columns.get(name, name)
+
+
+def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
+    """Return the amount called ``by`` of all rows of the tree; messages call the argument ``name``.
 
     Raises:
         InputError: the name is unknown, the amount was not measured, or it is zero for the whole model.
@@ -114,12 +128,15 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
     9
     """
     if not isinstance(by, str) or by not in ADDITIVE:
-        raise InputError(f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}")
+        raise InputError(
+            f"{name} must be an amount that adds up over modules, got {by!r}{close_to(by, ADDITIVE)}; "
+            f"known: {', '.join(ADDITIVE)}"
+        )
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())
     values = {row: getattr(row, attribute) for row in rows}
     if all(value is None for value in values.values()):
-        raise InputError(f"by={by!r} was not measured; call {_FILLED_BY[attribute]} first")
+        raise InputError(f"{name}={by!r} was not measured; call {_FILLED_BY[attribute]} first")
     own: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
     total = dict(own)
     for row in reversed(rows):
@@ -127,5 +144,5 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
             total[row.parent_info] += total[row]
     if not total[root]:
         hint = "" if root.executed else "; pass an input to Statistics to count what a forward does"
-        raise InputError(f"by={by!r} is 0 for all modules of {root.class_name}{hint}")
+        raise InputError(f"{name}={by!r} is 0 for all modules of {root.class_name}{hint}")
     return Amounts(title, Unit.of(kind, total[root]), own, total)
