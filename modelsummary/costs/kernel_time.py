@@ -35,7 +35,7 @@ _PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 _GEFORCE = "RTX 3090"
 # Operators that take few parameters: they find what the kernel before them wrote in the last level of the cache, as
-# far as it is large enough. Its bandwidth is about three times that of the memory (an A100 and an H100 measured by
+# far as it is large enough. It is about three times as fast as the memory (an A100 and an H100 measured by
 # Chips and Cheese 2023, https://chipsandcheese.com/2023/07/02/nvidias-h100-funny-l2-and-tons-of-bandwidth/).
 _FROM_CACHE = frozenset({"norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy", "attention"})
 _CACHE_SPEED = 3.0
@@ -43,7 +43,7 @@ _CACHE_SPEED = 3.0
 _NARROW, _WIDE, _WIDE_UNIT = 0.95, 0.75, 0.25e12
 _ATTENTION_TILE = 128  # queries, or keys, of one block of threads
 # FlashAttention-2 on an A100 reaches 190 TFLOP/s forward with heads of 64, 225 with heads of 128, and 20 % less in the
-# backward (Dao 2023, https://arxiv.org/abs/2307.08691, figures 4 to 6): the work of the exponentials is that of 26 more
+# backward (Dao 2023, https://arxiv.org/abs/2307.08691, figures 4 to 6): the exponentials take as long as 26 more
 # elements of a head.
 _EXPONENTIALS, _ATTENTION_BACKWARD = 26, 0.8
 # Half-precision operations per joule, by generation: the speed of matrix products on a T4 of 70 W

@@ -11,7 +11,7 @@ __all__ = ["join_recurrent"]
 
 
 def join_recurrent(kernels: Iterable[Kernel], layers: Collection[str], timing: Timing) -> list[Kernel]:
-    """Return the kernels with those of each call of a recurrent layer joined into one, in the forward and the backward.
+    """Join the kernels of each call of a recurrent layer into one, in the forward and in the backward.
 
     Args:
         kernels: kernels of a step.

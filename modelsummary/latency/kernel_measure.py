@@ -64,7 +64,7 @@ class Caches:
 
 
 def _other_operators() -> list[Callable[[], object]]:
-    """Return small calls of operators whose code differs, as that of a model does."""
+    """Return small calls of operators that run different code, as the operators of a model do."""
     images, tokens, channels = torch.rand(2, 16, 12, 12), torch.rand(2, 24, 32), torch.rand(16)
     kernel, single, depthwise = torch.rand(16, 16, 3, 3), torch.rand(32, 16, 1, 1), torch.rand(16, 1, 3, 3)
     weight, heads, words = torch.rand(48, 32), torch.rand(2, 4, 24, 8), torch.zeros(2, 24, dtype=torch.long)

@@ -272,7 +272,7 @@ class OperatorNotes(Allocations):
         self._params: set[int] = set()
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Note which storages are those of parameters."""
+        """Note which storages belong to parameters."""
         if kind == "params":
             self._params.update(self._identity(inner) for tensor in tensors for inner in inner_tensors(tensor))
 
