@@ -26,7 +26,10 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = [*"start extending usage cost split parallel latency memory export views files fx ci".split(), TORCHINFO]
+NAMES = [
+    *"start extending usage cost formulas split parallel cluster latency memory export views files fx ci".split(),
+    TORCHINFO,
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -23,11 +23,11 @@ from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
-from modelsummary.memory.allocations import Allocation, Allocations
+from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.plan import StepPlan
 
-__all__ = ["RowMemory", "StepRun", "casting", "loss_of"]
+__all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
 
 
 @dataclass
@@ -36,6 +36,20 @@ class RowMemory:
 
     activation_bytes: int = 0
     peak_bytes: int = 0
+
+
+class Saved(NamedTuple):
+    """A storage that is kept for the backward.
+
+    Attributes:
+        row: FQN and call index of the module call that saved it first; None outside of the model.
+        operator: number of the operator that made it, from 0 at the begin of the forward.
+        nbytes: size in bytes.
+    """
+
+    row: tuple[str, int] | None
+    operator: int
+    nbytes: int
 
 
 class _OperatorClock:
@@ -70,13 +84,19 @@ class StepRun:
         device: torch.device,
         block_bytes: int,
         *,
+        on_shapes: bool = True,
         notes_operators: bool = False,
         workspaces: Callable[[OperatorCall], int] | None = None,
         counts_fakes: bool = False,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
-        self.allocations = Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
+        self._counts_bytes = not (notes_operators and on_shapes)
+        self.allocations = (
+            Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
+            if self._counts_bytes
+            else OperatorNotes(self._position)
+        )
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -107,7 +127,8 @@ class StepRun:
                 follow.note_operators()
             self._begin("forward")
             hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
-            with hooks if self.plan.train else nullcontext(), casting(self.plan.autocast, self._device):
+            counts_saved = self.plan.train and self._counts_bytes
+            with hooks if counts_saved else nullcontext(), casting(self.plan.autocast, self._device):
                 output = self._forward()
                 self.doing = "loss"
                 loss = loss_of(output, self.plan.loss) if self.plan.train else None
@@ -270,6 +291,17 @@ class StepRun:
             StepOperator(run, phase, None if call is None else rows[id(call)])
             for run, phase, call in list(found)[first:]
         ]
+
+    def saved(self) -> list[Saved]:
+        """Return the storages that are kept for the backward, without parameters, buffers and inputs."""
+        assert self._step is not None
+        innermost, rows, first = self._step.innermost(), self._rows(), self._phases[0][1]
+        found = []
+        for each in self.allocations.every:
+            if each.saved_at is not None and each.kind in ("", "activations"):
+                call = innermost[each.saved_at]
+                found.append(Saved(None if call is None else rows[id(call)], each.born - first, each.nbytes))
+        return found
 
     def _rows(self) -> dict[int, tuple[str, int]]:
         """Return the FQN and call index of each module call, by the id of the call."""
