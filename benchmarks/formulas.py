@@ -180,7 +180,7 @@ def active() -> None:
         try:
             config = getattr(transformers, config_class)(**options)
             with torch.device("meta"):
-                model = transformers.AutoModelForCausalLM.from_config(config)
+                model = transformers.AutoModelForCausalLM.from_config(config).eval()
             ids = torch.zeros(1, 16, dtype=torch.long, device="meta")
             found = Statistics(model, {"input_ids": ids, "use_cache": False}).flops_per_token()
         except Exception as error:
