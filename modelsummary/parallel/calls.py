@@ -217,7 +217,7 @@ class Calls:
                 return {}
             if event.function.short_name in FACTORIES:
                 found[each] = layout._replace(dim=dim)
-            elif event.function.short_name in ELEMENTWISE:
+            elif event.function.short_name in ELEMENTWISE or _is_slice(event, each):
                 for before in values_in((event.args, event.kwargs)):
                     place = dim - len(each.shape) + len(before.shape)
                     if place >= 0 and before.shape[place] == each.shape[dim]:
@@ -225,6 +225,13 @@ class Calls:
             else:
                 return {}
         return found
+
+
+def _is_slice(event: Event, value: Value) -> bool:
+    """Return True if a function takes a part of a tensor and keeps its dimensions."""
+    before = values_in(event.args)
+    is_indexing = event.function is not None and event.function.short_name == "getitem"
+    return is_indexing and len(before) == 1 and len(before[0].shape) == len(value.shape)
 
 
 def _is_scaled_lookup(event: Event) -> bool:
