@@ -149,7 +149,7 @@ class Calls:
                 owner, _, name = leaf.fqn.rpartition(".")
                 tensor = getattr(self.modules.get(owner), name, None)
             return tuple(tensor.shape) if isinstance(tensor, Tensor) else ()
-        return None
+        return tuple(leaf.shape) if isinstance(leaf, Tensor) else None
 
     def operand(self, leaf: Any, layout_of: Callable[[Value], Sharded | None]) -> Operand | None:
         """Return a tensor of a template as an operand; None for anything else."""
@@ -165,7 +165,8 @@ class Calls:
         if isinstance(leaf, Attribute):
             found = self._tensors.get(leaf.fqn)
             return found is not None and found.requires_grad
-        return isinstance(leaf, Foreign) and leaf.tensor.requires_grad
+        tensor = leaf.tensor if isinstance(leaf, Foreign) else leaf
+        return isinstance(tensor, Tensor) and tensor.requires_grad
 
     def sources(self, value: Value) -> list[str]:
         """Return the ``Linear`` and ``Embedding`` layers from which a value comes through functions and norms."""

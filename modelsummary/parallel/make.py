@@ -54,6 +54,8 @@ def make_plan(
         raise InputError(f"precision={precision!r}; expected a floating point torch.dtype or None")
     if sequence and tensor == 1:
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
+    if sequence and pipeline > 1:
+        raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
     model = live.model
     stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
     layers: list[LayerPlan] = []
