@@ -7,13 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypedDict
 
-from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
 
 __all__ = ["SearchOptions", "candidates", "find_plans"]
 
@@ -112,7 +110,7 @@ def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> 
             yield schedule, 1
 
 
-def find_plans(simulator: StepSimulator, live: LiveModel, root: LayerInfo, options: SearchOptions) -> Plans:
+def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     """Return the fastest plans that fit, and the Pareto set of time, memory and devices.
 
     Plans are simulated in the order of a bound of their time. A plan is left out if enough simulated ones are faster
@@ -146,7 +144,7 @@ def find_plans(simulator: StepSimulator, live: LiveModel, root: LayerInfo, optio
     pareto = _pareto(steps)
     steps.sort(key=lambda step: step.step_seconds)
     kept = [step for number, step in enumerate(steps) if number < limit or step in pareto]
-    return Plans(kept, pareto, tried, len(fitting), live, root)
+    return Plans(kept, pareto, tried, len(fitting))
 
 
 def _simulated(simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int) -> list[StepEstimate]:

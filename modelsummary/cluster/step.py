@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
 
+from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankMemory, memory_of
@@ -64,16 +65,25 @@ class StepSimulator:
         cluster: the devices.
         global_batch: samples in a step.
         sequence: tokens in a sample; 0 if samples are not sequences.
+        make_plan: ``parallel_plan`` of the model's statistics, for estimates that apply themselves.
 
     Raises:
         InputError: ``global_batch`` is not positive.
     """
 
-    def __init__(self, model: StepModel, cluster: Cluster, global_batch: int, sequence: int) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        cluster: Cluster,
+        global_batch: int,
+        sequence: int,
+        make_plan: MakePlan | None = None,
+    ) -> None:
         if type(global_batch) is not int or global_batch < 1:
             raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
         self.model, self.timer = model, Timer(cluster)
         self.global_batch, self.sequence = global_batch, sequence
+        self._make_plan = make_plan
         self._stages: dict[_Layout, list[Stage]] = {}
         self._held: dict[tuple[_Layout, str, int], list[int]] = {}
         self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
@@ -100,6 +110,7 @@ class StepSimulator:
             hardware_flops=self._flops(plan, again=True),
             peak_flops=spec.peak(dtype),
             simulation=pipeline.simulation,
+            make_plan=self._make_plan,
         )
 
     def prepare(self, plan: Plan) -> Prepared:
