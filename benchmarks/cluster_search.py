@@ -1,6 +1,6 @@
 """Time the search for the best plan of Llama 3 405B on 10,240 devices.
 
-    python benchmarks/cluster_search.py [--profile]
+python benchmarks/cluster_search.py [--profile]
 """
 
 from __future__ import annotations
