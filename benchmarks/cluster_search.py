@@ -21,6 +21,7 @@ from modelsummary.cluster import Cluster, Recipe
 def main() -> None:
     """Print how long the search takes, and what it finds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="search fewer plans")
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -30,6 +31,8 @@ def main() -> None:
     cluster = Cluster.preset("DGX H100", nodes=1280)
     space = {"devices": [10240, 8192, 5120, 4096], "context": [1, 2, 4], "micro_batch": [1, 2, 4]}
     space |= {"recompute": ["none", "full", 1, 2, 4]}
+    if options.small:
+        space |= {"devices": [8192], "context": [1], "micro_batch": [1], "recompute": ["none", "full"]}
     profile = cProfile.Profile()
     begin, cpu = time.perf_counter(), time.process_time()
     if options.profile:
