@@ -257,6 +257,7 @@ class Statistics(FormulaStatistics):
         shard: int = 1,
         pipeline: int = 1,
         *,
+        sequence: bool = False,
         checkpoint: Sequence[str] | str | None = None,
         precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
@@ -274,6 +275,7 @@ class Statistics(FormulaStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
+            sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
@@ -288,20 +290,17 @@ class Statistics(FormulaStatistics):
             InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
             SplitError: the model cannot be cut into as many stages.
         """
-        from modelsummary.parallel.make import block_boundaries, make_plan
+        from modelsummary.parallel.make import make_plan
 
-        live = self._live_for("a parallel plan")
-        stages = None
-        if type(pipeline) is int and pipeline > 1:
-            stages = self.split(pipeline, boundaries=block_boundaries(self.root, self.split(pipeline).calls))
         return make_plan(
-            live,
+            self._live_for("a parallel plan"),
             self.root,
             tensor=tensor,
             data=data,
             shard=shard,
             pipeline=pipeline,
-            stages=stages,
+            sequence=sequence,
+            split=self.split,
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
