@@ -176,6 +176,7 @@ class StepModel:
                 step,
                 lambda run, how: (Observed.of(run, how), dict(rank.entered)),  # forgotten when the run is over
                 notes_operators=True,
+                counts_bytes=True,
             )
         columns = [layer.fqn for layer in plan.layers if layer.role in ("column", "head")]
         return parts_of(
