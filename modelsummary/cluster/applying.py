@@ -20,7 +20,7 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
     """Return the parallel plan of the model for the ranks of a plan.
 
     Raises:
-        InputError: the plan has several stages per rank or context parallelism, or there is no model.
+        InputError: the plan has several stages per rank or context parallelism, or the model was not kept.
     """
     if make is None:
         raise InputError("the estimate was loaded without its model; call plan or simulate in this process")
