@@ -27,7 +27,7 @@ def blocks(path, language):
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
 NAMES = [
-    *"start extending usage cost split parallel cluster latency memory export views files fx ci".split(),
+    *"start extending usage cost formulas split parallel cluster latency memory export views files fx ci".split(),
     TORCHINFO,
 ]
 

@@ -20,7 +20,7 @@ from modelsummary.formulas.axis import Axis, Piece, candidates
 from modelsummary.formulas.dimensions import Dimension
 from modelsummary.formulas.solve import solve
 
-__all__ = ["Fitted", "Values", "fitted"]
+__all__ = ["Fitted", "Terms", "Values", "fitted"]
 
 _FEWEST = 3  # accepted sizes of a dimension
 _FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
@@ -28,26 +28,29 @@ _MOST_QUERIES = 40  # runs that tell candidates apart, per dimension
 _COMPARED = 4  # candidates that a further run should tell apart
 _NEAR = 1024  # sizes among which it is chosen
 _MOST_GRID = 200  # runs of a grid
-_PROOFS = 4  # runs at sizes that were not used
-_TRIES = 24
+_PROOFS = 6  # runs at sizes that were not used
+_TRIES = 40
+_FEW = 4  # sizes; a dimension with more below the recorded size is cut first
 
 Numbers = tuple[int, ...]  # one number of a size per dimension
 Unit = Any
 Values = Callable[[Mapping[Dimension, int]], "Mapping[Unit, int] | str"]
 """Return the parts of a figure in a run with these sizes, or why the model does not accept them."""
 Monomial = tuple[int, ...]  # exponent per dimension
+Terms = dict[tuple[tuple[Piece, ...], ...], dict[Numbers, dict[Monomial, Fraction]]]
+"""Pieces per dimension -> number of the piece per dimension -> exponents -> coefficient."""
 
 
 class Fitted(NamedTuple):
     """The sum of polynomials that was found.
 
     Attributes:
-        terms: pieces per dimension -> number of the piece per dimension -> exponents -> coefficient.
+        terms: the coefficients.
         proofs: sizes of the runs that proved it.
-        smallest: smallest size per dimension that the model accepted.
+        smallest: size per dimension from which it holds.
     """
 
-    terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]
+    terms: Terms
     proofs: tuple[Numbers, ...]
     smallest: Numbers
 
@@ -86,7 +89,8 @@ class _Fit:
             self._decide(place)
         self._run_grid()
         terms = self._coefficients()
-        return Fitted(terms, self._prove(terms), tuple(map(self._smallest, range(len(self._dimensions)))))
+        proofs, smallest = self._prove(terms)
+        return Fitted(terms, proofs, tuple(each.at(k) for each, k in zip(self._dimensions, smallest, strict=True)))
 
     # ------------------------------------------------------------------------------------------ runs
 
@@ -122,9 +126,6 @@ class _Fit:
     def _line(self, place: int) -> list[int]:
         """Return the numbers of the accepted sizes of one dimension, the others at the anchor."""
         return sorted(numbers[place] for numbers in self._runs if numbers == self._on_line(place, numbers[place]))
-
-    def _smallest(self, place: int) -> int:
-        return self._dimensions[place].at(self._line(place)[0])
 
     # --------------------------------------------------------------------------------------- vectors
 
@@ -188,15 +189,14 @@ class _Fit:
         if len(found) == 1:
             return
         line = self._line(place)
-        best, most = None, 1
-        compared = found[:: max(len(found) // _COMPARED, 1)]
-        for number in range(line[0], min(line[-1], line[0] + _NEAR) + 1):
-            if not self._is_tried(place, number):
-                distinct = len({axis.predict(number) for axis in compared})
-                if distinct > most:
-                    best, most = number, distinct
-        if best is not None:
-            yield best
+        near = range(line[0], min(line[-1], line[0] + _NEAR) + 1)
+        untried = [number for number in near if not self._is_tried(place, number)]
+        for compared in (found[:: max(len(found) // _COMPARED, 1)], found):  # a few tell most of them apart
+            distinct = {number: len({axis.predict(number) for axis in compared}) for number in untried}
+            best = max(untried, key=lambda number: distinct[number], default=None)
+            if best is not None and distinct[best] > 1:
+                yield best
+                return
 
     def _is_tried(self, place: int, number: int) -> bool:
         numbers = self._on_line(place, number)
@@ -232,8 +232,8 @@ class _Fit:
                 nodes.append(number)
                 atoms.add(piece.atom(number))
 
-    def _coefficients(self) -> dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]:
-        terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]] = {}
+    def _coefficients(self) -> Terms:
+        terms: Terms = {}
         for vector, times in self._vectors().items():
             if not any(vector):
                 continue
@@ -242,9 +242,9 @@ class _Fit:
             for combination in product(*(range(len(each)) for each in pieces)):
                 chosen = tuple(each[number] for each, number in zip(pieces, combination, strict=True))
                 found = self._polynomial(chosen, vector)
-                counted = into.setdefault(combination, Counter())
+                counted = into.setdefault(combination, {})
                 for monomial, coefficient in found.items():
-                    counted[monomial] += times * coefficient  # type: ignore[assignment]
+                    counted[monomial] = counted.get(monomial, Fraction(0)) + times * coefficient
         return terms
 
     def _polynomial(self, pieces: Sequence[Piece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
@@ -264,30 +264,51 @@ class _Fit:
 
     # ------------------------------------------------------------------------------------------ proof
 
-    def _prove(self, terms: Mapping[Any, Any]) -> tuple[Numbers, ...]:
-        """Run at sizes that were not used; return them. Raise ``FormulaError`` if the formula is wrong there."""
+    def _prove(self, terms: Terms) -> tuple[tuple[Numbers, ...], Numbers]:
+        """Run at sizes that were not used; return them, and the numbers of the sizes from which the formula holds.
+
+        Raises:
+            FormulaError: the formula is wrong at sizes as large as the recorded ones, or nothing could prove it.
+        """
         draw = random.Random(0)
-        lines = [self._line(place) for place in range(len(self._dimensions))]
+        smallest, largest = zip(
+            *((line[0], line[-1]) for line in map(self._line, range(len(self._anchor)))), strict=True
+        )
         proofs: list[Numbers] = []
         for _ in range(_TRIES):
-            numbers = tuple(draw.randint(line[0], line[-1]) for line in lines)
+            bounds = zip(smallest, largest, strict=True)
+            # Small sizes as often as large ones: they are where models do something else.
+            numbers = tuple(
+                round((least + 1) * ((most + 1) / (least + 1)) ** draw.random()) - 1 for least, most in bounds
+            )
             if numbers in self._runs or numbers in self._rejected or not self._run(numbers):
                 continue
             measured = sum(self._runs[numbers].values())
-            if evaluated(terms, numbers) != measured:
+            if evaluated(terms, numbers) == measured:
+                proofs.append(numbers)
+                if len(proofs) == _PROOFS:
+                    break
+                continue
+            smallest = self._above(numbers, smallest)
+            if not smallest:
                 sizes = ", ".join(f"{each.name}={size}" for each, size in self._sizes(numbers).items())
-                raise FormulaError(
-                    f"the polynomial found gives {float(evaluated(terms, numbers)):,.0f} at {sizes}, a run {measured:,}"
-                )
-            proofs.append(tuple(self._sizes(numbers).values()))
-            if len(proofs) == _PROOFS:
-                break
+                found = float(evaluated(terms, numbers))
+                raise FormulaError(f"the polynomial found gives {found:,.0f} at {sizes}, a run {measured:,}")
+            proofs = [each for each in proofs if all(map(int.__ge__, each, smallest))]
         if not proofs:
             raise FormulaError("the model accepts no further sizes that could prove the formula")
-        return tuple(proofs)
+        return tuple(tuple(self._sizes(each).values()) for each in proofs), smallest
+
+    def _above(self, wrong: Numbers, smallest: Numbers) -> Numbers:
+        """Return smallest sizes that exclude a wrong result at small sizes; empty if the sizes are not small."""
+        below = [place for place, anchor in enumerate(self._anchor) if wrong[place] < anchor]
+        cut = [place for place in below if self._anchor[place] >= _FEW] or below
+        if not cut:
+            return ()
+        return tuple(wrong[place] + 1 if place in cut else least for place, least in enumerate(smallest))
 
 
-def evaluated(terms: Mapping[Any, Any], numbers: Numbers) -> Fraction:
+def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
     """Return the value of terms at numbers of sizes."""
     total = Fraction(0)
     for pieces, by_combination in terms.items():
