@@ -86,11 +86,7 @@ class FormulaStatistics(LiveStatistics):
             tokens: number of tokens in a call. Default: the elements of the first two-dimensional integer input; for a
                 model without one, the samples of the batch.
             loss: as for ``memory``.
-<<<<<<< HEAD
-            dimensions: as for ``at``.
-=======
             dimensions: as for ``formula``.
->>>>>>> main
             **sizes: other sizes of the inputs, as for ``at``.
 
         Raises:
