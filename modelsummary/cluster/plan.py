@@ -132,8 +132,8 @@ class Recipe:
         state_dtype: dtype of the optimizer's states.
         master_weights: the optimizer keeps a float32 copy of parameters of another dtype.
         kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
-            by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as by
-            ``torch.compile``.
+            by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
+            by ``torch.compile``.
         loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
         host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode. A part of the
             model takes no less than its operators.
