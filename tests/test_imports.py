@@ -23,6 +23,7 @@ LAYERS = [
     ["latency"],
     ["split", "parallel", "fx", "views"],
     ["cluster"],
+    ["serving"],
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],
     ["tiling"],

@@ -8,16 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from modelsummary.errors import InputError
 from modelsummary.units import parse_amount
 
-__all__ = ["Input", "parse_budget", "parse_dtype", "parse_input", "parse_settings"]
+__all__ = ["Input", "Parser", "parse_budget", "parse_dtype", "parse_input", "parse_settings"]
 
 _VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``InputError``, which is printed as one line without the usage."""
+        raise InputError(message)
 
 
 Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
 
+from modelsummary.cli.arguments import Parser
 from modelsummary.cli.sources import build_model
 from modelsummary.costs.kernel_table import device_here
 from modelsummary.errors import InputError
@@ -15,15 +15,9 @@ from modelsummary.statistics import Statistics
 __all__ = ["calibrate"]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise a one-line error."""
-        raise InputError(message)
-
-
 def calibrate(arguments: Sequence[str]) -> int:
     """Measure the operator calls of a model, or the standard grid; return the exit status."""
-    parser = _Parser(
+    parser = Parser(
         "modelsummary calibrate",
         description="Measure how long operators take on this machine, each alone, and what they allocate: the calls of "
         "a model, or without one a grid of some 300 common calls (about a minute). What is known is not repeated.",

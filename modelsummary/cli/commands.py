@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import torch
 
 from modelsummary.capture.devices import available_device
-from modelsummary.cli.arguments import Input, parse_budget, parse_dtype, parse_input, parse_settings
+from modelsummary.cli.arguments import Input, Parser, parse_budget, parse_dtype, parse_input, parse_settings
 from modelsummary.cli.calibrate import calibrate
+from modelsummary.cli.serve_plan import serve_plan
 from modelsummary.cli.sources import SOURCES, Source, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
@@ -46,6 +47,7 @@ examples
   modelsummary model.onnx --input images=1,3,224,224
   modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
   modelsummary calibrate torchvision:resnet50 --input 8,3,224,224
+  modelsummary serve-plan hf:config.json --device H100 --context 32768 --dtype bfloat16
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
 exit status: 0; 1 if a budget is exceeded, or --max-macs cannot be checked; 2 after an error
@@ -55,12 +57,6 @@ columns: {", ".join(COLUMNS)}
 
 
 _RUN = "run TorchScript, which is code, on the --input: in a process with limits of time and memory"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise ``InputError``, which is printed as one line without the usage."""
-        raise InputError(message)
 
 
 def main() -> NoReturn:
@@ -93,6 +89,8 @@ def run(arguments: Sequence[str]) -> int:
             return _compare(arguments[1:])
         if arguments[:1] == ["calibrate"]:
             return calibrate(arguments[1:])
+        if arguments[:1] == ["serve-plan"]:
+            return serve_plan(arguments[1:])
         options = _parsed(arguments)
         return _run(options)
     except ModelSummaryError as error:
@@ -113,7 +111,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         "modelsummary",
         description="Layers, shapes, parameters, multiply-adds and memory of a PyTorch model; nothing is computed.",
         epilog=_EXAMPLES,
@@ -153,7 +151,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _compare(arguments: Sequence[str]) -> int:
     """Run the command ``modelsummary compare`` and return its exit status."""
-    parser = _Parser("modelsummary compare", description="Forms of one model side by side.", allow_abbrev=False)
+    parser = Parser("modelsummary compare", description="Forms of one model side by side.", allow_abbrev=False)
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="name or file of a model, as for modelsummary")
     add("--input", action="append", type=parse_input, metavar="SIZE", help=_HELP_OF_INPUT)

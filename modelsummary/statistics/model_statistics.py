@@ -37,7 +37,7 @@ Columns = Sequence[str] | None
 Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
 _LIVE = frozenset(
-    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size"
+    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size serving"
     " split plan graph graph_module nodes_of".split()
 )
 
