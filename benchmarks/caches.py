@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from modelsummary import DeviceSpec, InputError, Statistics
 from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.request import request_of
-from modelsummary.serving.run import run_request
+from modelsummary.serving.run import Encoded, run_request
 
 LENGTHS = (12, 48, 130)
 WINDOW = 24
@@ -77,19 +77,25 @@ def real_run(model: Any, request: Any, length: int, kind: str | None) -> tuple[i
     kwargs = {name: _real(value) for name, value in call.kwargs.items()}
     make = cache_maker(kind)
     name = next(each for each in ("past_key_values", "cache_params", "state", "cache") if each in request.parameters)
+    before = {id(each) for each in _attributes(model)}
     with torch.no_grad():
         if make is not None:
             kwargs[name] = make(model, length)
         out = model(**kwargs)
         cache = out[name]
         encoded = getattr(out, "encoder_last_hidden_state", None)
-        more = {} if encoded is None else {"encoder_outputs": (encoded,)}
+        more = {} if encoded is None else {"encoder_outputs": Encoded((encoded,))}
         out = model(**{request.tokens: torch.ones(2, 1, dtype=torch.long), name: cache, **more, **request.flags})
-    own = [each for module in model.modules() for each in vars(module).values() if isinstance(each, Tensor)]
+    own = [each for each in _attributes(model) if id(each) not in before]
     cache = out[name]
     parts = [getattr(cache, each, None) for each in ("self_attention_cache", "cross_attention_cache")]
     layers = [layer for part in (parts if parts[0] is not None else [cache]) for layer in getattr(part, "layers", [])]
     return real_bytes((cache, own)), sorted({type(layer).__name__ for layer in layers} | {type(cache).__name__})
+
+
+def _attributes(model: Any) -> list[Tensor]:
+    """Tensors in attributes of modules; they live as long as the model."""
+    return [each for module in model.modules() for each in vars(module).values() if isinstance(each, Tensor)]
 
 
 def _real(value: Any) -> Any:

@@ -91,8 +91,10 @@ def worker(seeds: list[Path], first: int, last: int, seed: int, connection: Any)
         for number in range(first, last):
             rng = random.Random(f"{seed} {number}")
             source = rng.choice(seeds)
-            path = source.parent / f"mutated{''.join(source.suffixes)}" if source.suffix == ".json" else (
-                Path(folder) / f"file{source.suffix}"
+            path = (
+                source.parent / f"mutated{''.join(source.suffixes)}"
+                if source.suffix == ".json"
+                else (Path(folder) / f"file{source.suffix}")
             )
             is_archive = source.suffix in (".pt", ".pt2")
             mutate = mutated_archive if is_archive and rng.random() < 0.8 else mutated

@@ -112,9 +112,7 @@ def _on_device(kernels: Sequence[Kernel], model: DeviceModel) -> list[Kernel]:
     return timed
 
 
-def time_operators(
-    live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str
-) -> list[Kernel]:
+def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
     """Return the kernels that a device runs for some operators, with their predicted seconds."""
     check_mode(mode)
     return _timed_kernels(live, operators, target, mode)

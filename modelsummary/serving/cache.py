@@ -66,9 +66,7 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
         return cache
     if cache not in CACHES:
         known = ", ".join(map(repr, CACHES))
-        raise InputError(
-            f"cache must be {known}, a function or None, got {cache!r:.80}{close_to(cache, CACHES)}"
-        )
+        raise InputError(f"cache must be {known}, a function or None, got {cache!r:.80}{close_to(cache, CACHES)}")
     name = str(cache)
 
     def make(model: nn.Module, context: int) -> Any:

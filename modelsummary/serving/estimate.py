@@ -22,7 +22,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.predict import check_initialized
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.memory import model_of_rank
-from modelsummary.serving.cache import MakeCache, cache_maker, parameters_of
+from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
 from modelsummary.serving.points import Point, Points
@@ -92,20 +92,22 @@ def estimate_serving(
     request, make_cache = request_of(live), cache_maker(options.cache)
     memory = _memory_of(target, options.memory_bytes)
     communicate = communication(target, options.tensor)
-    with _served_model(live, root, options.tensor) as model:
+    with _served_model(live, root, options.tensor, request) as model:
 
         def run(batch: int, context: int) -> RequestRun:
             return run_request(model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
 
         def time(made: RequestRun) -> tuple[PhaseTime, PhaseTime]:
-            prefill, decode = (phase_time(live, each, target, mode, communicate) for each in (made.prefill, made.decode))
+            prefill, decode = (
+                phase_time(live, each, target, mode, communicate) for each in (made.prefill, made.decode)
+            )
             return prefill, decode
 
         return _Serving(model, request, Points(run, time), target, mode, memory, options).estimate()
 
 
 @contextmanager
-def _served_model(live: LiveModel, root: LayerInfo, tensor: int) -> Iterator[nn.Module]:
+def _served_model(live: LiveModel, root: LayerInfo, tensor: int, request: Request) -> Iterator[nn.Module]:
     """Return a context with the model, or with the shard of it that one of several devices holds.
 
     The plan is made of a forward that returns no cache, where the model can be told so: each device keeps the keys and
@@ -114,7 +116,7 @@ def _served_model(live: LiveModel, root: LayerInfo, tensor: int) -> Iterator[nn.
     if tensor == 1:
         yield live.model
         return
-    if "use_cache" in parameters_of(live.model):
+    if "use_cache" in request.flags:
         live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
     with model_of_rank(make_plan(live, root, tensor=tensor), 0) as model:
         yield model
@@ -271,9 +273,10 @@ class _Serving:
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self.points.extrapolated_from is not None:
+            longest = grouped(self.points.extrapolated_from)
             notes.append(
-                f"Prompts of more than {grouped(self.points.extrapolated_from)} tokens are extrapolated: the forward works "
-                "through the tokens one after the other"
+                f"Prompts of more than {longest} tokens are extrapolated: the forward works through the tokens one after "
+                "the other"
             )
         if self.request.left_out:
             notes.append(f"Requests have tokens only; left out: {', '.join(self.request.left_out)}")

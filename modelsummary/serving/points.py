@@ -69,9 +69,7 @@ class Points:
         made = self._run(batch, context)
         self._n_operators[context] = len(made.prefill.operators)
         decode = made.decode
-        return Point(
-            decode.cache, made.weight_bytes, made.prefill.peak_bytes, decode.peak_bytes, *self._time(made)
-        )
+        return Point(decode.cache, made.weight_bytes, made.prefill.peak_bytes, decode.peak_bytes, *self._time(made))
 
     def _longest(self, context: int) -> int:
         """Return the longest context that may be run, a multiple of the chunks of linear attention."""

@@ -41,7 +41,9 @@ class Request:
     @property
     def flags(self) -> dict[str, Any]:
         """Arguments that make the forward return its cache, and the logits of the last token alone."""
-        return {name: value for name, value in (("use_cache", True), ("logits_to_keep", 1)) if name in self.parameters}
+        flags = {"use_cache": True, "logits_to_keep": 1}
+        passed_on = {"use_cache"} if "kwargs" in self.parameters and "past_key_values" in self.parameters else set()
+        return {name: value for name, value in flags.items() if name in self.parameters | passed_on}
 
     def prompt(self, batch: int, length: int) -> CallArguments:
         """Return the call for ``batch`` prompts of ``length`` tokens, and ``others`` for as many requests."""

@@ -21,9 +21,21 @@ from modelsummary.memory.allocations import Allocations
 from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in
 from modelsummary.serving.request import Request
 
-__all__ = ["Phase", "RequestRun", "run_request"]
+__all__ = ["Encoded", "Phase", "RequestRun", "run_request"]
 
+_CPU = torch.device("cpu")
 _ENCODED, _ENCODER = "encoder_last_hidden_state", "encoder_outputs"
+
+
+class Encoded(tuple[Tensor]):
+    """The result of an encoder, as forwards take it back: a tuple, or an object with the name of its item."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        """The hidden states after the last layer."""
+        return self[0]
+
+    hidden_states = attentions = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ def run_request(
     *,
     dtype: torch.dtype | None = None,
     make_cache: MakeCache | None = None,
-    device: torch.device = torch.device("cpu"),
+    device: torch.device | None = None,
 ) -> RequestRun:
     """Run ``batch`` prompts of ``context - 1`` tokens and the last token of the context on shapes.
 
@@ -81,7 +93,7 @@ def run_request(
         context: tokens of each request that the cache holds at the end, at least 2.
         dtype: floating point dtype of parameters, buffers and inputs; None: their own.
         make_cache: makes the cache for the model and a number of tokens; None: the model makes its own.
-        device: device whose kernels torch chooses.
+        device: device whose kernels torch chooses; None: the CPU.
 
     Raises:
         InputError: the forward returns no cache that it takes back, or it needs values.
@@ -90,7 +102,7 @@ def run_request(
     modules = modules_of(model)
     with (
         no_collection(),
-        running(modules, call, on_shapes=True, grad=False, device=device, dtype=dtype) as (shapes, _, kwargs),
+        running(modules, call, on_shapes=True, grad=False, device=device or _CPU, dtype=dtype) as (shapes, _, kwargs),
         fused_lstm(),
     ):
         assert isinstance(shapes, ShapeOnly)
@@ -138,9 +150,7 @@ class _Run:
         self._follow = Allocations()
         self._before: frozenset[int] = frozenset()
 
-    def run(
-        self, kwargs: dict[str, Any], last: Tensor, make_cache: MakeCache | None, context: int
-    ) -> RequestRun:
+    def run(self, kwargs: dict[str, Any], last: Tensor, make_cache: MakeCache | None, context: int) -> RequestRun:
         model, follow = self._model, self._follow
         follow.hold(model.parameters(), "params")
         follow.hold(model.buffers(), "buffers")
@@ -181,9 +191,7 @@ class _Run:
         further = {}
         if _ENCODER in self._request.parameters:
             encoded = getattr(output, _ENCODED, None)
-            further = {} if encoded is None else {_ENCODER: (encoded,)}
-            if encoded is None and _ENCODER in kwargs:
-                further = {_ENCODER: kwargs[_ENCODER]}
+            further = {} if encoded is None else {_ENCODER: Encoded((encoded,))}
         assert follow.log is not None
         operators = [StepOperator(run, "forward", None) for run in follow.log.runs[first:]]
         n_calls = sum(1 for _ in timer.steps.pop().root().walk())
@@ -195,4 +203,3 @@ class _Run:
     def _storage_bytes(self, tensor: Tensor) -> int:
         found = self._follow.of(tensor)
         return found.nbytes if found is not None else tensor.untyped_storage().nbytes()
-

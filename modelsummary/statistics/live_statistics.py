@@ -348,7 +348,5 @@ class LiveStatistics(ModelStatistics):
         from modelsummary.serving import ServingOptions, estimate_serving
 
         live = self._live_for("serving")
-        options = ServingOptions(
-            context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate
-        )
+        options = ServingOptions(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate)
         return estimate_serving(live, self.root, device, options)

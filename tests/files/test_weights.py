@@ -1,4 +1,4 @@
-"""Files of weights: the tensors that the writing libraries stored, matched with the model; nothing in a header is trusted."""
+"""Files of weights: what the writing libraries stored, matched with the model; nothing in a header is trusted."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_an_index_that_contradicts_its_files(tmp_path):
         reading(weight_map={name: each for name, each in places.items() if name != "0.bias"})
     with pytest.raises(ModelFileError, match="'weight_map' must map names"):
         reading(weight_map=[1])
-    with pytest.raises(ModelFileError, match="'gone.safetensors', which does not exist"):
+    with pytest.raises(ModelFileError, match=r"'gone\.safetensors', which does not exist"):
         reading(weight_map={"a": "gone.safetensors"})
     assert "declares 7 bytes, the files have 184" in reading(metadata={"total_size": 7}).root.note
 
@@ -304,5 +304,5 @@ def test_mutated_files(tmp_path):
 
 def test_an_input_is_refused(tmp_path):
     path = saved(net().state_dict(), tmp_path / "net.safetensors")
-    with pytest.raises(InputError, match="which the weights in .* do not have"):
+    with pytest.raises(InputError, match=r"which the weights in .* do not have"):
         load(path, (1, 4))

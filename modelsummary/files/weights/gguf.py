@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modelsummary.errors import ModelFileError, printable
-from modelsummary.files.weights.stored import StoredTensor, WeightStatistics, check_layout, check_name, weight_statistics
+from modelsummary.files.weights.stored import (
+    StoredTensor,
+    WeightStatistics,
+    check_layout,
+    check_name,
+    weight_statistics,
+)
 from modelsummary.units import grouped
 
 __all__ = ["TYPES", "load_gguf"]

@@ -85,7 +85,7 @@ def _named_alike(
 
 def _by_shape(stored: Sequence[tuple[int | str, ...]], own: Mapping[str, Tensor]) -> list[str]:
     distinct = {id(each): tuple(each.shape) for each in own.values()}
-    there, here = Counter(map(tuple, stored)), Counter(distinct.values())
+    there, here = Counter(stored), Counter[tuple[int | str, ...]](distinct.values())
     common = (there & here).total()
     return [
         f"names differ from the model's; {grouped(common)} of {grouped(len(stored))} tensors have the shape of one of "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from modelsummary.errors import ModelFileError
-from modelsummary.files.program import Program, Scope, Tensor
+from modelsummary.files.program import Kind, Program, Scope, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.units import grouped
 
@@ -44,7 +45,8 @@ class WeightStatistics(FileStatistics):
     Attributes:
         tensors: FQN -> the tensor, with its shape, dtype and bytes, in the order of the file.
 
-    >>> stats = weight_statistics([StoredTensor("fc.weight", (2, 3), "bfloat16", 0, 12)], "Net", Path("net.safetensors"))
+    >>> stored = [StoredTensor("fc.weight", (2, 3), "bfloat16", 0, 12)]
+    >>> stats = weight_statistics(stored, "Net", Path("net.safetensors"))
     >>> stats.tensors["fc.weight"].dtype, stats.total_params, stats.total_param_bytes
     ('bfloat16', 6, 12)
     >>> stats.bytes_by_dtype()
@@ -105,21 +107,15 @@ def weight_statistics(
     owned: dict[tuple[str, ...], list[Tensor]] = {}
     for each in stored:
         *around, name = each.name.split(".")
-        kind = "buffer" if _is_buffer(each, name) else "parameter"
-        bits = -(-8 * each.nbytes // max(_elements(each.shape), 1))
-        tensor = Tensor(name, each.shape, each.shape, each.dtype, bits, kind, kind == "parameter")
+        trained = not _is_buffer(each, name)
+        bits = -(-8 * each.nbytes // max(prod(each.shape), 1))
+        kind: Kind = "parameter" if trained else "buffer"
+        tensor = Tensor(name, each.shape, each.shape, each.dtype, bits, kind, trained)
         tensor.nbytes = each.nbytes  # blocks of quantised elements have fractions of bits per element
         tensors[each.name] = tensor
         owned.setdefault(tuple(around), []).append(tensor)
     modules = [(_scopes(parts), found) for parts, found in owned.items()]
     return WeightStatistics(Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes]), path, tensors)
-
-
-def _elements(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
 
 
 def _is_buffer(tensor: StoredTensor, name: str) -> bool:
