@@ -3,6 +3,7 @@ from .costs.devices import DeviceSpec
 from .costs.formulas import register_op_cost
 from .errors import (
     DataDependentError,
+    FormulaError,
     ForwardError,
     InputError,
     LayerNotFoundError,
@@ -13,6 +14,7 @@ from .errors import (
     ProfilerError,
     RegistrationError,
     SplitError,
+    StepError,
     TraceError,
 )
 from .files.loading import load
@@ -31,6 +33,7 @@ __all__ = [
     "ColumnSettings",
     "DataDependentError",
     "DeviceSpec",
+    "FormulaError",
     "ForwardError",
     "InputError",
     "LayerInfo",
@@ -49,6 +52,7 @@ __all__ = [
     "SplitError",
     "Stages",
     "Statistics",
+    "StepError",
     "TIDSProfiler",
     "TraceError",
     "Units",

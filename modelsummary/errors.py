@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "DataDependentError",
+    "FormulaError",
     "ForwardError",
     "InputError",
     "LayerNotFoundError",
@@ -20,6 +21,7 @@ __all__ = [
     "RegistrationError",
     "ShapeMismatchError",
     "SplitError",
+    "StepError",
     "TraceError",
     "close_to",
     "printable",
@@ -154,6 +156,10 @@ class ForwardError(ModelSummaryError, RuntimeError):
         self.partial = partial
 
 
+class FormulaError(ModelSummaryError, ValueError):
+    """Error for a figure that has no formula in the sizes of the inputs; the message gives the reason."""
+
+
 class ProfilerError(ModelSummaryError, RuntimeError):
     """Error for a profile of a run in which nothing was recorded."""
 
@@ -168,6 +174,29 @@ class SplitError(ModelSummaryError, RuntimeError):
     def __init__(self, message: str, possible: int | None = None) -> None:
         super().__init__(message)
         self.possible = possible
+
+
+class StepError(ModelSummaryError, RuntimeError):
+    """Error for a step whose forward, loss, backward or optimizer raised. The original exception is ``__cause__``.
+
+    Attributes:
+        phase: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
+
+    >>> import torch, modelsummary
+    >>> stats = modelsummary.Statistics(torch.nn.Linear(4, 2), (1, 4))
+    >>> try:
+    ...     stats.memory(loss=lambda out: out.loss)
+    ... except StepError as error:
+    ...     print(error)
+    the loss of the step failed: AttributeError: ...; loss takes the model's result and returns the scalar ...
+    """
+
+    def __init__(self, message: str, phase: str = "forward") -> None:
+        super().__init__(message)
+        self.phase = phase
+
+    def __reduce__(self) -> tuple[type[StepError], tuple[str, str]]:
+        return type(self), (str(self), self.phase)
 
 
 class TraceError(ModelSummaryError, RuntimeError):

@@ -9,9 +9,17 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from modelsummary.tables import Report
+from modelsummary.units import grouped
+
 __all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", "ledger", "total"]
 
 UNKNOWN = "?"
+_DISPLAYED = (  # in a notebook, if there is such a figure
+    "class_name input_size output_size inner_layers num_params trainable_params params_bytes num_buffers macs flops"
+    " elementwise_ops bytes_read bytes_written arithmetic_intensity activation_bytes peak_bytes latency_ms"
+    " estimated_latency_ms uncounted_ops note"
+).split()
 
 Sizes: TypeAlias = "list[int] | tuple[Sizes, ...] | Mapping[str, Sizes] | str | None"
 """Shapes of a nested value: a list is the shape of one tensor, a tuple or a dict is a container (list, tuple, dict,
@@ -218,6 +226,11 @@ class LayerInfo:
 
     def __repr__(self) -> str:
         return f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name
+
+    def _repr_html_(self) -> str:
+        facts = {name: getattr(self, name) for name in _DISPLAYED}
+        rows = [[name, grouped(value) if type(value) is int else value] for name, value in facts.items() if value]
+        return Report(rows, ["", self.fqn or self.class_name], "lr").html()
 
     def __getstate__(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"module": None}

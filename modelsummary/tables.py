@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from tabulate import DataRow, Line, TableFormat, tabulate
 
-__all__ = ["ruled_table", "table"]
+__all__ = ["Printed", "Report", "ruled_table", "table"]
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:
@@ -58,6 +61,70 @@ def ruled_table(
     return "\n".join([*lines, *(line for section in sections for line in [*section, rule])])
 
 
+@dataclass(frozen=True)
+class Report:
+    """A table with lines above and below it, as text for ``print`` and as HTML for notebooks.
+
+    Attributes:
+        rows: cells of each row.
+        headers: titles of the columns.
+        align: one letter per column, ``l`` or ``r``.
+        above, below: lines of text.
+        totals: cells of a last row; only with rules.
+        ruled: the text has double rules.
+
+    >>> report = Report([["conv", 9408]], ["Layer", "Params"], "lr", above=["Stages"])
+    >>> print(report.text())
+    Stages
+    Layer      Params
+    conv         9408
+    >>> [line for line in report.html().splitlines() if "conv" in line]
+    ['<tr><td>conv   </td><td style="text-align: right;">    9408</td></tr>']
+    """
+
+    rows: Sequence[Sequence[Any]]
+    headers: Sequence[str]
+    align: str
+    above: Sequence[str] = ()
+    below: Sequence[str] = ()
+    totals: Sequence[Any] = ()
+    ruled: bool = False
+
+    def text(self) -> str:
+        """Return the report as text; without rows, only its lines."""
+        if self.ruled:
+            body = [ruled_table(self.rows, self.headers, self.align, [self.below], totals=self.totals)]
+            return "\n".join([*self.above, *body])
+        body = [table(self.rows, self.headers, self.align)] if self.rows else []
+        return "\n".join([*self.above, *body, *self.below])
+
+    def html(self) -> str:
+        """Return the report as HTML; a table that is too wide or too long for the page scrolls."""
+        rows = [[str(cell).replace(" ", _SPACE) for cell in row] for row in self.rows]
+        if self.totals:
+            rows.append([str(cell).replace(" ", _SPACE) for cell in self.totals])
+        body = table(rows, self.headers, self.align, "html") if rows else ""
+        above, below = ("".join(f"<div>{escape(line)}</div>" for line in lines) for lines in (self.above, self.below))
+        return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
+
+
+class Printed(ABC):
+    """A result that prints as a table, and that a notebook shows as one."""
+
+    @abstractmethod
+    def _report(self) -> Report:
+        """Return the table."""
+
+    def __str__(self) -> str:
+        return self._report().text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._report().html()
+
+
+_SPACE = "\N{NO-BREAK SPACE}"
 _RULE = Line("", "=", "==", "")
 _ROW = DataRow("", "  ", "")
 _RULED = TableFormat(

@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,20 @@ def test_readme_commands(capsys):
 def test_the_table_in_the_page_on_torchinfo(capsys):
     exec(blocks("docs/torchinfo.md", "python")[0], {})
     assert capsys.readouterr().out == blocks("docs/torchinfo.md", "text")[0]
+
+
+def test_the_tables_of_large_models_fit_a_screen():
+    tables = blocks("docs/tables.md", "text")
+    assert len(tables) == 5
+    assert all(len(table.splitlines()) <= 60 for table in tables)
+    assert all(len(line) <= 120 for table in tables for line in table.splitlines())
+
+
+@pytest.mark.slow
+def test_the_tables_of_large_models_are_those_printed():
+    for library in ("torchvision", "transformers", "segmentation_models_pytorch"):
+        pytest.importorskip(library, exc_type=(ImportError, RuntimeError))
+    subprocess.run([sys.executable, "tools/tables.py", "--check"], cwd=ROOT, check=True)
 
 
 def names_in(path):

@@ -14,14 +14,14 @@ import modelsummary
 PACKAGE = Path(modelsummary.__file__).parent
 # A module imports only packages of lower layers, and its own.
 LAYERS = [
-    ["errors", "_torch"],
+    ["errors", "_torch", "progress"],
     ["units", "tables"],
     ["layer_info"],
     ["costs"],
     ["capture"],
     ["record", "memory"],
     ["latency"],
-    ["split", "parallel", "fx", "views"],
+    ["split", "parallel", "fx", "views", "formulas"],
     ["cluster"],
     ["serving"],
     ["statistics"],

@@ -1,4 +1,4 @@
-"""Devices of a model, of its inputs, and of this machine."""
+"""The devices that a model, its inputs and this machine have; their speeds are in ``costs.devices``."""
 
 from __future__ import annotations
 

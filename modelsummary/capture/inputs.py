@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_origin
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,29 +13,37 @@ from torch.utils._pytree import tree_leaves
 
 from modelsummary.capture.devices import check_together, requested_device
 from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.sizes import (
+    Dtypes,
+    InputSize,
+    inputs_of,
+    is_size,
+    listed_sizes,
+    named_sizes,
+    short,
+    takes_sequence,
+)
 from modelsummary.capture.templates import map_template, taken_apart
 from modelsummary.capture.values import is_array, map_leaves, tensors_of
 from modelsummary.errors import InputError
 
-__all__ = ["CallArguments", "InputSize", "call_arguments", "call_like"]
+__all__ = ["CallArguments", "InputTensor", "call_arguments", "call_like"]
 
 
-@dataclass(frozen=True)
-class InputSize:
-    """An input given by its size. The tensor is made once the execution is known.
+class InputTensor(NamedTuple):
+    """A tensor among the arguments of a forward.
 
-    >>> InputSize((2,), torch.long).random(torch.device("cpu"))
-    tensor([0, 0])
+    Attributes:
+        argument: position or keyword of its argument.
+        number: its number among the tensors of the argument.
+        shape: its shape.
+        is_floating: whether its elements are floating point or complex numbers.
     """
 
+    argument: int | str
+    number: int
     shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def random(self, device: torch.device) -> Tensor:
-        """Return a tensor of this size: uniform random numbers in [0, 1), or zeros for integers."""
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            return torch.rand(self.shape, dtype=self.dtype, device=device)
-        return torch.zeros(self.shape, dtype=self.dtype, device=device)  # an index that every table has
+    is_floating: bool
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,24 @@ class CallArguments:
         """Whether the arguments hold numpy arrays."""
         return any(isinstance(leaf, _Array) for leaf in tree_leaves((self.args, self.kwargs)))
 
+    def with_first_dim(self) -> CallArguments:
+        """Return the arguments with a first dimension of one before the others, as a batch of one has it."""
+
+        def convert(leaf: Any) -> Any:
+            if isinstance(leaf, InputSize):
+                return replace(leaf, shape=(1, *leaf.shape))
+            if isinstance(leaf, _Array):
+                return _Array(leaf.value[None])
+            return leaf.detach()[None] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+        args, kwargs = self._with(convert)
+        return replace(self, args=args, kwargs=kwargs)
+
     @property
     def size_dtypes(self) -> list[torch.dtype]:
         """Dtypes of the inputs given by size."""
-        return [each.dtype for each in self.args if isinstance(each, InputSize)]
+        leaves = tree_leaves((self.args, self.kwargs))
+        return [each.dtype for each in leaves if isinstance(each, InputSize)]
 
     def size_along(self, dim: int) -> int | None:
         """Return the size of the first input that has dimension ``dim``; None if no input has it."""
@@ -111,24 +132,34 @@ class CallArguments:
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""
 
-        def rows(device: torch.device) -> Tensor:
-            return torch.arange(new_size, device=device) % size
+        def larger(given: InputTensor) -> tuple[int, ...]:
+            shape = given.shape
+            fits = len(shape) > dim and shape[dim] == size
+            return (*shape[:dim], new_size, *shape[dim + 1 :]) if fits else shape
+
+        return self.with_shapes(larger)
+
+    def with_shapes(self, new_shape: Callable[[InputTensor], tuple[int, ...]]) -> CallArguments:
+        """Return the arguments with ``new_shape(tensor)`` for shapes: rows of tensors are repeated or left out."""
+        where: tuple[int | str, int] = 0, 0
 
         def convert(leaf: Any) -> Any:
+            nonlocal where
             shape = _shape_of(leaf)
             if shape is None:  # a constant, or an object that holds tensors
                 apart = taken_apart(leaf)
                 return leaf if apart is leaf else map_template(convert, apart, makes_objects=True)
-            if len(shape) <= dim or shape[dim] != size:
-                return leaf
-            if isinstance(leaf, InputSize):
-                return replace(leaf, shape=(*shape[:dim], new_size, *shape[dim + 1 :]))
-            if isinstance(leaf, _Array):
-                return _Array(leaf.value.take(rows(torch.device("cpu")).numpy(), axis=dim))
-            return leaf.detach().index_select(dim, rows(leaf.device)).requires_grad_(leaf.requires_grad)
+            sizes = new_shape(InputTensor(*where, shape, _is_floating(leaf)))
+            where = where[0], where[1] + 1
+            return leaf if sizes == shape else _resized(leaf, shape, sizes)
 
-        args, kwargs = self._with(convert)
-        return replace(self, args=args, kwargs=kwargs)
+        def converted(argument: int | str, value: Any) -> Any:
+            nonlocal where
+            where = argument, 0
+            return map_leaves(convert, value)
+
+        args = tuple(converted(position, value) for position, value in enumerate(self.args))
+        return replace(self, args=args, kwargs={name: converted(name, value) for name, value in self.kwargs.items()})
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the arguments that are or become tensors, in order."""
@@ -148,7 +179,7 @@ def call_arguments(
     *,
     batch_dim: int | None,
     device: torch.device | str | None,
-    dtypes: torch.dtype | Sequence[torch.dtype] | None,
+    dtypes: Dtypes,
 ) -> CallArguments | None:
     """Return the arguments of ``model.forward``; None if nothing was passed to run it with.
 
@@ -163,11 +194,13 @@ def call_arguments(
         raise InputError(f"batch_dim must be an integer >= 0 or None, got {batch_dim!r}")
     own_devices = {tensor.device.type for tensor in tensors_of_modules(modules_of(model))}
     place = requested_device(own_devices, device)
+    signature = _signature(model)
+    input_data, kwargs = _as_input_data(signature, input_data, args, kwargs)
     if dtypes is not None and input_data is None:
         raise InputError(f"dtypes={dtypes} describes sizes, but input_data holds none; pass sizes, or leave dtypes out")
     if input_data is None and not args and not kwargs:
         return None
-    first, named = _split(model, input_data, batch_dim, dtypes)
+    first, named = _split(model, signature, input_data, batch_dim, dtypes)
     overlap = named.keys() & kwargs.keys()
     if overlap:
         raise InputError(
@@ -176,12 +209,12 @@ def call_arguments(
     call = CallArguments((*first, *args), {**named, **kwargs}, place)
     tensors = call.tensors()
     if not (tensors or call.size_dtypes or call.has_arrays):
-        call = replace(call, nothing_found=_nothing_in(input_data))
+        call = replace(call, nothing_found=_nothing_in(input_data, args))
         if not any(_holds_something(each) for each in (*call.args, *call.kwargs.values())):
             raise InputError(call.nothing_found)
     if place is None:
         check_together(own_devices, tensors)
-    _check_signature(model, call)
+    _check_signature(model, signature, call)
     return call
 
 
@@ -208,15 +241,36 @@ def _holds_something(value: Any) -> bool:
     return value is not None and not isinstance(value, (bool, int, float, complex, str, bytes))
 
 
-def _nothing_in(input_data: Any) -> str:
+def _nothing_in(input_data: Any, args: tuple[Any, ...]) -> str:
+    numbers = (input_data, *args)
+    meant = f"; did you mean {numbers}?" if len(numbers) > 1 and is_size(numbers) else ""
     return (
-        f"no tensor found in input_data={_short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
-        "or None to list the layers without a forward"
+        f"no tensor found in input_data={short(input_data)}; pass tensors, a size such as (1, 3, 224, 224), "
+        f"or None to list the layers without a forward{meant}"
     )
 
 
+def _as_input_data(
+    signature: inspect.Signature | None, input_data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return ``input_data`` and the keyword arguments; a forward's sizes may have been given among the latter.
+
+    ``input_size=``, torchinfo's name, is ``input_data`` unless the forward has an argument of this name.
+    """
+    if "input_size" in kwargs and (signature is None or "input_size" not in signature.parameters):
+        size = kwargs["input_size"]
+        if input_data is not None:
+            raise InputError(
+                f"input_size={short(size)} and input_data={short(input_data)} are two names of one argument; pass one"
+            )
+        return size, {name: value for name, value in kwargs.items() if name != "input_size"}
+    if input_data is None and not args and named_sizes(kwargs, signature):
+        return kwargs, {}
+    return input_data, kwargs
+
+
 def _split(
-    model: nn.Module, input_data: Any, batch_dim: int | None, dtypes: torch.dtype | Sequence[torch.dtype] | None
+    model: nn.Module, signature: inspect.Signature | None, input_data: Any, batch_dim: int | None, dtypes: Dtypes
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and the keyword arguments in ``input_data``."""
     if input_data is None:
@@ -225,13 +279,9 @@ def _split(
         raise InputError(
             f"input_data is a {type(input_data).__name__}, which can be read only once; pass a list or tuple"
         )
-    sizes = _sizes(input_data)
+    sizes = listed_sizes(input_data)
     if sizes is not None:
-        return _from_sizes(model, sizes, batch_dim, dtypes), {}
-    if dtypes is not None:
-        raise InputError(
-            f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
-        )
+        return inputs_of(sizes, None, model, batch_dim, dtypes), {}
     if isinstance(input_data, Mapping):
         wrong = [key for key in input_data if not isinstance(key, str)]
         if wrong:
@@ -239,75 +289,22 @@ def _split(
                 f"the keys of an input_data dict must be names of forward's arguments, got {wrong[0]!r}; "
                 "pass positional arguments as a tuple or list"
             )
+        named = named_sizes(input_data, signature)
+        if named:
+            made = inputs_of(list(named.values()), list(named), model, batch_dim, dtypes)
+            return (), {**input_data, **dict(zip(named, made, strict=True))}
+    if dtypes is not None:
+        raise InputError(
+            f"dtypes={dtypes} describes sizes, but input_data holds tensors, which have a dtype; leave dtypes out"
+        )
+    if isinstance(input_data, Mapping):
         return (), {name: _mark_arrays(value) for name, value in input_data.items()}
     if isinstance(input_data, (list, tuple)) and not hasattr(input_data, "_fields"):
         holds_tensors = all(isinstance(each, Tensor) or is_array(each) for each in input_data)
-        if type(input_data) is list and holds_tensors and _takes_list(model):
+        if type(input_data) is list and holds_tensors and takes_sequence(signature):
             return (_mark_arrays(input_data),), {}
         return tuple(_mark_arrays(each) for each in input_data), {}
     return (_mark_arrays(input_data),), {}
-
-
-# ----------------------------------------------------------------------------------------------- sizes
-
-
-def _sizes(input_data: Any) -> list[Sequence[Any]] | None:
-    """Return the sizes if ``input_data`` is one size or a list of sizes; None if it is anything else."""
-    if not isinstance(input_data, (list, tuple)) or not input_data:
-        return None
-    if all(map(_is_number, input_data)):
-        return [input_data]
-    are_sizes = [isinstance(each, (list, tuple)) and all(map(_is_number, each)) for each in input_data]
-    if all(are_sizes) and any(input_data):  # () among others is the size of a scalar
-        return list(input_data)
-    if any(are_sizes) and any(isinstance(each, Tensor) for each in input_data):
-        raise InputError(f"input_data={_short(input_data)} mixes sizes and tensors; pass only tensors or only sizes")
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor) or getattr(value, "ndim", False):  # tensors and arrays also have an __index__
-        return False
-    return isinstance(value, (int, float)) or hasattr(value, "__index__")
-
-
-def _from_sizes(
-    model: nn.Module,
-    sizes: list[Sequence[Any]],
-    batch_dim: int | None,
-    dtypes: torch.dtype | Sequence[torch.dtype] | None,
-) -> tuple[InputSize, ...]:
-    if dtypes is None:
-        floats = (each.dtype for each in model.parameters() if each.dtype.is_floating_point)
-        each_dtype = [next(floats, torch.get_default_dtype())] * len(sizes)
-    else:
-        each_dtype = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
-        if len(each_dtype) != len(sizes):
-            raise InputError(
-                f"dtypes has {len(each_dtype)} entries for {len(sizes)} size(s): {_short(sizes)}; pass one per size"
-            )
-        # torchinfo also accepts tensor types such as torch.LongTensor, which have a dtype
-        each_dtype = [getattr(dtype, "dtype", dtype) for dtype in each_dtype]
-        for dtype in each_dtype:
-            if not isinstance(dtype, torch.dtype):
-                raise InputError(f"dtypes holds {dtype!r}; expected a torch.dtype such as torch.long")
-    shapes = (_with_batch(_checked_size(size), batch_dim) for size in sizes)
-    return tuple(InputSize(shape, dtype) for shape, dtype in zip(shapes, each_dtype, strict=True))
-
-
-def _checked_size(size: Sequence[Any]) -> tuple[int, ...]:
-    for number in size:
-        if isinstance(number, (bool, float)) or operator.index(number) < 0:
-            raise InputError(f"input size {tuple(size)} holds {number!r}; sizes are integers >= 0")
-    return tuple(operator.index(number) for number in size)
-
-
-def _with_batch(shape: tuple[int, ...], batch_dim: int | None) -> tuple[int, ...]:
-    if batch_dim is None:
-        return shape
-    if batch_dim > len(shape):
-        raise InputError(f"batch_dim={batch_dim} does not fit the input size {shape}; expected 0 to {len(shape)}")
-    return (*shape[:batch_dim], 1, *shape[batch_dim:])
 
 
 # --------------------------------------------------------------------------------------------- tensors
@@ -346,18 +343,25 @@ def _shape_of(leaf: Any) -> tuple[int, ...] | None:
     return tuple(leaf.shape) if is_array(leaf) or isinstance(leaf, Tensor) else None
 
 
-def _takes_list(model: nn.Module) -> bool:
-    """Return True if forward's first parameter is annotated as a list, as in detection models."""
-    signature = _signature(model)
-    first = next(iter(signature.parameters.values()), None) if signature else None
-    if first is None or first.annotation is inspect.Parameter.empty:
-        return False
-    if isinstance(first.annotation, str):
-        return first.annotation.removeprefix("typing.").startswith(("list", "List", "Sequence"))
-    return get_origin(first.annotation) in (list, Sequence)
+def _is_floating(leaf: Any) -> bool:
+    dtype = torch.as_tensor(leaf.value).dtype if isinstance(leaf, _Array) else leaf.dtype
+    return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+def _resized(leaf: Any, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
+    """Return an input of other sizes, with its rows repeated."""
+    if isinstance(leaf, InputSize):
+        return replace(leaf, shape=sizes)
+    value = torch.as_tensor(leaf.value) if isinstance(leaf, _Array) else leaf.detach()
+    for dim, (old, new) in enumerate(zip(shape, sizes, strict=True)):
+        if new != old:
+            value = value.index_select(dim, torch.arange(new, device=value.device) % old)
+    return _Array(value.numpy()) if isinstance(leaf, _Array) else value.requires_grad_(leaf.requires_grad)
 
 
 # ---------------------------------------------------------------------------------------------- checks
+
+_OF_TORCHINFO = frozenset({"cache_forward_pass", "col_names", "col_width", "mode", "row_settings", "verbose"})
 
 
 def _signature(model: nn.Module) -> inspect.Signature | None:
@@ -367,8 +371,7 @@ def _signature(model: nn.Module) -> inspect.Signature | None:
         return None
 
 
-def _check_signature(model: nn.Module, call: CallArguments) -> None:
-    signature = _signature(model)
+def _check_signature(model: nn.Module, signature: inspect.Signature | None, call: CallArguments) -> None:
     if signature is None or model._forward_pre_hooks:  # a pre-hook may change the arguments
         return
     try:
@@ -376,12 +379,9 @@ def _check_signature(model: nn.Module, call: CallArguments) -> None:
     except TypeError as error:
         unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
         remedy = f"remove {unknown[0]!r}" if unknown else "pass a list or dict of tensors, or of sizes"
+        if unknown and unknown[0] in _OF_TORCHINFO:
+            remedy += ", or call modelsummary.summary, which takes torchinfo's arguments"
         raise InputError(
             f"{error}: got {len(call.args)} positional and {len(call.kwargs)} keyword argument(s) "
             f"{sorted(call.kwargs)}, expected the arguments of {type(model).__name__}.forward{signature}; {remedy}"
         ) from None
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -22,12 +22,13 @@ from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
-from modelsummary.capture.state.restore import unchanged
+from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.timer import suspended
 from modelsummary.capture.tree import call_tree, static_tree
 from modelsummary.capture.values import replace_in_objects
 from modelsummary.errors import DataDependentError, InputError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.progress import counted
 
 __all__ = [
     "WANTS_GRADIENT",
@@ -220,7 +221,11 @@ def _run_once(
 ) -> _Run:
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
-    with running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad) as (execution, args, kwargs):
+    on = running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad)
+    seen = nullcontext() if on_shapes else counted("real run", "operator")
+    with seen as ran, on as (execution, args, kwargs):
+        if isinstance(execution, RealExecution) and ran is not None:
+            execution.ran = ran
         watch = Watch(model, execution)
         try:
             watch.run(args, kwargs)

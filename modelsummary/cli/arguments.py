@@ -12,24 +12,25 @@ from typing import Any, NoReturn
 
 import torch
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
+from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.units import parse_amount
 
-__all__ = ["Input", "Parser", "parse_budget", "parse_dtype", "parse_input", "parse_settings"]
+__all__ = ["Input", "Parser", "parse_budget", "parse_dtype", "parse_input", "parse_optimizer", "parse_settings"]
 
 _VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 
 
+Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are ``InputError``, which is printed as one line without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ``InputError``, which is printed as one line without the usage."""
+        """Raise ``InputError``."""
         raise InputError(message)
-
-
-Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
 
 
 def parse_input(text: str) -> Input:
@@ -53,6 +54,19 @@ def parse_dtype(text: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise argparse.ArgumentTypeError(f"expected a floating point dtype of torch such as bfloat16, got {text!r}")
     return dtype
+
+
+def parse_optimizer(text: str) -> str:
+    """Return what ``--memory`` predicts: ``inference``, ``none``, or the name of an optimizer, as torch writes it too.
+
+    >>> parse_optimizer("AdamW")
+    'adamw'
+    """
+    known = ["inference", "none", *OPTIMIZERS]
+    if text.lower() not in known:
+        hint = close_to(text.lower(), known)
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {text!r}{hint}")
+    return text.lower()
 
 
 def parse_settings(text: str) -> dict[str, Any]:

@@ -10,15 +10,23 @@ import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
-from modelsummary.capture.devices import available_device
-from modelsummary.cli.arguments import Input, Parser, parse_budget, parse_dtype, parse_input, parse_settings
+from modelsummary.cli.arguments import (
+    Parser,
+    parse_budget,
+    parse_dtype,
+    parse_input,
+    parse_optimizer,
+    parse_settings,
+)
 from modelsummary.cli.calibrate import calibrate
+from modelsummary.cli.explore import explore
+from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
 from modelsummary.cli.serve_plan import serve_plan
-from modelsummary.cli.sources import SOURCES, Source, build_model
+from modelsummary.cli.sources import SOURCES, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
 from modelsummary.files.loading import is_file, is_torchscript, load
@@ -26,7 +34,6 @@ from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
-from modelsummary.views.cells import TableOptions
 from modelsummary.views.columns import COLUMNS
 
 __all__ = ["main", "run"]
@@ -40,7 +47,8 @@ an input is SIZE, or NAME=SIZE for a keyword argument; append :DTYPE if it diffe
 NAME==NUMBER is a number, where the model takes one
 
 examples
-  modelsummary torchvision:resnet50 --input 1,3,224,224
+  modelsummary resnet50 --input 1,3,224,224 --sort macs
+  modelsummary net.py:MyNet --input 1,3,224,224
   modelsummary timm:vit_small_patch16_224 --input 8,3,224,224 --memory adamw --split 4
   modelsummary hf:config.json --input input_ids=1,128:long --depth 3
   modelsummary models.net:build --kwargs '{{"width": 64}}' --input 1,3,32,32 --format markdown --output net.md
@@ -48,6 +56,7 @@ examples
   modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
   modelsummary calibrate torchvision:resnet50 --input 8,3,224,224
   modelsummary serve-plan hf:config.json --device H100 --context 32768 --dtype bfloat16
+  modelsummary explore torchvision:resnet50 --input 1,3,224,224 --open
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
 exit status: 0; 1 if a budget is exceeded, or --max-macs cannot be checked; 2 after an error
@@ -91,6 +100,8 @@ def run(arguments: Sequence[str]) -> int:
             return calibrate(arguments[1:])
         if arguments[:1] == ["serve-plan"]:
             return serve_plan(arguments[1:])
+        if arguments[:1] == ["explore"]:
+            return explore(arguments[1:])
         options = _parsed(arguments)
         return _run(options)
     except ModelSummaryError as error:
@@ -127,12 +138,13 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns of the table, see below")
     add("--depth", type=int, metavar="N", help="deepest level shown (default: all, of a large model what fits)")
     add("--full", action="store_true", help="all rows of a large model: nothing folded, all levels")
+    add("--sort", metavar="AMOUNT", help="sort the rows of the table by macs, params, flops ..., largest first")
     add("--units", metavar="PREFIX", help="prefix of counts and bytes in the table: K, M, G, Ki ...")
     add("--format", choices=_FORMATS, default="text", help="format of the output (default: text)")
     add("--output", type=Path, metavar="FILE", help="write the output to this file")
     add("--split", type=int, metavar="N", help="cut the model into N stages")
     add("--latency", action="store_true", help="run the model and time its layers")
-    add("--memory", choices=["inference", "none", *OPTIMIZERS], metavar="OPTIMIZER", help=_help_of_memory())
+    add("--memory", type=parse_optimizer, metavar="OPTIMIZER", help=_help_of_memory())
     add("--diff", metavar="MODEL", help="compare with another model, made and called with the same options")
     for what, unit in (("params", "25M"), ("macs", "4.1G"), ("memory", "16GiB")):
         add(
@@ -165,32 +177,15 @@ def _compare(arguments: Sequence[str]) -> int:
     models: dict[str, ModelStatistics] = {}
     for name in options.models:
         if is_file(name):
-            models[name] = load(name, _inputs_of_file(options.input), run=options.run and is_torchscript(name))
+            models[name] = load(name, inputs_of_file(options.input), run=options.run and is_torchscript(name))
         else:
             source = build_model(name, options.kwargs, with_values=False)
-            args, kwargs = _arguments(source, options.input or (), False)
+            args, kwargs = arguments_of(source, options.input or (), False)
             models[name] = Statistics(source.model.train(options.mode == "train"), args, **kwargs)
     found = compare(models)
     facts = {"forms": found.to_records(), "reasons": found.reasons}
     _write(json.dumps(facts) if options.format == "json" else str(found), options.output)
     return 0
-
-
-def _inputs_of_file(given: Sequence[Input] | None) -> dict[str, Any] | list[Any] | None:
-    """Return the inputs as ``load`` takes them: sizes, or meta tensors where a dtype is given."""
-    sizes = [
-        torch.empty(size, dtype=dtype, device="meta") if dtype and not isinstance(size, torch.Tensor) else size
-        for _, size, dtype in given or ()
-    ]
-    return _named([name for name, _, _ in given or ()], sizes) or sizes or None
-
-
-def _named(names: Sequence[str | None], values: Sequence[Any]) -> dict[str, Any]:
-    """Return the values by their names; an empty dict if they are given by position."""
-    named = {name: value for name, value in zip(names, values, strict=True) if name is not None}
-    if named and len(named) < len(values):
-        raise InputError("--input: name all inputs differently, or none")
-    return named
 
 
 def _help_of_memory() -> str:
@@ -220,72 +215,21 @@ def _run(options: argparse.Namespace) -> int:
     extra = [name for name in ("memory", "split", "diff") if getattr(options, name) is not None]
     if extra and options.format not in ("text", "json"):
         raise InputError(f"--format {options.format} writes only the table; --{extra[0]} needs --format text or json")
-    stats = _statistics(options.model, options)
+    if options.sort is not None and options.format != "text":
+        raise InputError(f"--sort is for the printed table; leave out --format {options.format}")
+    stats = statistics_of(options.model, options)
     asks = ("max_macs", "max_memory", "memory", "split", "latency")
     asked = [name.replace("_", "-") for name in asks if getattr(options, name) not in (None, False)]
     if stats.execution == "none" and asked:
         raise InputError(f"--{asked[0]} needs an --input")
     memory = _memory(stats, options)
     stages = None if options.split is None else as_live(stats, "split").split(options.split)
-    other = None if options.diff is None else _statistics(options.diff, options)
+    other = None if options.diff is None else statistics_of(options.diff, options)
     for each in (stats, other) if options.latency else ():
         if each is not None:
             as_live(each, "measure_latency").measure_latency()
     _write(_report(stats, memory, stages, other, options), options.output)
     return _exceeded(stats, memory, options)
-
-
-def _statistics(name: str, options: argparse.Namespace) -> ModelStatistics:
-    runs = options.latency or any(
-        getattr(options, each) is not None for each in ("memory", "max_memory", "split", "device", "mode")
-    )
-    if is_file(name) and options.dtype is not None:
-        raise InputError(f"the dtype of {name!r} is fixed; leave out --dtype {options.dtype}")
-    if is_file(name) and not (runs and name.endswith(".pt2")):  # torch can make a module of a .pt2 file
-        if options.kwargs:
-            raise InputError(f"the model in {name!r} is made already; leave out --kwargs {options.kwargs!r:.80}")
-        if options.mode is not None:
-            raise InputError(f"the mode of {name!r} is fixed; leave out --mode {options.mode}")
-        file = load(name, _inputs_of_file(options.input), run=options.run)
-        file.options = _table_options(options)
-        return file
-    with_values = options.latency or options.device not in (None, "meta")
-    source = build_model(name, options.kwargs, with_values=with_values)
-    model = source.model if options.device is None else source.model.to(available_device(options.device))
-    if options.dtype is not None:
-        model.to(options.dtype)
-    if options.mode is not None:
-        model.train(options.mode == "train")
-    args, kwargs = _arguments(source, options.input or (), with_values)
-    stats = Statistics(model, args, **kwargs)
-    stats.options = _table_options(options)
-    return stats
-
-
-def _table_options(options: argparse.Namespace) -> TableOptions:
-    chosen: dict[str, Any] = {} if options.depth is None else {"depth": options.depth}
-    chosen |= {"depth": options.depth, "fold": False} if options.full else {}
-    return TableOptions(columns=options.columns, units=options.units, **chosen)
-
-
-def _arguments(source: Source, given: Sequence[Input], with_values: bool) -> tuple[Any, dict[str, Any]]:
-    """Return ``input_data`` and keyword arguments of the forward; None and an empty dict without an input."""
-    if not given:
-        return source.inputs or (None, {})
-    usual, device = torch.float32, torch.device("cpu")
-    for parameter in source.model.parameters():
-        if parameter.is_floating_point():
-            usual, device = parameter.dtype, parameter.device
-            break
-    tensors: list[torch.Tensor] = []
-    for _, size, dtype in given:
-        if isinstance(size, torch.Tensor):  # a number
-            tensors.append(size)
-            continue
-        kind = dtype or (torch.long if source.takes_indices and not tensors else usual)
-        tensor = torch.zeros(size, dtype=kind, device=device if with_values else "meta")
-        tensors.append(tensor.normal_() if with_values and kind.is_floating_point else tensor)
-    return _named([name for name, _, _ in given], tensors) or tuple(tensors), {}
 
 
 def _memory(stats: ModelStatistics, options: argparse.Namespace) -> MemoryEstimate | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,10 @@ from modelsummary.errors import InputError, MissingExtraError, close_to
 
 __all__ = ["SOURCES", "Source", "build_model"]
 
-SOURCES = "torchvision:NAME, timm:NAME, hf:CONFIG.json, package.module:factory, or a file MODEL.onnx, .pt2, .pt"
+SOURCES = (
+    "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
+    " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt"
+)
 
 
 class Source(NamedTuple):
@@ -51,21 +57,36 @@ def build_model(name: str, settings: Mapping[str, Any], *, with_values: bool) ->
     """
     if name.endswith(".pt2"):
         return _exported(Path(name), settings)
-    kind, _, rest = name.partition(":")
+    kind, _, rest = name.rpartition(":") if ".py:" in name else name.partition(":")
     if not rest:
-        raise InputError(f"cannot find model {name!r}; expected {SOURCES}")
-    makers: dict[str, Callable[[str, Mapping[str, Any]], Callable[[], Source]]] = {
-        "torchvision": _torchvision,
-        "timm": _timm,
-        "hf": _transformers,
-    }
-    make = makers[kind](rest, settings) if kind in makers else _factory(kind, rest, settings)
+        kind, rest = _library_of(name), name
+    make = _MAKERS[kind](rest, settings) if kind in _MAKERS else _factory(kind, rest, settings)
     try:
         return _made(make, with_values)
     except InputError:
         raise
     except Exception as error:  # whatever a model's constructor raises
         raise InputError(f"making {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _library_of(name: str) -> str:
+    """Return the library that has a model of this name: torchvision, else timm."""
+    known: list[str] = []
+    with suppress(ImportError, RuntimeError):
+        from torchvision import models
+
+        known += models.list_models()
+        if name in known:
+            return "torchvision"
+    with suppress(ImportError):
+        import timm
+
+        if timm.is_model(name):
+            return "timm"
+        known += timm.list_models()
+    file = name.rstrip(":")
+    hint = f"; {file} is a file of code: add its class or function, {file}:NAME" if file.endswith(".py") else ""
+    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint or close_to(name, known)}")
 
 
 def _made(make: Callable[[], Source], with_values: bool) -> Source:
@@ -143,9 +164,34 @@ def _default_dtype(dtype: torch.dtype | str | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+_MAKERS: dict[str, Callable[[str, Mapping[str, Any]], Callable[[], Source]]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "hf": _transformers,
+}
+
+
+def _module_of(path: str) -> ModuleType:
+    """Return the module of a file of code; modules beside the file can be imported from it."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise InputError(f"file {path!r} does not exist")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None  # as the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)  # dataclasses look up their module there
+    spec.loader.exec_module(module)
+    return module
+
+
 def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[], Source]:
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = _module_of(module) if module.endswith(".py") else importlib.import_module(module)
+    except InputError:
+        raise
     except Exception as error:  # whatever the code of a module raises
         what = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
@@ -153,7 +199,7 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
         raise InputError(f"module {module!r} cannot be imported: {what}{error}{remedy}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise InputError(f"module {module!r} has no {name!r}")
+            raise InputError(f"module {module!r} has no {name!r}{close_to(part, _makers_in(found))}")
         found = getattr(found, part)
     if isinstance(found, nn.Module):
         model = found
@@ -170,6 +216,16 @@ def _factory(module: str, name: str, settings: Mapping[str, Any]) -> Callable[[]
         return Source(model)
 
     return make
+
+
+def _makers_in(found: Any) -> list[str]:
+    """Return the names of models, and of functions and classes that are defined in a module."""
+    own = getattr(found, "__name__", None)
+    return [
+        name
+        for name, value in getattr(found, "__dict__", {}).items()
+        if isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == own)
+    ]
 
 
 def _exported(path: Path, settings: Mapping[str, Any]) -> Source:

@@ -10,7 +10,7 @@ from modelsummary.errors import InputError, SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.schedule import SCHEDULES, simulate
 from modelsummary.split.stage_facts import StageFacts, loads_of
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import format_number, percent
 
 __all__ = ["Cluster", "Plan", "Plans", "cluster_of", "make_plans"]
@@ -83,7 +83,7 @@ class Plan:
     memory_bytes: int
 
 
-class Plans(Sequence[Plan]):
+class Plans(Printed, Sequence[Plan]):
     """The plans that fit into memory, best throughput first; ``print`` shows a table with one row per plan.
 
     >>> from torch import nn
@@ -110,7 +110,7 @@ class Plans(Sequence[Plan]):
     def __iter__(self) -> Iterator[Plan]:
         return iter(self._plans)
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         headers = [
             "Pipeline",
             "Data parallel",
@@ -134,9 +134,7 @@ class Plans(Sequence[Plan]):
             ]
             for each in self._plans
         ]
-        return table(rows, headers, "rrlrrrrr")
-
-    __repr__ = __str__
+        return Report(rows, headers, "rrlrrrrr")
 
 
 def cluster_of(

@@ -1,4 +1,7 @@
-"""``DeviceSpec``: the peaks of a device."""
+"""``DeviceSpec``: the peaks of a device.
+
+Which device a model or an input is on is the subject of ``capture.devices``.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.layer_info import LayerInfo
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, grouped, percent
 
 __all__ = ["Roofline", "RooflineRow", "dtype_of", "estimate", "roofline"]
@@ -60,10 +60,10 @@ class RooflineRow:
     part_of_roof: float | None
 
 
-class Roofline(tuple[RooflineRow, ...]):
+class Roofline(Printed, tuple[RooflineRow, ...]):
     """Rows in printed order, as a tuple that prints as a table."""
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by"]
         headers += ["Predicted (ms)", "Latency (ms)"]
         rows = [
@@ -81,9 +81,7 @@ class Roofline(tuple[RooflineRow, ...]):
             ]
             for row in self
         ]
-        return table(rows, [*headers, "Of roof"], "llrrrrlrrr")
-
-    __repr__ = __str__
+        return Report(rows, [*headers, "Of roof"], "llrrrrlrrr")
 
 
 def roofline(root: LayerInfo, spec: DeviceSpec, dtype: Precision, depth: int | None) -> Roofline:

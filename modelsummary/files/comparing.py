@@ -15,7 +15,7 @@ from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.weights.matching import mismatches
 from modelsummary.files.weights.stored import WeightStatistics
 from modelsummary.statistics import ModelStatistics, as_live
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import grouped
 
 __all__ = ["Comparison", "Form", "compare"]
@@ -47,7 +47,7 @@ class Form(NamedTuple):
     is_live: bool
 
 
-class Comparison:
+class Comparison(Printed):
     """Forms of a model side by side; ``print`` shows a table, and below it why later forms differ from the first.
 
     Attributes:
@@ -64,12 +64,10 @@ class Comparison:
         """Return one dict per form."""
         return [form._asdict() for form in self.forms]
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         headers = ["", "Params", "Params (B)", "MACs", "Operators", "Activations (B)", "Bandwidth (B)"]
         cells = [[form.name, *map(grouped, form[1:7])] for form in self.forms]
-        return "\n".join([table(cells, headers, "lrrrrrr", "simple"), *self.reasons])
-
-    __repr__ = __str__
+        return Report(cells, headers, "lrrrrrr", below=self.reasons)
 
 
 def compare(models: Mapping[str, ModelStatistics]) -> Comparison:

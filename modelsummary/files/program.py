@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from modelsummary.errors import InputError, printable
 
-__all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Tensor", "Traffic", "sizes_by_name"]
+__all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Stored", "Tensor", "Traffic", "sizes_by_name"]
 
 GivenSizes = Mapping[str | int, Sequence[int]]
 """Sizes of inputs, by name or by position."""
@@ -33,6 +33,7 @@ class Tensor:
         bits: bits per element.
         kind: role in the model; every constant other than a parameter is a ``"buffer"``.
         trainable: True for a parameter that requires a gradient.
+        original: the parameter that this one repeats, such as by a transposed copy; both count as one parameter.
         numel: number of elements; 0 if the size is unknown.
         nbytes: bytes of storage; elements smaller than a byte are packed.
 
@@ -47,6 +48,7 @@ class Tensor:
     bits: int
     kind: Kind = "activation"
     trainable: bool = False
+    original: Tensor | None = None
     numel: int = field(init=False)
     nbytes: int = field(init=False)
 
@@ -148,6 +150,16 @@ class Traffic(NamedTuple):
     write: int
 
 
+class Stored(NamedTuple):
+    """Elements and bytes of the tensors whose data a file holds: parameters, buffers and constants."""
+
+    elements: int
+    nbytes: int
+
+
+_NOTHING = Stored(0, 0)
+
+
 class Activations(NamedTuple):
     """Storage of activations in bytes.
 
@@ -173,6 +185,7 @@ class Program:
         operations: the operators in the order in which they run.
         unused: parameters and buffers that no operator uses.
         owned: modules listed in the file itself, with the tensors that they register; each gets a row.
+        stored: the tensors whose data the file holds.
         constants: operator type -> number of operators that only hold a constant; they are not in ``operations``.
         notes: unknown figures, and why they are unknown.
 
@@ -191,6 +204,7 @@ class Program:
     operations: list[Operation]
     unused: list[Tensor] = field(default_factory=list)
     owned: list[tuple[tuple[Scope, ...], list[Tensor]]] = field(default_factory=list)
+    stored: Stored = _NOTHING
     constants: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 

@@ -104,7 +104,8 @@ class _Tree:
         facts = self.facts[row.layer_id]
         for tensor in dict.fromkeys(tensors):
             size = None if tensor.size is None else list(tensor.size)
-            owned = Owned(tensor.name, id(tensor), size, tensor.numel, tensor.nbytes, tensor.trainable)
+            key = id(tensor.original or tensor)
+            owned = Owned(tensor.name, key, size, tensor.numel, tensor.nbytes, tensor.trainable)
             is_parameter = tensor.kind == "parameter"
             (facts.parameters if is_parameter else facts.buffers).append(owned)
             if is_parameter:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
+from modelsummary.files.formulas import FileFormulas
 from modelsummary.files.program import Activations, Operation, Program, Traffic
+from modelsummary.files.program_flow import dataflow_of_program
 from modelsummary.files.program_tree import program_tree
+from modelsummary.formulas.figures import FiguresAt
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.tables import table
-from modelsummary.units import grouped
+from modelsummary.units import grouped, scaled
+from modelsummary.views.explorer.flow import Dataflow
 
 __all__ = ["Bandwidth", "FileStatistics", "UnknownTensor"]
 
@@ -68,6 +72,9 @@ class FileStatistics(ModelStatistics):
         path: the file.
         program: the operators, as plain data.
 
+    ``stored_elements`` is what the file holds, ``total_params`` what the model has: a file also stores buffers,
+    constants and copies of parameters.
+
     >>> from modelsummary.files.program import Tensor
     >>> x, y = (Tensor(name, (2, 3), (2, 3), "float32", 32) for name in "xy")
     >>> stats = FileStatistics(Program("Net", [x], [y], [Operation("relu", "Relu", (), [x], [y])]), Path("net.onnx"))
@@ -79,11 +86,23 @@ class FileStatistics(ModelStatistics):
         super().__init__(program_tree(program), execution="file" if program.operations else "none")
         self.program = program
         self.path = path
+        stored = f"{grouped(self.stored_elements)} elements, {scaled(self.stored_bytes, 'B')}"
+        self.remarks = [f"Stored in the file: {stored}"]
 
     @property
     def operations(self) -> list[Operation]:
         """The operators in the order in which they run, with tensors, attributes and multiply-adds."""
         return self.program.operations
+
+    @property
+    def stored_elements(self) -> int:
+        """Elements of all tensors whose data the file or its external files hold; a copy counts again."""
+        return self.program.stored.elements
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors whose data the file or its external files hold."""
+        return self.program.stored.nbytes
 
     def operators(self) -> Counter[str]:
         """Return operator type -> number of occurrences in the file, most frequent first, constants included."""
@@ -100,7 +119,8 @@ class FileStatistics(ModelStatistics):
     def bandwidth(self, buffer_bytes: int = 0) -> Bandwidth:
         """Return the memory traffic: each operator reads its inputs and writes its outputs once.
 
-        Views move nothing, a look-up reads only the rows that it takes, and a 0-d tensor is part of the instruction.
+        A look-up reads only the rows that it takes, and a 0-d tensor is part of the instruction. Views of torch move
+        nothing; in ONNX every operator writes its result, ``Reshape`` and ``Squeeze`` included.
 
         Args:
             buffer_bytes: size of a buffer on the chip that keeps the tensors used last. A tensor in it is not read
@@ -127,8 +147,42 @@ class FileStatistics(ModelStatistics):
     @property
     def total_mult_adds_expr(self) -> Any:
         """``total_mult_adds`` as a sympy expression of the open dimensions; an int if there are none."""
-        parts = [each.macs if each.macs_expr is None else each.macs_expr for each in self.operations]
-        return sum(parts)
+        found = self.formula("macs")
+        return found if found.free_symbols else int(found)
+
+    def formula(self, figure: str = "macs", layer: str = "") -> Any:
+        """Return a figure as a sympy expression of the open dimensions.
+
+        Args:
+            figure: a name in ``modelsummary.formulas.FIGURES``; files have formulas of ``macs``, ``flops``, parameters,
+                ``input_bytes``, ``output_bytes`` and ``total_output_bytes``.
+            layer: FQN of a module or name of an operator; ``""`` is the model.
+
+        Raises:
+            InputError: ``figure`` is unknown.
+            LayerNotFoundError: ``layer`` is unknown.
+            FormulaError: the figure has no formula.
+        """
+        return self._formulas.formula(figure, layer)
+
+    def at(self, *, layer: str = "", **sizes: int) -> FiguresAt:
+        """Return the figures for sizes of all open dimensions, such as ``at(batch=8)``.
+
+        Args:
+            layer: as for ``formula``.
+            **sizes: name of an open dimension -> size.
+
+        Raises:
+            InputError: the sizes are not integers >= 1 for exactly the open dimensions.
+        """
+        return self._formulas.at(sizes, layer)
+
+    @property
+    def _formulas(self) -> FileFormulas:
+        return FileFormulas(self.program, self.root)
+
+    def _dataflow(self, stages: Any = None) -> Dataflow:
+        return super()._dataflow(stages) if stages is not None else dataflow_of_program(self.program, self.root)
 
     def _not_live(self, name: str) -> str:
         return f"{name} needs a live model, got the file {str(self.path)!r}; pass the model to Statistics"

@@ -1,23 +1,27 @@
-"""A callback for PyTorch Lightning: the table of the model when training starts."""
+"""Callbacks for PyTorch Lightning: the table of the model when training starts, and MFU while it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.errors import MissingExtraError
+from modelsummary.formulas.tokens import FlopsPerToken
+from modelsummary.integrations.meter import MFUMeter, Reading, tokens_in
 from modelsummary.statistics import Statistics
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.columns import check_columns
 from modelsummary.views.labels import check_depth
 
 try:
+    from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.callbacks import ModelSummary as _ModelSummary
     from lightning.pytorch.utilities import rank_zero_info
 except ImportError as error:
     raise MissingExtraError("lightning", "lightning") from error
 
-__all__ = ["ModelSummary"]
+__all__ = ["MFUMonitor", "ModelSummary"]
 
 
 class ModelSummary(_ModelSummary):  # type: ignore[misc]
@@ -51,3 +55,50 @@ class ModelSummary(_ModelSummary):  # type: ignore[misc]
             example = pl_module.transfer_batch_to_device(example, pl_module.device, 0)
         self.statistics = Statistics(pl_module, example)
         rank_zero_info(f"\n{self.statistics.table(self._columns, self._depth)}")
+
+
+class MFUMonitor(Callback):  # type: ignore[misc]
+    """Callback that shows MFU and tokens (samples) per second, and logs them as ``mfu`` and ``tokens_per_second``.
+
+    Args:
+        flops_per_token: result of ``Statistics.flops_per_token``, or a number.
+        tokens: function that returns the tokens in a batch of this process; None: see ``tokens_in``.
+        device, dtype, every: as for ``MFUMeter``, in batches; the number of devices is the trainer's.
+
+    Attributes:
+        readings: all readings so far.
+
+    Raises:
+        InputError: an argument is unusable.
+    """
+
+    def __init__(
+        self,
+        flops_per_token: FlopsPerToken | float,
+        tokens: Callable[[Any], int] | None = None,
+        device: DeviceSpec | str | None = None,
+        dtype: Precision | None = None,
+        every: int = 10,
+    ) -> None:
+        super().__init__()
+        self._options: dict[str, Any] = {"device": device, "dtype": dtype, "every": every, "show": rank_zero_info}
+        unit = MFUMeter(flops_per_token, **self._options).unit  # refuses unusable arguments before the fit
+        self._flops_per_token = flops_per_token
+        self._tokens = tokens or (lambda batch: tokens_in(batch, unit))
+        self._meter: MFUMeter | None = None
+        self.readings: list[Reading] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start the meter; the trainer calls this method."""
+        self._meter = MFUMeter(self._flops_per_token, **self._options, n_devices=trainer.world_size)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count a batch; the trainer calls this method."""
+        assert self._meter is not None
+        reading = self._meter.step(self._tokens(batch) * trainer.world_size)
+        if reading is None:
+            return
+        self.readings.append(reading)
+        figures = {"mfu": reading.mfu, "tokens_per_second": reading.tokens_per_second}
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=trainer.global_step)

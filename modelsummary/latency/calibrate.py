@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
 from modelsummary.latency.grid import standard_grid
 from modelsummary.latency.kernel_measure import Caches, is_measurable, seconds_of, workspaces_of
+from modelsummary.progress import followed
 
 __all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
 
@@ -94,7 +94,7 @@ def _measure_missing(
     usable = [call for call in missing if is_measurable(call)]
     spaces = workspaces_of(usable, device)
     failed = len(missing) - len(usable)
-    for call, space in _with_progress(list(zip(usable, spaces, strict=True))):
+    for call, space in followed(list(zip(usable, spaces, strict=True)), "kernels", "call"):
         entry = table.entries.get(call.key) or Entry.of(whole_call(call))
         entry.workspace = space
         has_params = any(spec.is_param for spec in call.tensors)
@@ -174,14 +174,3 @@ def _cache_bytes(device: torch.device) -> int:
         text = path.read_text().strip()
         sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}.get(text[-1], 1) if text[-1:].isalpha() else int(text))
     return max(sizes, default=_DEFAULT_CACHE_BYTES)
-
-
-def _with_progress(items: Sequence[Any]) -> Iterable[Any]:
-    """Return the items, with a progress bar on a terminal or in a notebook after two seconds."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return items
-    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
-    bar: Iterable[Any] = tqdm(items, desc="kernels", unit="call", delay=2.0, leave=False, disable=not is_seen)
-    return bar

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelsummary.costs.kernels import Kernel
 from modelsummary.errors import MissingExtraError
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:
     import pandas
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Kernels"]
 
 
-class Kernels(tuple[Kernel, ...]):
+class Kernels(Printed, tuple[Kernel, ...]):
     """Kernels in the order in which they run; a tuple that prints as a table, one line for kernels of equal work.
 
     >>> from modelsummary import Statistics
@@ -51,7 +51,7 @@ class Kernels(tuple[Kernel, ...]):
         frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
         return frame
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         alike: dict[tuple[Any, ...], list[Kernel]] = {}
         for kernel in self:
             alike.setdefault((kernel.phase, *kernel.work), []).append(kernel)
@@ -85,6 +85,4 @@ class Kernels(tuple[Kernel, ...]):
             "Share",
             "Source",
         ]
-        return table([row for _, row in rows], headers, "lllllrrrrrl")
-
-    __repr__ = __str__
+        return Report([row for _, row in rows], headers, "lllllrrrrrl")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -27,10 +26,16 @@ from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
 from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.failing import explained
+from modelsummary.progress import counted
 
 __all__ = ["LatencyOverhead", "MarkedRuns", "measure_latency"]
 
-_PROGRESS_AFTER_S = 2.0
+
+_REMEDIES = {
+    "forward": "; if the random values of the input are why, pass real ones as x",
+    "backward": "; leave out backward=True to time the forward alone",
+}
 
 
 class MarkedRuns(NamedTuple):
@@ -111,6 +116,7 @@ def measure_latency(
 
     Raises:
         InputError: an argument is unusable, a tensor is on meta, or nothing in the output has a gradient.
+        StepError: the forward or the backward raised.
     """
     if type(warmup) is not int or type(runs) is not int or warmup < 0 or runs < 1:
         raise InputError(f"warmup must be an integer >= 0 and runs an integer >= 1, got {warmup!r} and {runs!r}")
@@ -153,11 +159,13 @@ def _measured(
 ) -> LatencyOverhead:
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
-        with nothing_hidden(), Operators(Uncounted(), execution):
-            measurement.run_once()  # not timed: it records the state to restore
-        with _without_garbage_collection():
-            for number in _progress(warmup + runs):
-                measurement.pair(number, counts=number >= warmup)
+        with explained(lambda: measurement.doing, _REMEDIES):
+            with nothing_hidden(), Operators(Uncounted(), execution):
+                measurement.run_once()  # not timed: it records the state to restore
+            with _without_garbage_collection(), counted("latency", "run", warmup + runs) as done:
+                for number in range(warmup + runs):
+                    measurement.pair(number, counts=number >= warmup)
+                    done()
     return measurement.finish()
 
 
@@ -185,6 +193,7 @@ class _Measurement:
         self._plain: list[tuple[float, float]] = []  # forward and backward, in milliseconds
         self._marked: list[tuple[float, float]] = []
         self._runs: list[TimedRun] = []
+        self.doing = "forward"
 
     def run_once(self) -> None:
         """Run a forward, and a backward if backwards are timed."""
@@ -204,12 +213,12 @@ class _Measurement:
             self._runs.append(run)
 
     def _plain_run(self) -> tuple[float, float]:
-        output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
+        output, milliseconds = self._timed_forward()
         return milliseconds, self._timed_backward(output)
 
     def _marked_run(self) -> tuple[tuple[float, float], TimedRun]:
         with self._timer.running():
-            output, milliseconds = self._timed(lambda: self._model(*self._args, **self._kwargs))
+            output, milliseconds = self._timed_forward()
         step = self._timer.steps.pop()
         backward = BackwardTimer(step, self._clock) if self._backward else None
         times = milliseconds, self._timed_backward(output)
@@ -229,12 +238,17 @@ class _Measurement:
         self._clock.release(marks)
         return output, milliseconds
 
+    def _timed_forward(self) -> tuple[Any, float]:
+        self.doing = "forward"
+        return self._timed(lambda: self._model(*self._args, **self._kwargs))
+
     def _timed_backward(self, output: Any) -> float:
         if not self._backward:
             return 0.0
         tensors, ones = gradients_of(output)
         if not tensors:
             raise InputError("backward=True, but nothing in the output requires a gradient; are all parameters frozen?")
+        self.doing = "backward"
         for tensor in self._leaves:
             tensor.grad = None
         return self._timed(lambda: torch.autograd.backward(tensors, ones))[1]
@@ -271,16 +285,3 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _progress(total: int) -> Iterable[int]:
-    """Return the numbers below ``total``, with a progress bar on a terminal or in a notebook after two seconds."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return range(total)
-    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
-    bar: Iterable[int] = tqdm(
-        range(total), desc="latency", unit="run", delay=_PROGRESS_AFTER_S, leave=False, disable=not is_seen
-    )
-    return bar

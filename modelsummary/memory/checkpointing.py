@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.tables import Printed, Report
+from modelsummary.units import grouped, scaled
 
 __all__ = [
     "Block",
@@ -43,8 +45,8 @@ class Block(NamedTuple):
     macs: int
 
 
-@dataclass(frozen=True)
-class CheckpointPlan:
+@dataclass(frozen=True, repr=False)
+class CheckpointPlan(Printed):
     """Modules to run under activation checkpointing.
 
     Attributes:
@@ -65,6 +67,13 @@ class CheckpointPlan:
     peak: int
     peak_without: int
     recomputed_macs: int
+
+    def _report(self) -> Report:
+        figures = [("Peak", self.peak), ("Peak without checkpointing", self.peak_without)]
+        rows = [(name, grouped(value), scaled(value, "B")) for name, value in figures]
+        rows.append(("MACs recomputed in each step", grouped(self.recomputed_macs), scaled(self.recomputed_macs)))
+        title = f"Checkpoint {len(self.fqns)} module(s): {', '.join(self.fqns) or 'none is needed'}"
+        return Report(rows, ["", "", ""], "lrr", above=[title])
 
 
 def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[int] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelsummary.errors import MissingExtraError
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, decimals, grouped, scaled, symbol
 
 __all__ = ["CATEGORIES", "MemoryEstimate", "MemoryMeasurement", "TimelinePoint"]
@@ -35,8 +35,8 @@ class TimelinePoint(NamedTuple):
         return sum(self.held)
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
+@dataclass(frozen=True, repr=False)
+class MemoryEstimate(Printed):
     """The memory of a training step, or of an inference, in bytes.
 
     The step is in its steady state: the optimizer already has its state.
@@ -121,7 +121,7 @@ class MemoryEstimate:
         figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "timeline"}
         return {**figures, "peak_at": {"fqn": point.fqn, "phase": point.phase, "operator": point.operator}}
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         rows: list[tuple[str, int]] = [("Parameters", self.params), ("Buffers", self.buffers)]
         if self.mode == "train":
             rows += [("Gradients", self.grads), (f"Optimizer state ({self.optimizer})", self.optimizer_state)]
@@ -130,16 +130,15 @@ class MemoryEstimate:
         cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]
         point = self.peak_at
         where = f"{point.phase} of {point.fqn or 'the model'}" if point.fqn is not None else point.phase
-        lines = [f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}"]
-        lines.append(table(cells, ["", "Bytes", ""], "lrr"))
-        lines.append(f"Peak at {point.operator}, {where}")
+        title = f"Memory of one {'training step' if self.mode == 'train' else 'inference'} on {self.device}"
+        lines = [f"Peak at {point.operator}, {where}"]
         if self.recomputed_macs:
             lines.append(f"Recomputed in the backward: {grouped(self.recomputed_macs)} MACs")
-        return "\n".join([*lines, *self.notes])
+        return Report(cells, ["", "Bytes", ""], "lrr", above=[title], below=[*lines, *self.notes])
 
 
-@dataclass(frozen=True)
-class MemoryMeasurement:
+@dataclass(frozen=True, repr=False)
+class MemoryMeasurement(Printed):
     """The measured and the predicted memory of one step, in bytes.
 
     Attributes:
@@ -151,7 +150,7 @@ class MemoryMeasurement:
     peak: int
     predicted: MemoryEstimate
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         rows = [
             (name, grouped(real), grouped(guess), decimals(guess / real if real else None, 4))
             for name, real, guess in (
@@ -159,4 +158,4 @@ class MemoryMeasurement:
                 ("Peak", self.peak, self.predicted.peak),
             )
         ]
-        return table(rows, ["", "Measured (B)", "Predicted (B)", "Predicted / measured"], "lrrr")
+        return Report(rows, ["", "Measured (B)", "Predicted (B)", "Predicted / measured"], "lrrr")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import (
     Block,
@@ -20,6 +20,7 @@ from modelsummary.memory.checkpointing import (
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate_step
+from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
 
 __all__ = ["largest", "max_batch_size", "suggest_checkpoint"]
@@ -43,11 +44,25 @@ def suggest_checkpoint(
     if by not in ("macs", "latency") or (by == "latency" and root.estimated_latency_ms is None):
         raise InputError(f"by must be 'macs', or 'latency' once estimate_latency() predicted it, got {by!r}")
     rows = blocks_of(root)
+    with counted("checkpoint plan", "estimate") as done:
+
+        def simulate(chosen: Sequence[str]) -> MemoryEstimate:
+            estimate, _ = simulate_step(live.model, live.call, replace(plan, checkpoint=tuple(chosen)))
+            done()
+            return estimate
+
+        return _chosen(root, rows, simulate, budget_bytes, by)
+
+
+def _chosen(
+    root: LayerInfo,
+    rows: Sequence[LayerInfo],
+    simulate: Callable[[Sequence[str]], MemoryEstimate],
+    budget_bytes: int,
+    by: str,
+) -> CheckpointPlan:
+    """Return the blocks to recompute, of those in ``rows``; ``simulate`` predicts the step that recomputes some."""
     fqns = [row.fqn for row in rows]
-
-    def simulate(chosen: Sequence[str]) -> MemoryEstimate:
-        return simulate_step(live.model, live.call, replace(plan, checkpoint=tuple(chosen)))[0]
-
     plain = simulate([])
     alike: dict[Any, Block] = {}
     for row in rows:
@@ -87,18 +102,22 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
     if not recorded:
         raise InputError(f"no input has a dimension {dim} that could be the batch: sizes {call.shapes()}")
 
-    def peak(batch: int) -> int:
-        return simulate_step(live.model, call.with_batch(dim, recorded, batch), plan)[0].peak
+    with counted("max batch size", "estimate") as done:
 
-    def peak_from_two(batch: int) -> int:  # batch normalisation in training rejects a batch of one
-        try:
-            return peak(batch)
-        except ValueError:
-            if batch > 1:
-                raise
-        return peak(2)
+        def peak(batch: int) -> int:
+            estimate, _ = simulate_step(live.model, call.with_batch(dim, recorded, batch), plan)
+            done()
+            return estimate.peak
 
-    return largest(peak_from_two, memory_bytes)
+        def peak_from_two(batch: int) -> int:  # batch normalisation in training rejects a batch of one
+            try:
+                return peak(batch)
+            except StepError:
+                if batch > 1:
+                    raise
+            return peak(2)
+
+        return largest(peak_from_two, memory_bytes)
 
 
 def _work_of(row: LayerInfo, by: str) -> int:

@@ -22,6 +22,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
+from modelsummary.memory.failing import explained
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate
 from modelsummary.memory.step import casting, loss_of
@@ -65,7 +66,7 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
-        with Operators(Uncounted(), execution):
+        with explained(lambda: step.doing), Operators(Uncounted(), execution):
             step.run()  # saves all that a step writes, to restore it later; gives the optimizer its state
         if not plan.accumulates:
             step.forget_gradients()
@@ -87,6 +88,7 @@ class _RealStep:
         self._optimizer = make(trained) if make is not None and trained else None
         self._trained = trained
         self._kept: Any = None
+        self.doing = "forward"
 
     def run(self) -> None:
         """Run the whole step."""
@@ -95,16 +97,19 @@ class _RealStep:
 
     def forward(self) -> None:
         """Run forward and loss."""
+        self.doing = "forward"
         with casting(self._plan.autocast, self._device):
             output = self._model(*self._args, **self._kwargs)
+            self.doing = "loss"
             self._kept = output, loss_of(output, self._plan.loss) if self._plan.train else None
 
     def rest(self) -> None:
         """Run backward and optimizer step; the output stays alive, as it does in a training loop."""
-        loss = self._kept[1]
+        self.doing, loss = "backward", self._kept[1]
         if loss is not None:
             loss.backward()
         if self._optimizer is not None:
+            self.doing = "step"
             self._optimizer.step()
         self._kept = None
 

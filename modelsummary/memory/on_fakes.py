@@ -16,6 +16,7 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.run import no_collection
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.failing import explained
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import CUDA_BLOCK
 from modelsummary.memory.step import StepRun
@@ -43,7 +44,8 @@ def simulate_on_fakes(
 
     with no_collection(), fused_lstm(), patch.object(torch.UntypedStorage, "resize_", resize_):
         apply_checkpoint(model, plan.checkpoint)
-        run.step()
+        with explained(lambda: run.doing):
+            run.step()
     return run.estimate(str(device), "shape", [])
 
 

@@ -1,4 +1,7 @@
-"""Run one step on shapes and follow its memory: forward, backward, optimizer."""
+"""Run one step on shapes, or for real if it needs values, and write its memory into the rows.
+
+What happens within the step is followed in ``step``.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.failing import explained
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.workspaces import workspaces_on
@@ -79,6 +83,7 @@ def simulate_step(
 
     Raises:
         InputError: no result requires a gradient, or the loss is not a scalar.
+        StepError: the step raised.
     """
     return run_step(model, call, plan, lambda run, how: (run.estimate(*how), run.by_call()))
 
@@ -135,7 +140,9 @@ def run_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run, reason = _step(StepRun(model, args, kwargs, plan, device, **options), shapes, can_run)
+        run = StepRun(model, args, kwargs, plan, device, **options)
+        with explained(lambda: run.doing):
+            reason = _step(run, shapes, can_run)
         if reason is None:
             return read(run, _How(str(wanted), "shape", notes))
     if not can_run:
@@ -143,15 +150,15 @@ def run_step(
             f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
         )
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
-        with Operators(Uncounted(), execution):
+        run = StepRun(model, args, kwargs, plan, own, **options)
+        with explained(lambda: run.doing), Operators(Uncounted(), execution):
             apply_checkpoint(model, plan.checkpoint)
-            run = StepRun(model, args, kwargs, plan, own, **options)
             run.step()
         return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))
 
 
-def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> tuple[StepRun, str | None]:
-    """Run a step on shapes; return it, and the reason why it needs real execution, or None.
+def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
+    """Run a step on shapes; return the reason why it needs real execution, or None.
 
     An error of unknown cause is raised again if the step cannot run for real (``can_run``), which would show the cause.
     """
@@ -162,5 +169,5 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> tuple[StepRun, str 
         except Exception as error:
             if isinstance(error, InputError) or (shapes.obstacle is None and not can_run):
                 raise
-            return run, obstacle_of(shapes, error)
-    return run, obstacle_of(shapes, None)
+            return obstacle_of(shapes, error)
+    return obstacle_of(shapes, None)

@@ -1,4 +1,7 @@
-"""One step of a model, run on shapes (or for real) while its memory and its operators are noted."""
+"""One step of a model, run while its memory and its operators are noted.
+
+``predict`` chooses the execution, runs the step, and writes the figures into the rows.
+"""
 
 from __future__ import annotations
 
@@ -84,6 +87,7 @@ class StepRun:
         self._backward: BackwardTimer | None = None
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
+        self.doing = "step"  # what runs: also "forward", "loss", "backward"; the optimizer's state is made first
 
     def _position(self) -> int:
         """Return the number of the call that runs now."""
@@ -105,6 +109,7 @@ class StepRun:
             hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
             with hooks if self.plan.train else nullcontext(), casting(self.plan.autocast, self._device):
                 output = self._forward()
+                self.doing = "loss"
                 loss = loss_of(output, self.plan.loss) if self.plan.train else None
             if loss is not None:
                 self._train(loss, output)
@@ -112,6 +117,7 @@ class StepRun:
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, len(self.allocations.operators)))
+        self.doing = phase
 
     def _prepare(self) -> None:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""

@@ -21,6 +21,7 @@ from modelsummary.parallel.local_check import Attribute, check_locally
 from modelsummary.parallel.plan import Collective, LayerPlan, ParallelPlan
 from modelsummary.parallel.units import fsdp_units
 from modelsummary.record.events import Event, Value, values_in
+from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
 
 __all__ = ["block_boundaries", "make_plan"]
@@ -136,7 +137,9 @@ def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int,
 
 
 def _derived(live: LiveModel, n_ranks: int) -> tuple[Derivation, list[Attribute]]:
-    calls = Calls(live.model, record_once(live.model, live.call, live.execution))
+    with explained(live.model):
+        record = record_once(live.model, live.call, live.execution)
+    calls = Calls(live.model, record)
     derivation = derive(calls)
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)

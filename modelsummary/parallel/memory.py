@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from modelsummary._torch import FakeTensorMode
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.state.restore import unchanged
+from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.on_fakes import simulate_on_fakes

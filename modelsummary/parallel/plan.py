@@ -12,6 +12,7 @@ from torch import nn
 
 from modelsummary.errors import InputError
 from modelsummary.parallel.local_check import Attribute
+from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -70,8 +71,8 @@ class LayerPlan:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class ParallelPlan:
+@dataclass(frozen=True, repr=False)
+class ParallelPlan(Printed):
     """How a model is spread over devices; made by ``Statistics.parallel_plan``.
 
     Attributes:
@@ -227,7 +228,7 @@ class ParallelPlan:
         made.__dict__.update(self.__getstate__())
         return made
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         from modelsummary.parallel.report import report
 
         return report(self)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from modelsummary.tables import table
+from modelsummary.tables import Report
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 
 if TYPE_CHECKING:
@@ -17,12 +17,11 @@ __all__ = ["report"]
 _HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
 
 
-def report(plan: ParallelPlan) -> str:
-    """Return the text that ``print(plan)`` shows."""
+def report(plan: ParallelPlan) -> Report:
+    """Return the table that ``print(plan)`` shows."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
-    lines = [f"Parallel plan of {plan.model_class} for {plan.world_size} ranks: {mesh}"]
-    if plan.layers:
-        lines.append(table(_rows(plan.layers), _HEADERS, _ALIGN))
+    title = f"Parallel plan of {plan.model_class} for {plan.world_size} ranks: {mesh}"
+    lines = []
     for name, whole, local, times, fqn in _attributes(plan):
         lines.append(f"{fqn}.{name} = {local} (was {whole}){times}")
     for names in plan.ties:
@@ -40,7 +39,7 @@ def report(plan: ParallelPlan) -> str:
     lines.append(f"Parameters: {total}")
     for (phase, operation), (count, nbytes) in sorted(plan.collectives.items(), reverse=True):
         lines.append(f"Tensor parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
-    return "\n".join(lines)
+    return Report(_rows(plan.layers), _HEADERS, _ALIGN, above=[title], below=lines)
 
 
 _ALIGN = "lllrll"

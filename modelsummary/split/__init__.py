@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
+from modelsummary.record.failing import explained
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
 from modelsummary.split.call_costs import By, call_costs, check_by, held_by_calls
@@ -110,7 +111,8 @@ class Splitter:
 
     def _next_record(self) -> Record | None:
         try:
-            return next(self._records, None)
+            with explained(self.model):
+                return next(self._records, None)
         except BaseException:  # the forward raised or was interrupted: the next call must start again
             self._records, self._tried = self._make_records(), []
             raise

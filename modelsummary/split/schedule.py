@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from modelsummary.errors import InputError
-from modelsummary.tables import table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, percent
 
 __all__ = ["SCHEDULES", "Action", "Simulation", "StageLoad", "simulate"]
@@ -53,8 +53,8 @@ class Action(NamedTuple):
     end: float = 0.0
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, repr=False)
+class Simulation(Printed):
     """A simulated training step; ``print`` shows a table with one row per device.
 
     Attributes:
@@ -98,16 +98,14 @@ class Simulation:
             lines.append(f"{number:>3} {''.join(cells)}")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         rows = [
             [number, f"{busy:.4g}", percent(1 - busy / self.makespan), decimals(peak, 0)]
             for number, (busy, peak) in enumerate(zip(self.busy, self.peak_activation_bytes, strict=True))
         ]
         headers = ["Device", "Busy", "Waiting", "Peak activations (B)"]
         summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}"
-        return f"{table(rows, headers, 'rrrr')}\n{summary}, bubble {percent(self.bubble)}"
-
-    __repr__ = __str__
+        return Report(rows, headers, "rrrr", below=[f"{summary}, bubble {percent(self.bubble)}"])
 
 
 def simulate(

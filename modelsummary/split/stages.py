@@ -20,7 +20,7 @@ from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of
 from modelsummary.split.verify import Verification, verify
-from modelsummary.tables import ruled_table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, grouped, percent
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SharedParameter:
     names: tuple[str, ...]
 
 
-class Stages(Sequence[nn.Sequential]):
+class Stages(Printed, Sequence[nn.Sequential]):
     """The stages of a model, in order. Calling them runs one after the other and returns the model's result.
 
     Each stage is an ``nn.Sequential`` with the model's own modules, parameters and buffers under their own names.
@@ -353,7 +353,7 @@ class Stages(Sequence[nn.Sequential]):
         """Return one dict per stage: its number and its facts."""
         return [{"stage": number, **asdict(each)} for number, each in enumerate(self.facts)]
 
-    def __str__(self) -> str:
+    def _report(self) -> Report:
         headers = ["Stage", "First", "Last", "Calls", "Params", "MACs", "Share", "Crossing (B)", "Activations (B)"]
         if self.by not in ("macs", "flops", "params"):
             headers.insert(6, f"Cost ({self.by})" if self.by != "cost" else "Cost")
@@ -374,14 +374,12 @@ class Stages(Sequence[nn.Sequential]):
             summary.append(f"Not assigned by the stages, because the forward does not read it: {names}")
         for shared in self.shared_parameters:
             summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
-        return ruled_table(rows, headers, f"rll{'r' * (len(headers) - 3)}", [summary])
+        return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", below=summary, ruled=True)
 
     def _balance_line(self) -> str:
         largest = max(each.cost for each in self.facts)
         prefix = auto_prefix(largest)
         return f"largest stage {largest / PREFIXES[prefix]:.4g}{prefix}, {self.balance:.3f} of the ideal"
-
-    __repr__ = __str__
 
 
 def _validity(record: Record, decides: bool) -> str:

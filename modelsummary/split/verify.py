@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.state.restore import unchanged
+from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.capture.templates import leaves_of, map_template, structure_of, taken_apart
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage

@@ -5,28 +5,49 @@ from __future__ import annotations
 from types import EllipsisType
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
 from modelsummary.split import Stages, check_initialized
+from modelsummary.views.explorer.flow import Dataflow, steps_of_record
 from modelsummary.views.graph import Graph, dataflow_graph
 from modelsummary.views.labels import check_depth
 
-__all__ = ["dataflow"]
+__all__ = ["dataflow", "explored_dataflow"]
 
 
 def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None, stages: Stages | None) -> Graph:
     """Return the dataflow graph of a model; see ``Statistics.graph`` for the arguments."""
     if not isinstance(depth, EllipsisType):
         check_depth(depth, least=1)
-    if stages is not None and (not isinstance(stages, Stages) or stages.model is not live.model):
-        raise InputError(f"stages must be the result of split() on this model, got {stages!r:.80}")
+    _check_stages(stages, live)
     check_initialized(live.model)
     record = stages.record if stages is not None else None
+    if record is None:
+        with explained(live.model):
+            record = record_once(live.model, live.call, live.execution)
     return dataflow_graph(
         root,
-        record or record_once(live.model, live.call, live.execution),
+        record,
         None if isinstance(depth, EllipsisType) else depth,
         stages.calls if stages is not None else (),
         readable=isinstance(depth, EllipsisType),
     )
+
+
+def explored_dataflow(live: LiveModel, root: LayerInfo, stages: Stages | None) -> Dataflow:
+    """Return the dataflow of a model for the explorer; a remark says why, if it cannot be recorded."""
+    _check_stages(stages, live)
+    try:
+        check_initialized(live.model)
+        record = None if stages is None else stages.record
+        record = record or record_once(live.model, live.call, live.execution)
+    except ModelSummaryError as error:
+        return Dataflow(remarks=(f"The dataflow is not known: {error}",))
+    return Dataflow(steps_of_record(root, record, () if stages is None else stages.calls))
+
+
+def _check_stages(stages: Stages | None, live: LiveModel) -> None:
+    if stages is not None and (not isinstance(stages, Stages) or stages.model is not live.model):
+        raise InputError(f"stages must be the result of split() on this model, got {stages!r:.80}")

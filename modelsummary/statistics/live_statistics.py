@@ -75,6 +75,7 @@ class LiveStatistics(ModelStatistics):
 
         Raises:
             InputError: an argument is unusable, or the model has no values.
+            StepError: the forward or the backward raised.
 
         >>> from torch import nn
         >>> from modelsummary import Statistics
@@ -220,6 +221,7 @@ class LiveStatistics(ModelStatistics):
 
         Raises:
             InputError: an argument is unusable, or no result requires a gradient.
+            StepError: the step raised; its ``phase`` says where, and the message what to do.
 
         >>> from torch import nn
         >>> from modelsummary import Statistics

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
-from modelsummary.errors import InputError, NotLiveError, close_to
+from modelsummary.errors import InputError, NotLiveError
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.statistics.layer_tree import LayerTree
+from modelsummary.statistics.explorable import ExplorableTree
+from modelsummary.statistics.hints import LIVE, meant
 from modelsummary.views import document, export, text
 from modelsummary.views.amounts import find_amounts
 from modelsummary.views.cells import TableOptions
@@ -36,24 +37,9 @@ Path_ = str | PathLike[str] | None
 Columns = Sequence[str] | None
 Depth = int | Literal["auto"] | EllipsisType | None
 Prefix = str | None
-_LIVE = frozenset(
-    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size serving"
-    " split plan graph graph_module nodes_of".split()
-)
 
 
-_MEANT = {  # names that people try
-    "flops": "total_flops",
-    "macs": "total_macs",
-    "params": "total_params",
-    "num_params": "total_params",
-    "parameters": "total_params",
-    "layers": "summary_list",
-    "summary": "print(stats), or table()",
-}
-
-
-class ModelStatistics(LayerTree):
+class ModelStatistics(ExplorableTree):
     """The facts about a model as data: a tree of ``LayerInfo``, its totals, and views of it.
 
     ``load``, ``from_json`` and ``Profiler`` return this; ``Statistics`` adds methods that run the live model again.
@@ -75,9 +61,11 @@ class ModelStatistics(LayerTree):
 
     Attributes:
         latency_overhead: cost of measuring latency; None before a measurement.
+        remarks: lines to print below the table.
     """
 
     latency_overhead: LatencyOverhead | None = None
+    remarks: Sequence[str] = ()
 
     def __init__(
         self,
@@ -110,6 +98,7 @@ class ModelStatistics(LayerTree):
             names = ("execution", "fallback_reason", "batch_dim")
             options = TableOptions(**facts["options"])
             stats = ModelStatistics(root, **{name: facts[name] for name in names}, options=options)
+            stats.remarks = [str(each) for each in facts.get("remarks", ())]
             if facts["latency_overhead"] is not None:
                 stats.latency_overhead = LatencyOverhead.from_dict(facts["latency_overhead"])
         except (KeyError, TypeError) as error:
@@ -119,12 +108,9 @@ class ModelStatistics(LayerTree):
     if not TYPE_CHECKING:  # type checkers see only the attributes that exist
 
         def __getattr__(self, name: str) -> Any:
-            if name in _LIVE:
+            if name in LIVE:
                 raise NotLiveError(self._not_live(name))
-            known = [] if name.startswith("_") else [each for each in dir(type(self)) if not each.startswith("_")]
-            meant = _MEANT.get(name)
-            hint = f"; did you mean {meant}?" if meant else close_to(name, known)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{meant(type(self), name)}")
 
     def _not_live(self, name: str) -> str:
         return (
@@ -146,13 +132,16 @@ class ModelStatistics(LayerTree):
         all_shapes: bool = False,
         units: Prefix = None,
         fold: bool | None = None,
+        sort: str | None = None,
     ) -> str:
         """Return the table as text; see ``modelsummary.views.cells.TableOptions`` for the arguments.
 
         ``depth`` and ``branching`` default to the arguments of ``Statistics``. A table of more than 100 rows folds
         equal siblings and shows as many levels as fit on a screen; ``depth=None, fold=False`` shows every row.
+        ``sort="macs"`` lists the rows with the most multiply-adds first; it takes any amount that ``top`` takes.
         """
-        shown = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes, "fold": fold}
+        shown: dict[str, Any] = {"ascii_only": ascii_only, "hide_recursive": hide_recursive, "all_shapes": all_shapes}
+        shown |= {"fold": fold, "sort": sort}
         options = self._options(columns, depth, units, branching, var_names=var_names, **shown)
         return text.render(self.root, options, **self._facts(), remarks=self._remarks())
 
@@ -187,7 +176,7 @@ class ModelStatistics(LayerTree):
         return {name: getattr(self, name) for name in names}
 
     def _remarks(self) -> list[str]:
-        return [] if self.latency_overhead is None else [str(self.latency_overhead)]
+        return [*self.remarks, *([] if self.latency_overhead is None else [str(self.latency_overhead)])]
 
     # ------------------------------------------------------------------------------------------ exports
 
@@ -216,6 +205,7 @@ class ModelStatistics(LayerTree):
             **self._facts(),
             "options": asdict(self.options),
             "latency_overhead": None if overhead is None else overhead.to_dict(),
+            "remarks": list(self.remarks),
             "rows": document.rows_of(self.root),
         }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from modelsummary.capture import Recording, capture, check_execution, list_layers
@@ -13,7 +12,8 @@ from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import is_compiled, unwrap
 from modelsummary.capture.run import no_collection
-from modelsummary.errors import DataDependentError, ForwardError, InputError
+from modelsummary.errors import ForwardError, InputError
+from modelsummary.statistics.failing import failure
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.cells import TableOptions
 
@@ -60,7 +60,7 @@ def live_model(called: nn.Module, call: CallArguments | None, recording: Recordi
     if recording.error is not None:
         if call.nothing_found:
             raise InputError(call.nothing_found) from recording.error
-        raise ForwardError(_failure(recording, call.size_dtypes), ModelStatistics(**facts)) from recording.error
+        raise ForwardError(failure(unwrap(called), call, recording), ModelStatistics(**facts)) from recording.error
     compiled = called if is_compiled(called) else None
     return LiveModel(unwrap(called), call, recording.execution, facts["batch_dim"], compiled)
 
@@ -89,21 +89,3 @@ def statistics_of_file(
     stats = load(path, input_data, run=run)
     stats.options = TableOptions(branching=branching, depth=depth)
     return stats
-
-
-def _failure(recording: Recording, size_dtypes: list[torch.dtype]) -> str:
-    """Return one line: the layer that failed, its input sizes, the error, and a remedy."""
-    error = recording.error
-    text = str(error).strip().splitlines()
-    what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    remedy = ""
-    if isinstance(error, DataDependentError):
-        remedy = "; use execution='auto' or 'real', with a model and inputs that hold values"
-    elif size_dtypes and ("dtype" in what or "scalar type" in what):
-        given = ", ".join(map(str, size_dtypes))
-        remedy = f"; the inputs given by size are {given}: pass dtypes=[...], torch.long for indices"
-    if not recording.failed:
-        return f"{recording.root.class_name} could not be called: {what}{remedy}"
-    layer = recording.failed[0]
-    where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
-    return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"

@@ -15,7 +15,8 @@ from torch import nn
 
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
-from modelsummary.statistics.live_statistics import LiveStatistics
+from modelsummary.capture.sizes import Dtypes
+from modelsummary.statistics.formula_statistics import FormulaStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
+    from modelsummary.views.explorer.flow import Dataflow
     from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics"]
 
 
-class Statistics(LiveStatistics):
+class Statistics(FormulaStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
     Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
@@ -42,10 +44,11 @@ class Statistics(LiveStatistics):
             wrapped model is summarised. The path of a file returns ``modelsummary.load(path, input_data)``; of
             the options, only ``branching`` and ``depth`` apply.
         input_data: a tensor; a tuple or list of the forward's positional arguments; a dict of its keyword arguments; a
-            size such as ``(1, 3, 224, 224)`` or a list of sizes; numpy arrays instead of tensors. A list is one
-            argument if the forward annotates its first parameter as a list. None without further arguments: the
-            ``example_input_array`` of a LightningModule; if there is none, no forward runs, and the statistics have
-            names and parameters only.
+            size such as ``(1, 3, 224, 224)``, a list of sizes or a dict of sizes by argument name; numpy arrays instead
+            of tensors. A list is one argument if the forward annotates its first parameter as a list. None without
+            further arguments: the ``example_input_array`` of a LightningModule; if there is none, no forward runs, and
+            the statistics have names and parameters only. ``input_size`` is another name, unless the forward has an
+            argument called so.
         *args: further positional arguments of the forward.
         **kwargs: further keyword arguments of the forward. Pass one with the name of an option, such as ``depth``, in
             an ``input_data`` dict.
@@ -55,7 +58,8 @@ class Statistics(LiveStatistics):
         depth: deepest level that is printed; None: all; ``"auto"``: as many as ``table`` describes. All levels are
             recorded.
         device: device for the inputs of a real execution; default: the model's device.
-        dtypes: dtype of each size; default: the dtype of the first floating point parameter.
+        dtypes: dtype of all sizes, a list with one per size, or a dict by argument name; ``"long"`` stands for
+            ``torch.long``. Default: the dtype of the first floating point parameter.
         execution: ``"shape"``: on shapes only; ``"real"``: compute; ``"auto"``: on shapes, with a fallback to real
             execution. ``stats.execution`` is the one that ran, ``stats.fallback_reason`` the reason of a fallback.
         latency: also run the model for real and time every call: ``measure_latency()`` with its defaults.
@@ -88,7 +92,7 @@ class Statistics(LiveStatistics):
         branching: bool = True,
         depth: int | Literal["auto"] | None = "auto",
         device: torch.device | str | None = None,
-        dtypes: torch.dtype | Sequence[torch.dtype] | None = None,
+        dtypes: Dtypes = None,
         execution: str = "auto",
         latency: bool = False,
         reuse: bool | None = None,
@@ -118,7 +122,7 @@ class Statistics(LiveStatistics):
         self._live = live_model(called, call, recording, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_splitter": None}
+        return {**self.__dict__, "_live": None, "_splitter": None, "_scalings": {}}
 
     # -------------------------------------------------------------------------------------------- stages
 
@@ -296,6 +300,12 @@ class Statistics(LiveStatistics):
         from modelsummary.statistics.dataflow import dataflow
 
         return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+
+    @exclusive
+    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
+        from modelsummary.statistics.dataflow import explored_dataflow
+
+        return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
 
     def graph_module(
         self,

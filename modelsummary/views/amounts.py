@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.units import PREFIXES, auto_prefix, symbol
 
-__all__ = ["ADDITIVE", "Amounts", "Unit", "find_amounts"]
+__all__ = ["ADDITIVE", "Amounts", "Unit", "column_of", "find_amounts"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,20 @@ _FILLED_BY = {
 ADDITIVE = {name: facts for names, facts in _NAMES.items() for name in names.split()}
 
 
+def column_of(by: str) -> str | None:
+    """Return the column that shows an amount of a row alone, or else of the row with all below it; None if unknown.
+
+    >>> column_of("latency"), column_of("params"), column_of("speed")
+    ('self_latency_ms', 'num_params', None)
+    """
+    if by not in ADDITIVE:
+        return None
+    name = ADDITIVE[by][2]
+    columns = {"self_macs": "mult_adds", "self_params": "num_params", "self_buffers": "num_buffers"}
+    without = ("self_trainable_params", "self_params_bytes", "self_buffer_bytes")
+    return name.removeprefix("self_") if name in without else columns.get(name, name)
+
+
 def find_amounts(root: LayerInfo, by: str) -> Amounts:
     """Return the amount called ``by`` of all rows of the tree.
 
@@ -114,7 +128,10 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
     9
     """
     if not isinstance(by, str) or by not in ADDITIVE:
-        raise InputError(f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}")
+        raise InputError(
+            f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}"
+            f"{close_to(by, ADDITIVE)}"
+        )
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())
     values = {row: getattr(row, attribute) for row in rows}

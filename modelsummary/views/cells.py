@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
 from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
-from modelsummary.views.columns import Column, find_columns
+from modelsummary.views.amounts import column_of, find_amounts
+from modelsummary.views.columns import COLUMNS, Column, find_columns
 from modelsummary.views.folding import Shown, deepest_fitting, fold, unfolded
 from modelsummary.views.labels import check_depth, one_line
 
@@ -36,6 +38,10 @@ class TableOptions:
         all_shapes: print every tensor of an input or output, not only the first.
         units: prefix for the columns of counts and bytes (``"K"``, ``"M"``, ``"G"``, ``"T"``, ``"Ki"`` ...),
             written into their headers. None: full numbers. The totals below the table choose their own prefix.
+        sort: amount that orders the rows, largest first, such as ``"macs"``; rows have fully qualified names then, and
+            rows without any of it are left out. None: the order of the calls.
+        most: largest number of rows shown; None: all. A printed table of more than 100 sorted rows shows 40, unless
+            ``depth`` is given.
     """
 
     columns: Sequence[str] | None = None
@@ -47,6 +53,8 @@ class TableOptions:
     hide_recursive: bool = False
     all_shapes: bool = False
     units: str | None = None
+    sort: str | None = None
+    most: int | None = None
 
     def __post_init__(self) -> None:
         if self.depth != "auto":
@@ -62,6 +70,8 @@ class TableOptions:
     def fitted_to(self, root: LayerInfo) -> TableOptions:
         """Return these options for a printed table of the tree below ``root``, with nothing left to be chosen."""
         rows = sum(1 for _ in root.walk(self.level))
+        if self.sort is not None:
+            return replace(self, depth=self.level, most=_FITTING if rows > _LARGE and self.depth == "auto" else None)
         fold = rows > _LARGE if self.fold is None else self.fold
         level = deepest_fitting(root, _FITTING) if fold and rows > _LARGE and self.depth == "auto" else self.level
         return replace(self, depth=level, fold=fold, var_names=self.var_names or (fold and rows > _LARGE))
@@ -100,6 +110,11 @@ def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim
         InputError: a column is unknown.
     """
     columns = find_columns(options.columns, root, executed=executed, totals=bool(options.fold))
+    if options.sort is not None:
+        name = column_of(options.sort)
+        options = replace(options, branching=False)
+        if options.columns is None and name is not None and name not in dict(columns):
+            columns.append((name, COLUMNS[name]))
     cells = _Cells(options, batch_dim, _batch_size(root, batch_dim))
     return Table(
         [cells.name_header(), *(cells.header(column) for _, column in columns)],
@@ -112,9 +127,26 @@ def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim
 
 
 def rows_shown(root: LayerInfo, options: TableOptions) -> list[Shown]:
-    """Return the rows that ``options`` show, in printed order."""
+    """Return the rows that ``options`` show, in printed order.
+
+    Raises:
+        InputError: the amount to sort by is unknown or was not measured, or rows are to be sorted and folded.
+    """
+    if options.sort is not None and options.fold:
+        raise InputError(f"sort={options.sort!r} shows rows one by one; leave out fold=True")
     rows = (fold if options.fold else unfolded)(root, options.level)
-    return [each for each in rows if not (options.hide_recursive and _is_repetition(each.row))]
+    shown = [each for each in rows if not (options.hide_recursive and _is_repetition(each.row))]
+    return shown if options.sort is None else _sorted(shown, root, options)
+
+
+def _sorted(shown: list[Shown], root: LayerInfo, options: TableOptions) -> list[Shown]:
+    """Return the rows that have some of the amount, largest first; deeper rows count for the row above them."""
+    amounts = find_amounts(root, options.sort or "")
+
+    def amount(row: LayerInfo) -> float:
+        return (amounts.total if row.depth == options.level else amounts.own)[row]
+
+    return sorted((each for each in shown if amount(each.row)), key=lambda each: -amount(each.row))[: options.most]
 
 
 class _Cells:

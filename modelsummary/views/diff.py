@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from modelsummary.layer_info import LayerInfo, Sizes
-from modelsummary.tables import ruled_table
+from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, grouped
 from modelsummary.views.labels import one_line
 
@@ -94,8 +94,8 @@ class DiffRow:
         return "input_size" in self.differs and set(self.differs) <= {"input_size", "output_size"}
 
 
-@dataclass(frozen=True)
-class ModelDiff:
+@dataclass(frozen=True, repr=False)
+class ModelDiff(Printed):
     """The differences between two models, printed as a table; true if there are any.
 
     Attributes:
@@ -147,6 +147,9 @@ class ModelDiff:
             all: also show modules that are the same, modules whose name differs only because their parent was renamed,
                 and modules that differ only in input and output shapes. Default: False.
         """
+        return self._report(all).text()
+
+    def _report(self, all: bool = False) -> Report:
         shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
         measures = [name for name in _MEASURES if self._is_shown(name)]
         headers = ["", "Module", "Differs in"]
@@ -157,7 +160,8 @@ class ModelDiff:
             for row in shown
         ]
         totals = ["", "Total", "", *_cells({name: self.totals[name] for name in measures})]
-        return ruled_table(rows, headers, f"lll{'rrr' * len(measures)}", [[self._verdict()]], totals=totals)
+        align = f"lll{'rrr' * len(measures)}"
+        return Report(rows, headers, align, below=[self._verdict()], totals=totals, ruled=True)
 
     def _is_shown(self, measure: str) -> bool:
         before, after, change = self.totals[measure]
@@ -190,9 +194,6 @@ class ModelDiff:
             text += "; MACs and shapes are not compared, as they need an input"
         blind = any(side is not None and side.settings is None for row in self.rows for side in (row.before, row.after))
         return f"{text}; settings of modules are not compared, as they need the live models" if blind else text
-
-    __str__ = table
-    __repr__ = table
 
 
 def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:

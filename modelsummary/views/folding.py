@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["Shown", "deepest_fitting", "fold", "unfolded"]
+__all__ = ["Shown", "deepest_fitting", "fold", "signature", "unfolded"]
 
 # Attributes that must be equal: without names, measurements and values that depend on earlier rows.
 _COMPARED = (
@@ -84,16 +84,23 @@ def _kinds(root: LayerInfo) -> dict[int, int]:
     numbers: dict[Any, int] = {}
     kinds: dict[int, int] = {}
     for row in reversed(list(root.walk())):
-        own = tuple(_frozen(getattr(row, name)) for name in _COMPARED)
-        key = (own, tuple(kinds[id(child)] for child in row.children))
+        key = (signature(row), tuple(kinds[id(child)] for child in row.children))
         kinds[id(row)] = numbers.setdefault(key, len(numbers))
     return kinds
 
 
-def _frozen(value: Any) -> Any:
-    """Return a hashable value that is equal for equal values."""
+def signature(row: LayerInfo) -> tuple[Any, ...]:
+    """Return what two rows must have in common to be equal: structure, shapes and figures, without names."""
+    return tuple(_frozen(getattr(row, name)) for name in _COMPARED)
+
+
+def _frozen(value: Any, *, is_inside: bool = False) -> Any:
+    """Return a hashable value that is equal for equal values.
+
+    Of an object among the arguments, only its presence counts: a cache of keys and values grows from layer to layer.
+    """
     if isinstance(value, dict):
-        return tuple((name, _frozen(inner)) for name, inner in value.items())
+        return "object" if is_inside else tuple((name, _frozen(inner, is_inside=True)) for name, inner in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple(map(_frozen, value))
+        return type(value).__name__, tuple(_frozen(inner, is_inside=is_inside) for inner in value)
     return value

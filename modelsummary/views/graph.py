@@ -6,13 +6,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.units import scaled
+from modelsummary.views.followed import Makers
 from modelsummary.views.labels import one_line
 
 __all__ = ["Edge", "Graph", "Group", "Node", "dataflow_graph"]
@@ -81,7 +85,8 @@ class Group:
 class Graph:
     """The dataflow of a forward: modules, functions between them, and the tensors passed from one to the next.
 
-    ``str`` returns Mermaid, which Jupyter, GitHub and GitLab draw; ``to_dot`` returns DOT for Graphviz.
+    A notebook shows it as a picture, which ``save("graph.svg")`` writes. ``str`` returns Mermaid, which GitHub and
+    GitLab draw; ``to_dot`` returns DOT for Graphviz.
 
     Attributes:
         model: the model as a group of nodes and groups.
@@ -122,13 +127,38 @@ class Graph:
         lines += [f"  {edge.source} -> {edge.target} [label={_for_dot(edge.label)}]" for edge in self.edges]
         return "\n".join([*lines, "}"])
 
+    def to_svg(self) -> str:
+        """Return the graph as SVG, drawn without other programs."""
+        from modelsummary.views.graph_svg import to_svg
+
+        return to_svg(self, {node.key: _colour_of(node) for node in self.nodes})
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the graph to a file, in the format of its ending: ``.svg``, ``.dot``, ``.gv``, ``.mmd``.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: the ending is another one.
+        """
+        place = Path(path)
+        writers = {".svg": self.to_svg, ".dot": self.to_dot, ".gv": self.to_dot, ".mmd": self.to_mermaid}
+        if place.suffix.lower() not in writers:
+            raise InputError(
+                f"path must end in {', '.join(writers)}, got {str(place)!r}; for other formats, run Graphviz: "
+                "dot -Tpdf graph.dot"
+            )
+        place.write_text(writers[place.suffix.lower()]() + "\n", encoding="utf-8")
+        return place
+
     __str__ = to_mermaid
 
     def __repr__(self) -> str:
         return f"<graph of {self.model.label}: {len(self.nodes)} nodes, {len(self.edges)} edges>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002
-        return {"text/plain": repr(self), "text/vnd.mermaid": self.to_mermaid()}
+        return {"text/plain": repr(self), "image/svg+xml": self.to_svg()}
 
 
 # --------------------------------------------------------------------------------------------- writing
@@ -224,8 +254,7 @@ class _Building:
     ) -> None:
         self._rows, self._root, self._depth = rows, record.root, depth
         self._stage = {inner: number for number, calls in enumerate(stages) for call in calls for inner in call.walk()}
-        self._maker: dict[Value, str] = {}
-        self._in_storage: defaultdict[int, list[Value]] = defaultdict(list)
+        self._makers: Makers[str] = Makers()
         self._crossing: dict[tuple[str, str], list[Value]] = {}
         self._n_keys = 0
 
@@ -239,12 +268,12 @@ class _Building:
             if values := values_in(template):
                 node = Node(self._key(), "input", name, (name,))
                 items.append(node)
-                self._makes(node.key, values)
+                self._makers.add(node.key, values)
         model_row = self._rows["", 0]
         is_opaque = not root.children or isinstance(model_row.module, torch.jit.ScriptModule)
         items += [self._node(root)] if is_opaque else self._items(root, 1)
         output = Node(self._key(), "output", "output", ("output",))
-        self._takes(output.key, values_in(root.result))
+        self._takes(output.key, self._makers.of(root.result))
         model = Group("model", one_line(model_row.class_name), [*items, output])
         return self._without_dead_ends(model)
 
@@ -261,8 +290,8 @@ class _Building:
                 group = Group(f"g{self._key()}", label, self._items(child, level + 1))
                 items.append(group)
                 last = list(group.nodes())[-1:]
-                for value in values_in(child.result) if last else ():
-                    self._maker.setdefault(value, last[0].key)  # made by a call that the graph does not show
+                if last:
+                    self._makers.add_missing(last[0].key, child.result)
             else:
                 items.append(self._node(child))
         return items
@@ -289,27 +318,12 @@ class _Building:
         lines += [f"stage {stage}"] if stage is not None else []
         kind = "module" if event.is_module else "function"
         node = Node(self._key(), kind, event.name, tuple(lines), stage)
-        self._takes(node.key, values_in((event.args, event.kwargs)))
-        for inner in event.walk():  # a tensor that leaves the call other than by its result
-            for value in values_in(inner.result) if inner is not event else ():
-                if value not in self._maker:
-                    self._makes(node.key, [value])
-        written = event.writes[0] if event.writes else frozenset()
-        self._makes(node.key, [value for storage in written for value in self._in_storage.get(storage, ())])
-        self._makes(node.key, values_in(event.result))
+        self._takes(node.key, self._makers.call(node.key, event))
         return node
 
-    def _takes(self, key: str, values: Sequence[Value]) -> None:
-        for value in values:
-            source = self._maker.get(value)
-            if source is not None:
-                self._crossing.setdefault((source, key), []).append(value)
-
-    def _makes(self, key: str, values: Sequence[Value]) -> None:
-        for value in values:
-            if value not in self._maker:
-                self._in_storage[value.storages[0]].append(value)
-            self._maker[value] = key
+    def _takes(self, key: str, taken: Sequence[tuple[str, Value]]) -> None:
+        for source, value in taken:
+            self._crossing.setdefault((source, key), []).append(value)
 
     def _without_dead_ends(self, model: Group) -> Graph:
         """Return the graph without functions whose results no module or output uses, such as checks of sizes."""

@@ -56,6 +56,8 @@ def _width() -> int:
 def _left_out(root: LayerInfo, options: TableOptions, shown: int) -> Iterator[str]:
     """Yield a line about the rows that a folded table does not show."""
     rows = sum(1 for _ in root.walk())
+    if options.most is not None and shown == options.most:
+        yield f"Shown: the {shown} largest of {rows} rows; all of them: table(depth=None, sort={options.sort!r})"
     if options.fold and shown < rows:
         levels = "" if options.level is None else f", {options.level} of {max(row.depth for row in root.walk())} levels"
         yield f"Shown: {shown} of {rows} rows (equal ones once{levels}); all of them: table(depth=None, fold=False)"

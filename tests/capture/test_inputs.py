@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modelsummary import InputError, ModelFileError, ModelSummaryError, Statistics
+from modelsummary import ForwardError, InputError, ModelFileError, ModelSummaryError, Statistics
 from tests.models import Call, Pair
 
 
@@ -110,9 +110,58 @@ def test_sizes_take_the_dtype_of_the_model():
 
 
 def test_sizes_take_the_dtypes_given():
-    assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=[torch.long]).root.output_size == [2, 3, 4]
+    for dtypes in ([torch.long], "long", ["torch.int64"], torch.int32):
+        assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=dtypes).root.output_size == [2, 3, 4]
     assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=[torch.LongTensor]).root.output_size == [2, 3, 4]
     assert Statistics(nn.Embedding(10, 4), (2, 3), dtypes=torch.long, execution="real").root.output_size == [2, 3, 4]
+
+
+def test_sizes_by_argument_name():
+    def forward(self, ids, scale, *, causal):
+        assert causal
+        return self.table(ids) * scale
+
+    model = Call(forward, table=nn.Embedding(10, 4))
+    by_name: dict = {"ids": (2, 3), "scale": [3, 4], "causal": True}
+    for dtypes in (["long", torch.float32], {"ids": torch.int32}):
+        assert Statistics(model, by_name, dtypes=dtypes).root.output_size == [2, 3, 4]
+        assert Statistics(model, dtypes=dtypes, **by_name).root.output_size == [2, 3, 4]
+
+
+class Resize(nn.Module):
+    def forward(self, x, input_size: tuple[int, int]):
+        return nn.functional.interpolate(x, input_size)
+
+
+@pytest.mark.parametrize("x", [torch.rand(1, 1, 2, 2), (1, 1, 2, 2)])
+def test_a_tuple_beside_tensors_or_for_an_annotated_parameter_is_a_constant(x):
+    assert Statistics(Resize(), {"x": x, "input_size": (4, 5)}).root.output_size == [1, 1, 4, 5]
+
+
+def test_input_size_is_another_name_unless_the_forward_has_it():
+    assert Statistics(nn.Linear(3, 4), input_size=(2, 3)).root.output_size == [2, 4]
+    assert Statistics(Call(lambda self, x, y: x + y), input_size=[(2, 3), (3,)]).root.output_size == [2, 3]
+    assert Statistics(Resize(), (1, 1, 2, 2), input_size=(4, 5)).root.output_size == [1, 1, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("input_data", "advice"),
+    [
+        ((3, 8, 8), r"; did you forget the batch dimension\? \(1, 3, 8, 8\) works$"),
+        (torch.rand(3, 8, 8), r"; did you forget the batch dimension\? \(1, 3, 8, 8\) works$"),
+        ((2, 8, 8, 3), r"; did you mean \(2, 3, 8, 8\)\? Channels come second, before height and width$"),
+        ((1, 4, 8, 8), r"to have 3 channels, but got 4 channels instead$"),
+    ],
+)
+def test_a_forward_that_fails_says_which_size_would_work(input_data, advice):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 2))
+    with pytest.raises(ForwardError, match=advice):
+        Statistics(model, input_data)
+
+
+def test_several_sizes_as_further_arguments_are_a_list_of_sizes():
+    with pytest.raises(ForwardError, match=r"for several inputs pass a list of sizes: \[\(1, 3\), \(1, 4\)\]$"):
+        Statistics(Call(lambda self, x, y: torch.cat([x, y], 1)), (1, 3), (1, 4))
 
 
 def test_batch_dim_inserts_a_batch_of_one_printed_as_minus_one():
@@ -163,7 +212,20 @@ def test_any_size_and_batch_dim(size, data):
             {"input_data": (1, 3), "dtypes": [torch.long] * 2},
             r"dtypes has 2 entries for 1 size\(s\): \[\(1, 3\)\]; pass one per size$",
         ),
-        ({"input_data": (1, 3), "dtypes": ["long"]}, r"dtypes holds 'long'; expected a torch\.dtype"),
+        (
+            {"input_data": (1, 3), "dtypes": ["lnog"]},
+            r"dtypes holds 'lnog'; expected a torch\.dtype such as torch\.long, or its name; did you mean 'long'\?",
+        ),
+        ({"input_data": (1, 3), "dtypes": int}, r"dtypes holds <class 'int'>; expected a torch\.dtype"),
+        ({"input_data": (1, 3), "dtypes": {"x": "long"}}, r"dtypes names the argument 'x', but no size has one"),
+        (
+            {"input_data": {"ids": (1, 3)}, "dtypes": {"isd": "long"}},
+            r"dtypes names the argument 'isd', but the sizes are for ids; did you mean 'ids'\?",
+        ),
+        (
+            {"input_data": (1, 3), "input_size": (1, 3)},
+            r"input_size=\(1, 3\) and input_data=\(1, 3\) are two names of one argument; pass one",
+        ),
         ({"input_data": torch.rand(1), "dtypes": [torch.long]}, r"which have a dtype; leave dtypes out$"),
         ({"input_data": (1, 3), "batch_dim": 3}, r"batch_dim=3 does not fit the input size \(1, 3\); expected 0 to 2"),
         ({"input_data": (1, 3), "batch_dim": -1}, r"batch_dim must be an integer >= 0 or None, got -1"),
@@ -207,8 +269,12 @@ class Sum(nn.Module):
 def test_the_error_of_a_wrong_call_says_what_to_do():
     with pytest.raises(InputError, match=r"'b': .* of Sum.forward\(a, b\); pass a list or dict of tensors"):
         Statistics(Sum(), (2, 4))
-    with pytest.raises(InputError, match=r"remove 'input_size'$"):
-        Statistics(nn.Linear(1, 1), input_size=(1, 1))
+    with pytest.raises(InputError, match=r"remove 'sizes'$"):
+        Statistics(nn.Linear(1, 1), (1, 1), sizes=(1, 1))
+    with pytest.raises(InputError, match=r"remove 'col_names', or call modelsummary\.summary"):
+        Statistics(nn.Linear(1, 1), (1, 1), col_names=["macs"])
+    with pytest.raises(InputError, match=r"did you mean \(3, 8, 8\)\?$"):
+        Statistics(nn.Conv2d(3, 1, 1), 3, 8, 8)
 
 
 def test_a_text_is_the_path_of_a_file():

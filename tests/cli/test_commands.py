@@ -49,6 +49,29 @@ def test_text(capsys):
     assert output(capsys, "tests.cli.test_commands:READY", "--input", "2,4").out == f"{Statistics(mlp(), (2, 4))}\n"
 
 
+def test_a_model_in_a_file_beside_its_modules(capsys, tmp_path, monkeypatch):
+    (tmp_path / "width_of_net.py").write_text("WIDTH = 5\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nfrom width_of_net import WIDTH\n\n\n"
+        "class MyNet(nn.Linear):\n    def __init__(self):\n        super().__init__(4, WIDTH)\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "net", None)  # any other module of this name
+    assert "[2, 5]" in output(capsys, f"{tmp_path}/net.py:MyNet", "--input", "2,4").out
+    said = output(capsys, f"{tmp_path}/net.py:MyNett", status=2).err
+    assert "has no 'MyNett'; did you mean 'MyNet'?" in said
+
+
+def test_a_bare_name_is_that_of_torchvision(capsys):
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    assert output(capsys, "alexnet").out == output(capsys, "torchvision:alexnet").out
+
+
+def test_sorted_rows(capsys):
+    said = output(capsys, MLP, "--input", "2,4", "--sort", "macs").out
+    assert said == f"{Statistics(mlp(), (2, 4)).table(sort='macs')}\n"
+
+
 def test_settings_mode_and_table(capsys):
     said = output(
         capsys, MLP, "--kwargs", '{"width": 16}', "--input", "2,4", "--mode", "eval", "--columns",
@@ -99,6 +122,9 @@ def test_more_than_the_table(capsys):
     said = output(capsys, MLP, "--input", "2,4", "--memory", "none", "--split", "2").out
     assert said == f"{stats}\n\n{stats.memory()}\n\n{stats.split(2)}\n"
     assert str(stats.memory("inference")) in output(capsys, MLP, "--input", "2,4", "--memory", "inference").out
+    assert output(capsys, MLP, "--input", "2,4", "--memory", "AdamW").out.endswith(
+        f"{stats.memory(optimizer='adamw')}\n"
+    )
     assert "Latency (ms)" in output(capsys, MLP, "--input", "2,4", "--latency").out
 
 
@@ -168,7 +194,12 @@ def test_the_budgets_of_the_example(tmp_path):
         ([], "the following arguments are required: model"),
         (["mlp"], "cannot find model 'mlp'; expected torchvision:NAME"),
         (["nowhere:mlp"], "module 'nowhere' cannot be imported: No module named 'nowhere'; expected torchvision:NAME"),
-        (["tests.cli.test_commands:nothing"], "module 'tests.cli.test_commands' has no 'nothing'"),
+        (["tests.cli.test_commands:mpl"], "module 'tests.cli.test_commands' has no 'mpl'; did you mean 'mlp'?"),
+        (["net.py"], "net.py is a file of code: add its class or function, net.py:NAME"),
+        (["net.py:Net"], "file 'net.py' does not exist"),
+        ([MLP, "--input", "2,4", "--memory", "adamv"], "got 'adamv'; did you mean 'adam' or 'adamw'?"),
+        ([MLP, "--input", "2,4", "--sort", "mcas"], "got 'mcas'; known: "),
+        ([MLP, "--input", "2,4", "--sort", "macs", "--format", "csv"], "--sort is for the printed table"),
         (["tests.cli.test_commands:MLP"], "must be a function or class that makes a module, got 'tests.cli"),
         (["os:getcwd"], "os:getcwd must make a torch.nn.Module, got"),
         (
@@ -301,3 +332,14 @@ def test_the_process():
     cut = subprocess.run(f"{command} --help | head -1", shell=True, capture_output=True, text=True, check=True)
     assert cut.stdout.startswith("usage: modelsummary")
     assert cut.stderr == ""
+
+
+def test_explore_writes_a_page(capsys, tmp_path):
+    page = tmp_path / "net.html"
+    arguments = ["torch.nn:Linear", "--kwargs", '{"in_features": 2, "out_features": 3}', "--input", "1,2"]
+    assert run(["explore", *arguments, "--output", str(page)]) == 0
+    assert capsys.readouterr().out == f"written: {page}\n"
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    exported = tmp_path / "net.json"
+    assert run([*arguments, "--format", "json", "--output", str(exported)]) == 0
+    assert run(["explore", str(exported), "--compare", str(exported), "--output", str(page)]) == 0

@@ -55,7 +55,7 @@ def test_figures_and_reasons(forms):
     ]
     lines = str(found).splitlines()
     assert lines[0].split()[:3] == ["Params", "Params", "(B)"]
-    assert lines[2].split()[0] == "live"
+    assert lines[1].split()[0] == "live"
     assert found.to_records()[0]["macs"] == 3888
     with pytest.raises(InputError, match="live was made without an input; pass the size"):
         compare({"live": Statistics(block())})

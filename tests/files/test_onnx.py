@@ -159,6 +159,7 @@ def test_mobilenet_by_the_newer_exporter(by_dynamo):
     assert by_dynamo.bandwidth().total == 119_445_696 + 2 * 16
     assert by_dynamo.operators() == Counter(Conv=52, Clip=35, Add=10, ReduceMean=1, Reshape=1, Gemm=1)
     assert by_dynamo.root.class_name == "MobileNetV2"
+    assert "52 norms are in the weights of convolutions" in by_dynamo.root.note
     assert by_dynamo["features.18"].class_name == "Conv2dNormActivation"
 
 
@@ -197,6 +198,7 @@ def test_mobilenet_activations_in_three_ways(mobilenet, by_torchscript):
     )
     pooled = 2 * 4 * 1280  # the mean and the flattening are functions, not modules
     assert by_torchscript.total_output_bytes == 52_015_392 == 77_857_184 - normed - dropped + added + pooled
+    assert "52 norms are in the weights of convolutions" in by_torchscript.root.note
     # BatchNorm is in the weights of the convolutions: their gains go, their shifts become biases
     assert by_torchscript.total_params == eager.total_params - sum(
         row.self_params // 2 for row in rows if row.class_name == "BatchNorm2d"
@@ -527,6 +529,7 @@ def test_views_and_exports(tmp_path):
     stats = load(conv(tmp_path))
     again = ModelStatistics.from_json(stats.to_json())
     assert again.table() == stats.table()
+    assert "Stored in the file: 832 elements, 3.33 kB" in again.table()
     assert len(stats.to_records()) == 9
     assert "head" in stats.to_html(foldable=True)
     assert not stats.diff(load(conv(tmp_path)))

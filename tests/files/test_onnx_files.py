@@ -299,10 +299,12 @@ def test_weights_are_left_out_before_parsing(tmp_path):
         weights,
     )
     data = made.SerializeToString()
-    outline, lengths = without_weights(data)
-    assert lengths == {0: 1200, 2: 1200}
+    outline, places = without_weights(data)
+    assert {position: place.length for position, place in places.items()} == {0: 1200, 2: 1200}
+    for position, (offset, length) in places.items():
+        assert data[offset : offset + length] == made.graph.initializer[position].raw_data
     assert len(outline) < len(data) - 2400
-    for position in lengths:
+    for position in places:
         made.graph.initializer[position].ClearField("raw_data")
     assert onnx.ModelProto.FromString(outline) == made
     path = tmp_path / "net.onnx"

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from modelsummary import InputError, ModelFileError, load
 from modelsummary.cli.commands import run
-from modelsummary.files.dimensions import dimension
+from modelsummary.formulas.expressions import dimension
 from tests.onnx_models import graph, model, saved, value, weight
 
 node = helper.make_node

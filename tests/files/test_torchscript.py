@@ -159,7 +159,8 @@ def test_run_in_a_process(tmp_path):
     path = scripted(Tied(), tmp_path / "net.pt")
     stats, here = load(path, {"x": x}, run=True), run_here(path, x)
     assert stats.total_mult_adds == here.total_mult_adds == 240
-    assert str(stats) == str(here)
+    assert "Stored in the file: 44 elements, 176 B" in str(stats)
+    assert stats.table().splitlines()[:-2] == here.table().splitlines()[:-2]  # up to what is stored
     assert (stats["head"].macs, stats["words"].macs, stats.total_params) == (240, 0, 40)
     assert stats.bandwidth().total == here.bandwidth().total > 0
     assert stats.activations() == here.activations()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import modelsummary
-from modelsummary import InputError, MissingExtraError, Statistics
+from modelsummary import InputError, MissingExtraError, Statistics, StepError
 from modelsummary.memory.fit import largest
 from tests.capture.test_wrapped import int8
 from tests.models import Call
@@ -499,7 +499,7 @@ def test_a_forward_that_raises():
     model.calls = 0
     stats = Statistics(model, (2, 8))
     model.calls = 5
-    with untouched(model), pytest.raises(ValueError, match="enough"):
+    with untouched(model), pytest.raises(StepError, match="enough"):
         stats.memory()
 
 

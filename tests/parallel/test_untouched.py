@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, Statistics
+from modelsummary import InputError, Statistics, StepError
 from tests.untouched import untouched
 
 
@@ -55,7 +55,7 @@ def test_memory_of_a_rank(mesh):
     def fails(_):
         raise ValueError("stop")
 
-    with untouched(model), pytest.raises(ValueError, match="stop"):
+    with untouched(model), pytest.raises(StepError, match="stop"):
         plan.memory(rank=0, loss=fails)
     assert not torch.distributed.is_initialized()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+from itertools import combinations
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -183,7 +185,57 @@ def test_what_it_looks_like():
     assert str(graph) == graph.to_mermaid() == MERMAID
     assert graph.to_dot() == DOT
     assert repr(graph) == "<graph of Sequential: 4 nodes, 3 edges>"
-    assert graph._repr_mimebundle_() == {"text/plain": repr(graph), "text/vnd.mermaid": MERMAID}
+    assert graph._repr_mimebundle_() == {"text/plain": repr(graph), "image/svg+xml": graph.to_svg()}
+
+
+def rectangles(svg):
+    """Left, top, right and bottom of each group, and of each node."""
+    found = {"g": [], "n": []}
+    for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect"):
+        if "class" in each.attrib:
+            x, y, width, height = (float(each.attrib[name]) for name in ("x", "y", "width", "height"))
+            found[each.attrib["class"]].append((x, y, x + width, y + height))
+    return found["g"], found["n"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, None])
+def test_in_a_picture_no_boxes_overlap_and_groups_hold_their_nodes(depth, tmp_path):
+    graph = Statistics(Model(), (3, 4)).graph(depth)
+    svg = graph.save(tmp_path / "graph.svg").read_text()
+    groups, nodes = rectangles(svg)
+    assert len(nodes) == len(graph.nodes)
+    assert svg.count('<path class="e"') == len(graph.edges)
+
+    def apart(one, other):
+        return one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+    def holds(group, node):
+        return group[0] <= node[0] and group[1] <= node[1] and group[2] >= node[2] and group[3] >= node[3]
+
+    assert all(apart(*pair) for pair in combinations(nodes, 2))
+    assert all(apart(group, node) or holds(group, node) for group in groups for node in nodes)
+    inside = [each for each in graph.model.items if isinstance(each, Group)]
+    held = sorted(sum(holds(group, node) for node in nodes) for group in groups)
+    assert held[-len(inside) :] == sorted(len(list(each.nodes())) for each in inside) if inside else not groups
+
+
+def test_tensors_flow_downwards_in_a_picture():
+    """input, then the two branches beside each other, then their sum."""
+    model = Call(lambda self, x: self.one(x) + self.two(x), one=nn.Linear(4, 4), two=nn.Linear(4, 4))
+    _, nodes = rectangles(Statistics(model, (3, 4)).graph().to_svg())
+    top = [node[1] for node in nodes]
+    assert top[0] < top[1] == top[2] < top[3] < top[4]
+    middle = [(node[0] + node[2]) / 2 for node in nodes]
+    assert middle[1] < middle[0] < middle[2]
+    assert middle[0] == pytest.approx(middle[3], abs=0.1) == pytest.approx(middle[4], abs=0.1)
+
+
+def test_a_graph_is_saved_in_the_format_of_the_ending(tmp_path):
+    graph = Statistics(Model(), (3, 4)).graph()
+    assert graph.save(tmp_path / "graph.dot").read_text() == f"{graph.to_dot()}\n"
+    assert graph.save(f"{tmp_path}/graph.mmd").read_text() == f"{graph}\n"
+    with pytest.raises(InputError, match=r"path must end in \.svg, \.dot, \.gv, \.mmd, got 'graph\.pdf'; .* Graphviz"):
+        graph.save("graph.pdf")
 
 
 @settings(deadline=None)
@@ -199,6 +251,9 @@ def test_names_mean_nothing_to_the_languages(name):
             char if char.isprintable() else " " for char in name
         )
     assert (header, end) == ("flowchart TD", "  end")
+    shown = "".join(char if char.isprintable() else " " for char in name)
+    svg = ElementTree.fromstring(graph.to_svg())
+    assert [each.text or "" for each in svg.iter("{http://www.w3.org/2000/svg}text")] == [shown, shown, "Linear"]
     lines = graph.to_dot().split("\n")
     assert len(lines) == 7
     (quoted,) = re.fullmatch(r'    n1 \[label="((?:[^"\\]|\\.)*)"\]', lines[4]).groups()

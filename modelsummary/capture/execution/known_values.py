@@ -60,7 +60,13 @@ class _Known(NamedTuple):
 
 
 class KnownValues:
-    """The known values of a run's tensors; a tensor is known until it is overwritten with unknown values."""
+    """The known values of a run's tensors; a tensor is known until it is overwritten with unknown values.
+
+    Attributes:
+        most_elements: elements of the largest tensors whose values are followed.
+    """
+
+    most_elements = _MAX_ELEMENTS
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}  # by the id of the tensor
@@ -148,7 +154,7 @@ class KnownValues:
     def follow(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], out: Any) -> bool:
         """Follow an operator with known arguments that ran on shapes; return True if its results are known, too."""
         outputs = list(tensors_in(out))
-        if sum(tensor.numel() for tensor in outputs) > _MAX_ELEMENTS:
+        if sum(tensor.numel() for tensor in outputs) > self.most_elements:
             return False
         if not rule.writes:
             deferred = _Deferred(func, *self._on_values(args, kwargs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,9 +27,13 @@ class RealExecution:
     Args:
         tensors: tensors of the model and of its arguments, which the run must leave unchanged.
         all_buffers: whether to copy all tensors except parameters up front, for runs whose operators are not seen.
+
+    Attributes:
+        ran: called after each operator.
     """
 
     def __init__(self, tensors: Iterable[Tensor], *, all_buffers: bool = False) -> None:
+        self.ran: Callable[[], object] = lambda: None
         tensors = list(tensors)
         own = list(_in_memory(tensors))
         # An alias keeps the memory, shape and strides of a tensor whose data is replaced or resized.
@@ -56,6 +60,7 @@ class RealExecution:
         for place in rule.writes:
             self._save(kwargs.get(place) if isinstance(place, str) else args[place : place + 1])
         out = func(*args, **kwargs)
+        self.ran()
         cost = op_cost(rule, args, kwargs, out)
         if rule.name in BLOCK_MASKED:
             cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, lambda tensor: tensor))

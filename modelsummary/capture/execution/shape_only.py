@@ -111,6 +111,15 @@ class ShapeOnly:
             raise self._needing_values(asker)
         return value
 
+    def known_value(self, tensor: Tensor, most_elements: int) -> Tensor | None:
+        """Return a copy of the values of a tensor that the forward made, or None if they are not known.
+
+        From now on, values of tensors of up to ``most_elements`` are followed.
+        """
+        self._known.most_elements = max(self._known.most_elements, most_elements)
+        with _disable_current_modes(), _torch.DisableTorchFunction():
+            return self._value_of(tensor)
+
     # ---------------------------------------------------------------------------------- one operator
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:

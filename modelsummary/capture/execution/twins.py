@@ -1,4 +1,7 @@
-"""Twins: tensors without data that replace a model's tensors and its inputs during a run on shapes."""
+"""Twins: tensors without data that replace a model's tensors and its inputs during a run on shapes.
+
+Here they are made; ``shape_only`` runs the operators on them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The list of process-wide states that a run may change: switches of torch and generators of random numbers.
 
-``restore`` restores all of them after a run. The recorder compares those with ``changes_results`` between calls.
+``unchanged`` restores all of them after a run. The recorder compares those with ``changes_results`` between calls.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from typing import Any
 from modelsummary.errors import ModelFileError
 from modelsummary.files.onnx.dtypes import element_of
 from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.files.onnx.stripping import LeftOut
 
-__all__ = ["check_model", "check_texts", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
+__all__ = ["check_model", "check_texts", "constants_of", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
 
 _DEEPEST = 16  # subgraphs within subgraphs
 _MOST_NODES = 1_000_000
@@ -22,14 +23,14 @@ Names = tuple[set[str], ...]
 
 
 def check_model(
-    model: Any, path: Path, *, left_out: Mapping[int, int] | None = None, drop_weights: bool = False
+    model: Any, path: Path, *, left_out: Mapping[int, LeftOut] | None = None, drop_weights: bool = False
 ) -> set[str]:
     """Check tensors, names and order of operators in all graphs of a model.
 
     Args:
         model: a ``ModelProto``.
         path: the model's file; external weights must lie in its directory.
-        left_out: position of an initializer -> length of its data, for data that were not read.
+        left_out: position of an initializer -> place of its data in the file, for data that were not read.
         drop_weights: drop long values other than sizes and indices after checking their length, and make sparse weights
             dense, as runtimes do.
 
@@ -48,9 +49,9 @@ def check_model(
         nodes += len(inner.node)
         if nodes > _MOST_NODES:
             raise ModelFileError(f"more than {_MOST_NODES:,} operators")
-        lengths = left_out or {} if inner is graph else {}
+        places = left_out or {} if inner is graph else {}
         for position, tensor in enumerate(tensors_of(inner)):  # initializers come first
-            _check_tensor(tensor, path, lengths.get(position), drop_weights)
+            _check_tensor(tensor, path, places.get(position), drop_weights)
             files.update(each.value for each in tensor.external_data if each.key == "location")
         _check_order(inner, around)
         if drop_weights:
@@ -144,14 +145,19 @@ def tensors_of(graph: Any) -> Iterator[Any]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    for node in graph.node:
+    yield from constants_of(graph.node)
+
+
+def constants_of(nodes: Any) -> Iterator[Any]:
+    """Yield the ``TensorProto`` in the attributes of nodes; inner graphs are left out."""
+    for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
 
 
-def _check_tensor(tensor: Any, path: Path, length: int | None, drop: bool) -> None:
+def _check_tensor(tensor: Any, path: Path, place: LeftOut | None, drop: bool) -> None:
     """Check that the data of a tensor are as long as its type and shape require."""
     name, onnx = quoted(tensor.name), import_onnx()
     if any(dim < 0 for dim in tensor.dims):
@@ -163,8 +169,8 @@ def _check_tensor(tensor: Any, path: Path, length: int | None, drop: bool) -> No
     needed = (numel * element.bits + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         _check_external(tensor, needed, path)
-    elif length is not None or tensor.HasField("raw_data"):
-        length = len(tensor.raw_data) if length is None else length  # copies the data
+    elif place is not None or tensor.HasField("raw_data"):
+        length = len(tensor.raw_data) if place is None else place.length  # copies the data
         if length != needed:
             raise ModelFileError(f"tensor {name} needs {needed:,} bytes by its shape, and has {length:,}")
         if drop and length > _LONGEST_KEPT and tensor.data_type not in _SIZES:

@@ -49,7 +49,8 @@ class _Frame(NamedTuple):
 def inline_functions(model: Any) -> dict[str, str]:
     """Expand all calls in place; return the path of each call -> the name of its function.
 
-    onnx has an inliner, too, but it does not keep which call a node comes from.
+    The inliners of onnx and of onnx-ir do not keep which call a node comes from, refuse functions written for another
+    opset, and have no limit on what a file expands to.
 
     Raises:
         ModelFileError: functions call each other in a cycle, or expand to too many operators.

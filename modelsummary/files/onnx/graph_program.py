@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ShapeMismatchError
-from modelsummary.files.dimensions import dimension
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
@@ -15,6 +14,7 @@ from modelsummary.files.onnx.node_costs import FORMULAS, PER_INPUT, PER_OUTPUT, 
 from modelsummary.files.onnx.node_types import RUNS, TAKEN
 from modelsummary.files.onnx.scopes import class_of_model, scopes_of
 from modelsummary.files.program import Operation, Program, Scope, Tensor
+from modelsummary.formulas.expressions import dimension
 
 __all__ = ["program_of"]
 
@@ -26,14 +26,15 @@ _LOOKS_AT_SHAPES = frozenset({"Shape", "Size"})
 _GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 
-def program_of(model: Any, called: Mapping[str, str]) -> Program:
+def program_of(model: Any, called: Mapping[str, str], copies: Mapping[str, str]) -> Program:
     """Return the program of a model whose shapes were inferred.
 
     Args:
         model: a ``ModelProto`` without functions.
         called: path of each call of a function -> the name of the function, as ``inline_functions`` returned it.
+        copies: name of a weight -> name of the weight that it repeats.
     """
-    return _Builder(model, called).built()
+    return _Builder(model, called, copies).built()
 
 
 class _Names(NamedTuple):
@@ -51,9 +52,10 @@ class _Names(NamedTuple):
 class _Builder:
     """A program under construction."""
 
-    def __init__(self, model: Any, called: Mapping[str, str]) -> None:
+    def __init__(self, model: Any, called: Mapping[str, str], copies: Mapping[str, str]) -> None:
         self.graph = model.graph
         self.called = called
+        self.copies = copies
         self.versions = {"" if each.domain in _ONNX else each.domain: each.version for each in model.opset_import}
         self.operations: list[Operation] = []
         self.constants: Counter[str] = Counter()
@@ -70,6 +72,8 @@ class _Builder:
         inputs = [names.tensors[each.name] for each in graph.input if each.name not in weights]
         for tensor in inputs:
             tensor.kind = "input"
+        for copy, original in self.copies.items():
+            names.tensors[copy].original = names.tensors[original]
         self._add(graph, names, (), 1)
         used = {tensor for operation in self.operations for tensor in operation.inputs}
         unused = [each for each in names.tensors.values() if each.kind in ("parameter", "buffer") and each not in used]
@@ -100,7 +104,7 @@ class _Builder:
             inside = [each for each in without if any(scope.key == first.name for scope in each.scopes)]
             first = inside[0] if inside else first  # inside a branch or loop, not the If or Loop
             notes.append(f"sizes are unknown from {first.name[:80]!r} ({first.op_type}) on")
-        return notes
+        return notes + _notes_on_weights(self.operations)
 
     # ------------------------------------------------------------------------------------------ tensors
 
@@ -204,6 +208,27 @@ class _Builder:
                 self.undecided.append(operation.name)
             for each in (each for key, body in bodies.items() if key != counted for each in body):
                 each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0
+
+
+def _notes_on_weights(operations: Sequence[Operation]) -> list[str]:
+    """Return why the file stores other weights than the model has."""
+    notes = []
+    copies = {tensor for operation in operations for tensor in operation.inputs if tensor.original is not None}
+    if copies:
+        elements = sum(tensor.numel for tensor in copies)
+        notes.append(f"{len(copies)} weights with {elements:,} elements repeat others, which count once")
+    folded = sum(_has_norm(operation) for operation in operations)
+    if folded:
+        notes.append(f"{folded} norms are in the weights of convolutions: the model's own parameters differ")
+    return notes
+
+
+def _has_norm(operation: Operation) -> bool:
+    """Return True if an exporter multiplied a BatchNorm into the weights of a convolution."""
+    if operation.op_type not in ("Conv", "ConvTranspose") or len(operation.inputs) < 2:
+        return False
+    in_norm = bool(operation.scopes) and "BatchNorm" in operation.scopes[-1].class_name
+    return in_norm or operation.inputs[1].name.startswith("onnx::Conv_")
 
 
 def _unknown(name: str) -> Tensor:

@@ -13,6 +13,7 @@ from modelsummary.files.onnx.graph_program import program_of
 from modelsummary.files.onnx.inputs import bind, name_open_dimensions, values_of_inputs
 from modelsummary.files.onnx.reading import read_outline
 from modelsummary.files.onnx.shapes import infer_types
+from modelsummary.files.onnx.weights import copies_in, stored_in
 from modelsummary.files.program import GivenSizes
 from modelsummary.files.statistics import FileStatistics
 
@@ -20,7 +21,9 @@ __all__ = ["load_onnx"]
 
 
 def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -> FileStatistics:
-    """Return the statistics of the model in an ONNX file; nothing is run, and external weights are not read.
+    """Return the statistics of the model in an ONNX file; nothing is run, and weights are not read.
+
+    Only matrices that may be copies of others are looked at.
 
     Args:
         path: the file.
@@ -35,15 +38,17 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
     model, left_out = read_outline(path)
     try:
         check_texts(model)
+        stored = stored_in(model)
         called = inline_functions(model)
         files = check_model(model, path, left_out=left_out, drop_weights=True)
+        copies = copies_in(model.graph, path, left_out)
         missing = sorted(name for name in files if not (path.parent / name).exists())
         name_open_dimensions(model.graph)
         if sizes:
             bind(model.graph, sizes)
         values = values_of_inputs(model.graph, tensors) if tensors else {}
         notes = infer_types(model, values)
-        program = program_of(model, called)
+        program = program_of(model, called, copies)
     except (InputError, ModelFileError) as error:
         is_of_user = isinstance(error, InputError) or (sizes and isinstance(error, ShapeMismatchError))
         kind = InputError if is_of_user else ModelFileError
@@ -51,4 +56,5 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
     if missing:
         notes.append(f"weights are missing: {', '.join(missing)[:80]}")
     program.notes += notes
+    program.stored = stored
     return FileStatistics(program, path)

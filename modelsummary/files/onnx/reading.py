@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modelsummary.errors import MissingExtraError, ModelFileError
-from modelsummary.files.onnx.stripping import without_weights
+from modelsummary.files.onnx.stripping import LeftOut, without_weights
 
 __all__ = ["import_onnx", "read_model", "read_outline"]
 
@@ -43,22 +43,22 @@ def read_model(path: Path) -> Any:
     return _read(path, import_onnx().ModelProto.FromString)
 
 
-def read_outline(path: Path) -> tuple[Any, dict[int, int]]:
+def read_outline(path: Path) -> tuple[Any, dict[int, LeftOut]]:
     """Return the ``ModelProto`` in a file without the data of long initializers, which are not read.
 
     Returns:
-        The model, and position -> number of bytes of each initializer whose data were left out.
+        The model, and position -> place of the data of each initializer whose data were left out.
 
     Raises:
         ModelFileError: the file cannot be read or parsed.
     """
     parsed = import_onnx().ModelProto.FromString
 
-    def parse(data: Any) -> tuple[Any, dict[int, int]]:
-        outline, lengths = without_weights(data)
-        return parsed(outline), lengths
+    def parse(data: Any) -> tuple[Any, dict[int, LeftOut]]:
+        outline, left_out = without_weights(data)
+        return parsed(outline), left_out
 
-    outline: tuple[Any, dict[int, int]] = _read(path, parse)
+    outline: tuple[Any, dict[int, LeftOut]] = _read(path, parse)
     return outline
 
 

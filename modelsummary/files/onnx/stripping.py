@@ -7,11 +7,11 @@ field is a key, made of its number and the kind of its content, and the content.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError
 
-__all__ = ["without_weights"]
+__all__ = ["LeftOut", "without_weights"]
 
 _GRAPH, _NODE, _INITIALIZER, _RAW_DATA = 7, 1, 5, 9  # fields of ModelProto, GraphProto, TensorProto in onnx.proto
 _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
@@ -19,12 +19,19 @@ _MOST_NODES = 1_000_000  # parsing more takes gigabytes, however few bytes they 
 _FIXED = {1: 8, 5: 4}  # kind of content -> its bytes
 
 
-def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
+class LeftOut(NamedTuple):
+    """The place of data in a file, in bytes."""
+
+    offset: int
+    length: int
+
+
+def without_weights(data: Any) -> tuple[Any, dict[int, LeftOut]]:
     """Remove the raw data of long initializers from an encoded ``ModelProto``.
 
     Returns:
-        The data, and position of the initializer -> number of bytes removed. Data that cannot be decoded are returned
-        as they are.
+        The data, and position of the initializer -> the place of what was removed. Data that cannot be decoded are
+        returned as they are.
 
     Raises:
         ModelFileError: there are more than a million operators.
@@ -32,21 +39,21 @@ def without_weights(data: Any) -> tuple[Any, dict[int, int]]:
     >>> without_weights(b"not a model")
     (b'not a model', {})
     """
-    lengths: dict[int, int] = {}
+    left_out: dict[int, LeftOut] = {}
     try:
         graphs = [field for field in _fields(data, 0, len(data)) if field[0] == _GRAPH]
         if len(graphs) != 1:
             return data, {}
         _, start, content, end = graphs[0]
-        graph = _shorter(data, content, end, lengths)
-        return b"".join([data[:start], _encoded(_GRAPH, graph), data[end:]]), lengths
+        graph = _shorter(data, content, end, left_out)
+        return b"".join([data[:start], _encoded(_GRAPH, graph), data[end:]]), left_out
     except ModelFileError:  # a ValueError, too
         raise
     except (ValueError, IndexError):  # parsing reports it
         return data, {}
 
 
-def _shorter(data: Any, place: int, end: int, lengths: dict[int, int]) -> bytes:
+def _shorter(data: Any, place: int, end: int, left_out: dict[int, LeftOut]) -> bytes:
     """Return the content of a graph without the raw data of long initializers."""
     parts = []
     position = nodes = 0
@@ -59,7 +66,7 @@ def _shorter(data: Any, place: int, end: int, lengths: dict[int, int]) -> bytes:
         raw = [field for field in _fields(data, content, after) if field[0] == _RAW_DATA]
         if len(raw) == 1 and raw[0][3] - raw[0][2] > _LONGEST_KEPT:
             _, raw_start, raw_content, raw_end = raw[0]
-            lengths[position] = raw_end - raw_content
+            left_out[position] = LeftOut(raw_content, raw_end - raw_content)
             tensor = b"".join([data[content:raw_start], data[raw_end:after]])
             parts += [data[place:start], _encoded(_INITIALIZER, tensor)]
             place = after

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from modelsummary import _torch
 from modelsummary.errors import ModelFileError
+from modelsummary.files.program import Stored
 from modelsummary.files.torch.archive import Archive
 
-__all__ = ["read_exported"]
+__all__ = ["read_exported", "stored_in"]
 
 _CONFIGS = ("data/weights/", "data/constants/")
 # The texts that torch writes for sizes, in sympy's notation (newer versions: ``srepr``): symbols, integers, functions
@@ -40,16 +41,17 @@ _TOKEN = re.compile(
 _LONGEST = 10_000
 _OPERATOR = re.compile(r"torch\.ops\.(?!higher_order\b)([a-z_]\w{0,80})\.(\w{1,80})")
 _LIBRARIES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}  # whose import registers
+_MODULES = "nn_module_stack"
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
-def read_exported(path: Path) -> Any:
-    """Return the ``torch.export.ExportedProgram`` in a file, with parameters and buffers on meta.
+def read_exported(archive: Archive) -> Any:
+    """Return the ``torch.export.ExportedProgram`` in an archive, with parameters and buffers on meta.
 
     Raises:
         ModelFileError: the file is broken, has an older format, or holds a tensor that only a pickle can restore.
     """
-    archive = Archive(path)
+    path = archive.path
     models = [name for name in archive.names if re.fullmatch(r"models/[^/]+\.json", name)]
     if len(models) != 1:
         found = "no exported program" if not models else f"{len(models)} programs"
@@ -60,8 +62,7 @@ def read_exported(path: Path) -> Any:
         hint = next((hint for name, hint in hints.items() if name in archive.names), "")
         raise ModelFileError(f"{str(path)!r} holds {found}{hint}")
     facts = archive.read_json(models[0])
-    _check_expressions(facts, path)
-    _check_operators(facts, path)
+    _prepare(facts, path)
     try:
         _forget_containers(facts)
         weights, constants = (
@@ -80,38 +81,57 @@ def read_exported(path: Path) -> Any:
         raise ModelFileError(f"{str(path)!r} is not an exported program: {type(error).__name__} {error}") from None
 
 
+def stored_in(archive: Archive) -> Stored:
+    """Return the elements and bytes of the weights and constants of an archive that ``read_exported`` could read.
+
+    Tensors in one entry count once.
+    """
+    dtypes = _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE
+    itemsizes = {
+        f"{folder}{facts['path_name']}": dtypes[facts["tensor_meta"]["dtype"]].itemsize
+        for folder in _CONFIGS
+        for name in _entries(archive, folder)
+        for facts in archive.read_json(name)["config"].values()
+    }
+    sizes = {entry: archive.size(entry) for entry in itemsizes}
+    return Stored(sum(size // itemsizes[entry] for entry, size in sizes.items()), sum(sizes.values()))
+
+
 def _entries(archive: Archive, folder: str) -> list[str]:
     return [name for name in archive.names if name.startswith(folder) and name.endswith(".json")]
 
 
-def _check_expressions(facts: Any, path: Path) -> None:
-    """Check that every text which torch will evaluate is a formula of sizes, and not other code."""
-    pending = [facts]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            text = each.get("expr_str", "0")
-            if not isinstance(text, str) or not _is_formula(text):
-                raise ModelFileError(f"{str(path)!r}: expected a formula of sizes, got {str(text)[:80]!r}")
-            pending.extend(each.values())
-        elif isinstance(each, list):
-            pending.extend(each)
+def _prepare(facts: Any, path: Path) -> None:
+    """Check the parts that torch evaluates or looks up, and remove metadata that nothing here needs.
 
-
-def _check_operators(facts: Any, path: Path) -> None:
-    """Check that every operator is registered; import the known libraries that register theirs."""
-    pending, missing = [facts], set()
-    while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            found = _OPERATOR.match(str(each.get("target", "")))
-            if found is not None and not _is_registered(found[1], found[2]):
-                missing.add(f"{found[1]}.{found[2]}")
-        pending.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+    Every text that torch evaluates must be a formula of sizes. Every operator must be registered; the known libraries
+    that register theirs are imported. Of the metadata, reading the origin of each node takes longer than reading nodes.
+    """
+    missing = set()
+    for each in _dicts_in(facts):
+        text = each.get("expr_str", "0")
+        if not isinstance(text, str) or not _is_formula(text):
+            raise ModelFileError(f"{str(path)!r}: expected a formula of sizes, got {str(text)[:80]!r}")
+        found = _OPERATOR.match(str(each.get("target", "")))
+        if found is not None and not _is_registered(found[1], found[2]):
+            missing.add(f"{found[1]}.{found[2]}")
+        if "target" in each and isinstance(each.get("metadata"), dict):
+            each["metadata"] = {name: value for name, value in each["metadata"].items() if name == _MODULES}
     if missing:
         name = min(missing)
         remedy = f"import the library that registers it, such as {name.partition('.')[0]}, before reading the file"
         raise ModelFileError(f"{str(path)!r} uses the operator {name!r}, which torch does not know; {remedy}")
+
+
+def _dicts_in(facts: Any) -> Iterator[dict[str, Any]]:
+    pending = [facts]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            yield each
+            pending.extend(each.values())
+        elif isinstance(each, list):
+            pending.extend(each)
 
 
 def _is_registered(namespace: str, name: str) -> bool:

@@ -17,7 +17,8 @@ from modelsummary.costs.operators import op_rule
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
 from modelsummary.files.statistics import FileStatistics
-from modelsummary.files.torch.exported import read_exported
+from modelsummary.files.torch.archive import Archive
+from modelsummary.files.torch.exported import read_exported, stored_in
 from modelsummary.files.torch.symbols import Symbols
 
 __all__ = ["load_exported"]
@@ -34,9 +35,12 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
         InputError: a size does not fit.
         ModelFileError: the file is broken.
     """
-    exported = read_exported(path)
+    archive = Archive(path)
+    exported = read_exported(archive)
     try:
-        return FileStatistics(_Builder(exported, sizes).built(), path)
+        program = _Builder(exported, sizes).built()
+        program.stored = stored_in(archive)
+        return FileStatistics(program, path)
     except InputError as error:
         raise InputError(f"{str(path)!r}: {error}") from None
     except Exception as error:  # any error of torch on an inconsistent graph

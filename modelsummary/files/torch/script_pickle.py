@@ -46,10 +46,10 @@ class ScriptTensor(NamedTuple):
     """A tensor of a TorchScript file; equal descriptions are the same tensor.
 
     Attributes:
-        storage: name of the storage's entry in the archive.
+        storage: name of the storage's entry in the archive, such as ``data/0``.
         offset: position of the first element in the storage, in elements.
 
-    >>> ScriptTensor("0", 10, (2, 3), (3, 1), torch.float16, True).bytes_needed
+    >>> ScriptTensor("data/0", 10, (2, 3), (3, 1), torch.float16, True).bytes_needed
     32
     """
 
@@ -92,8 +92,12 @@ class _Storage(NamedTuple):
 _MARK = object()
 
 
-def read_pickle(data: bytes) -> Any:
+def read_pickle(data: bytes, folder: str = "data") -> Any:
     """Return the value of a TorchScript pickle.
+
+    Args:
+        data: the pickle.
+        folder: the folder of the archive with the storages that the pickle names.
 
     Raises:
         ModelFileError: the pickle is broken, has more than a million steps, or has calls that TorchScript never writes.
@@ -102,7 +106,7 @@ def read_pickle(data: bytes) -> Any:
     >>> read_pickle(pickle.dumps([1, (2, None)], 2))
     [1, (2, None)]
     """
-    machine = _Machine()
+    machine = _Machine(folder)
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number > _MOST_STEPS:
@@ -119,7 +123,8 @@ def read_pickle(data: bytes) -> Any:
 class _Machine:
     """The stack and the memo of a pickle machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -195,7 +200,7 @@ class _Machine:
         kind, name, place = key[:3]
         if kind != "storage" or not isinstance(name, _Name) or name.module != "torch":
             self._refuse(str(kind))
-        self.stack.append(_Storage(str(place), _STORAGES[name.name.removesuffix("Storage")]))
+        self.stack.append(_Storage(f"{self.folder}/{place}", _STORAGES[name.name.removesuffix("Storage")]))
 
     def _call(self, arguments: Any) -> None:
         function = self.stack.pop()

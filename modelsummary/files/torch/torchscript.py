@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelsummary.errors import InputError, ModelFileError
-from modelsummary.files.program import GivenSizes, Program, Scope, Tensor
+from modelsummary.files.program import GivenSizes, Program, Scope, Stored, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_code import ScriptClass, check_code, classes_of
@@ -57,7 +57,9 @@ def load_torchscript(
     if run:
         from modelsummary.files.torch.script_run import run_script
 
-        return FileStatistics(run_script(path, sizes, dtypes), path)
+        program = run_script(path, sizes, dtypes)
+        program.stored = found.stored
+        return FileStatistics(program, path)
     return FileStatistics(found, path)
 
 
@@ -79,14 +81,20 @@ class _Reader:
         held = [self._known(name, each, "buffer") for name, each in _tensors_in("constants", constants)]
         notes = [_NOTE]
         own = [each for each in held if each not in {tensor for _, found in self.owned for tensor in found}]
-        return Program(_name_of(model), [], [], [], own, owned=self.owned, notes=notes)
+        return Program(_name_of(model), [], [], [], own, owned=self.owned, stored=self._stored(), notes=notes)
+
+    def _stored(self) -> Stored:
+        """Return the elements and bytes of all storages that tensors use, each counted once."""
+        itemsizes = {tensor.storage: tensor.dtype.itemsize for tensor in self.tensors}
+        sizes = {storage: self.archive.size(storage) for storage in itemsizes}
+        return Stored(sum(size // itemsizes[storage] for storage, size in sizes.items()), sum(sizes.values()))
 
     def _pickle(self, name: str) -> Any:
         if self.archive.size(name) > _LARGEST_PICKLE:
             raise ModelFileError(
                 f"{name} has {self.archive.size(name):,} bytes; more than {_LARGEST_PICKLE:,} are not read"
             )
-        return read_pickle(self.archive.read(name))
+        return read_pickle(self.archive.read(name), name.removesuffix(".pkl"))
 
     def _add_modules(self, model: ScriptObject) -> None:
         """Add the module and all modules inside it, each once, depth first."""
@@ -120,7 +128,7 @@ class _Reader:
 
     def _known(self, name: str, found: ScriptTensor, kind: Any) -> Tensor:
         if found not in self.tensors:
-            there = self.archive.size(f"data/{found.storage}") or self.archive.size(f"constants/{found.storage}")
+            there = self.archive.size(found.storage)
             if found.bytes_needed > there:
                 needs = f"needs {found.bytes_needed:,} bytes by its size, and has {there:,}"
                 raise ModelFileError(f"tensor {name[:80]!r} {needs}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modelsummary.errors import ModelFileError
-from modelsummary.files.program import Kind, Program, Scope, Tensor
+from modelsummary.files.program import Kind, Program, Scope, Stored, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.units import grouped
 
@@ -115,7 +115,9 @@ def weight_statistics(
         tensors[each.name] = tensor
         owned.setdefault(tuple(around), []).append(tensor)
     modules = [(_scopes(parts), found) for parts, found in owned.items()]
-    return WeightStatistics(Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes]), path, tensors)
+    held = Stored(sum(prod(each.shape) for each in stored), sum(each.nbytes for each in stored))
+    program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
+    return WeightStatistics(program, path, tensors)
 
 
 def _is_buffer(tensor: StoredTensor, name: str) -> bool:

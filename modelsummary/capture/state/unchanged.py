@@ -18,8 +18,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 
 from modelsummary import _torch
+from modelsummary.capture.state.held import Held
 from modelsummary.capture.state.process_state import process_states
-from modelsummary.capture.state.reachable import Held
 
 __all__ = ["unchanged"]
 

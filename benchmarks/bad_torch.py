@@ -1,0 +1,164 @@
+"""Bad TorchScript files and exported programs: truncated, bombs, and code in pickles; ``bad_files.py`` reads them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from bad_onnx import Made
+from torch import nn
+
+__all__ = ["exported_files", "saved", "script_files"]
+
+
+class Trap:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def saved(module: nn.Module) -> bytes:
+    target = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), target)
+    return target.getvalue()
+
+
+def archive(entries: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", kind) as file:
+        for name, content in entries.items():
+            file.writestr(name, content)
+    return target.getvalue()
+
+
+def entries_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        return {each.filename: file.read(each) for each in file.infolist()}
+
+
+def changed(data: bytes, ending: str, content: bytes) -> bytes:
+    found = entries_of(data)
+    name = next(each for each in found if each.endswith(ending))
+    return archive({**found, name: content})
+
+
+def script_files(folder: Path) -> Iterator[Made]:
+    data = saved(nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4)))
+    for part in range(0, len(data), len(data) // 20):
+        yield f"script cut at {part}", ".pt", data[:part]
+    trap = Trap(str(folder / "made"))
+    for protocol in range(6):
+        yield f"a trap of protocol {protocol}", ".pt", pickle.dumps(trap, protocol)
+        yield f"a trap in data.pkl, {protocol}", ".pt", changed(data, "data.pkl", pickle.dumps(trap, protocol))
+        yield (
+            f"a trap in constants.pkl, {protocol}",
+            ".pt",
+            changed(data, "constants.pkl", pickle.dumps(trap, protocol)),
+        )
+    stacks = {
+        "marks": b"(" * 900_000,
+        "tuples": b")" + b"\x85" * 500_000 + b".",
+        "doubled tuples": b")q\x00" + b"h\x00h\x00\x86q\x00" * 100_000 + b".",
+        "a memo far away": b"Nr\xff\xff\xff\x7f.",
+        "a long text": b"X\xff\xff\xff\x7f.",
+        "a long number": b"\x8b\xff\xff\xff\x7f.",
+        "a byte array": b"\x96\xff\xff\xff\xff\xff\x00\x00\x00.",
+        "a list of a million": b"](" + b"N" * 900_000 + b"e.",
+        "two million steps": b"N0" * 10**6 + b"N.",
+        "no stop": b"N" * 100,
+        "nothing": b"",
+        "an extension": b"\x82\x01.",
+        "an instance": b"(ios\nsystem\n.",
+        "a global in two texts": b"\x8c\x02os\x8c\x06system\x93.",
+        "a tensor of 2**62": b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
+        b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQK\x00\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x3f\x85K\x01\x85\x89NtR.",
+    }
+    for name, content in stacks.items():
+        yield f"pickled {name}", ".pt", changed(data, "data.pkl", content)
+    for name, content in {
+        "from_file": b'def f():\n  return torch.from_file("/etc/passwd", False, 4)\n',
+        "an endless class": b"class A(Module):\n" * 200_000,
+        "open quotes": b'class A(Module):\n  __parameters__ = ["' + b"a" * 10**6,
+        "backslashes": b'class A(Module):\n  __parameters__ = ["' + b"\\" * 10**6 + b"]",
+        "a getattr": b"getattr(" * 200_000,
+        "no text": b"\xff" * 10**6,
+    }.items():
+        yield f"code with {name}", ".pt", changed(data, ".py", content)
+    entries = entries_of(data)
+    yield "two folders", ".pt", archive({**entries, "other/data.pkl": b"N."})
+    yield "two cases", ".pt", archive({**entries, **{name.upper(): each for name, each in entries.items()}})
+    yield "a folder above", ".pt", archive({f"../{name}": each for name, each in entries.items()})
+    yield (
+        "a bomb",
+        ".pt",
+        archive({**entries, f"{next(iter(entries)).partition('/')[0]}/x.py": bytes(10**8)}, zipfile.ZIP_DEFLATED),
+    )
+    yield "a hundred bombs", ".pt", archive({f"a/{n}.py": bytes(10**6) for n in range(100)}, zipfile.ZIP_DEFLATED)
+    end = b"PK\x05\x06" + struct.pack("<4H2LH", 0, 0, 65535, 65535, 2**31, 0, 0)
+    yield "a directory that is not there", ".pt", end
+    for kind in (".pt", ".pt2"):
+        yield "an empty archive", kind, archive({})
+        yield "only zeros", kind, bytes(10**6)
+
+
+class Endless(nn.Module):
+    """Its ``__setstate__`` never ends."""
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[int, bool]:
+        return 1, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[int, bool]) -> None:
+        self.training = state[1]
+        n = 1
+        while n > 0:
+            n = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+_FORMULA = re.compile(rb'"expr_str": "[^"]*"')
+
+
+def exported_files(folder: Path) -> Iterator[Made]:
+    yield "code that never ends", ".pt", saved(Endless())
+    target = io.BytesIO()
+    dims = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(nn.Linear(4, 4), (torch.rand(2, 4),), dynamic_shapes=dims), target)
+    data = target.getvalue()
+    for part in range(0, len(data), len(data) // 20):
+        yield f"program cut at {part}", ".pt2", data[:part]
+    model = next(each for name, each in entries_of(data).items() if name.endswith("models/model.json"))
+    trap = pickle.dumps(Trap(str(folder / "made")))
+    for ending in ("model.pt", "weights_config.json", "model.json", "constants_config.json"):
+        if any(name.endswith(ending) for name in entries_of(data)):
+            yield f"a trap in {ending}", ".pt2", changed(data, ending, trap)
+            yield f"brackets in {ending}", ".pt2", changed(data, ending, b"[" * 10**6)
+    for text in (b"__import__('os').system('true')", b"9**9**9", b"s77.__class__", b"(" * 5000, b"Max(" * 1000):
+        said = _FORMULA.sub(b'"expr_str": "' + text + b'"', model)
+        yield f"the formula {text[:20]!r}", ".pt2", changed(data, "model.json", said)
+    swaps = [
+        (b'"as_int": 4', b'"as_int": 99999999999999'),
+        (b"aten.linear", b"aten.from_file"),
+        (b"aten.linear", b"aten.nothing"),
+        (b"torch.ops.aten", b"torch.ops.os"),
+        (b"[", b"{"),
+    ]
+    for old, new in swaps:
+        yield f"{old!r} as {new!r}", ".pt2", changed(data, "model.json", model.replace(old, new))

@@ -1,0 +1,291 @@
+"""Compare formulas with fresh runs, FLOPs per token with a real step, active parameters with published figures.
+
+    python benchmarks/formulas.py sizes --out sizes.jsonl --library torchvision timm transformers --limit 70
+    python benchmarks/formulas.py tokens --out tokens.jsonl --limit 100
+    python benchmarks/formulas.py active
+    python benchmarks/formulas.py meter
+    python benchmarks/formulas.py report --out sizes.jsonl
+
+``sizes``: every formula at 20 sizes that made or proved no formula, against a forward on shapes at these sizes.
+``tokens``: FLOPs of forward and backward, against ``FlopCounterMode`` of torch around a real step on the CPU.
+``active``: total and active parameters of mixtures of experts on meta, beside the figures that their authors publish.
+``meter``: the time that ``MFUMeter.step`` takes.
+
+Each model runs in its own process. Results are lines of JSON; models already in the file are skipped. ``tests/zoo``
+builds the models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import json
+import multiprocessing
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+
+from tests.zoo.catalogues import CATALOGUES
+
+FIGURES = ("macs", "total_output_bytes", "output_bytes", "bytes_written")
+N_SIZES = 20
+TIMEOUT = 400
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+
+
+def compare_sizes(example: Any, figures: list[str]) -> dict[str, Any]:
+    """Return, for each figure, at how many of the unseen sizes its formula equals a fresh run."""
+    from modelsummary import FormulaError, Statistics
+    from tests.zoo.checks import statistics
+
+    stats = statistics(example)
+    begin = time.perf_counter()
+    found: dict[str, Any] = {"figures": {}}
+    formulas: dict[str, Any] = {}
+    try:
+        scaling = stats._scaling(None)
+    except FormulaError as error:
+        return {"refused": str(error)}
+    for figure in figures:
+        try:
+            formulas[figure] = scaling.formula(figure)
+        except FormulaError as error:
+            found["figures"][figure] = {"refused": str(error)[:400]}
+    found["seconds_formulas"] = round(time.perf_counter() - begin, 1)
+    found["runs"] = scaling.runs
+    found["dimensions"] = {each.name: [each.size, each.step] for each in scaling.dimensions}
+    found["formula"] = str(formulas.get("macs"))[:1000]
+    if not formulas:
+        return found
+    draw = random.Random(1)
+    seen = {tuple(sizes.values()) for sizes in scaling.sizes_run()}
+    equal: Counter[str] = Counter()
+    unequal: dict[str, str] = {}
+    compared = 0
+    for _ in range(4 * N_SIZES):
+        sizes = {each.name: each.at(draw.randint(0, 3 * each.number(each.size) + 8)) for each in scaling.dimensions}
+        if tuple(sizes.values()) in seen:
+            continue
+        seen.add(tuple(sizes.values()))
+        call = scaling.call_at(sizes)
+        try:
+            fresh = Statistics(example.model, {**_positional(example, call), **call.kwargs}, execution="shape")
+        except Exception:  # the model does not accept these sizes
+            continue
+        values = {}
+        for figure, formula in formulas.items():
+            value = formula.subs(sizes)
+            values[figure] = value
+            own = fresh.total_output_bytes if figure == "total_output_bytes" else getattr(fresh.root, figure)
+            equal[figure] += value == own
+            if value != own:
+                unequal.setdefault(figure, f"{sizes}: {value} for {own}")
+        compared += 1
+        if compared == N_SIZES:
+            break
+    for figure in formulas:
+        found["figures"][figure] = {"equal": equal[figure], "of": compared, "first": unequal.get(figure)}
+    return found
+
+
+def _positional(example: Any, call: Any) -> dict[str, Any]:
+    """Return positional arguments by their names, so that all go into one dict."""
+    import inspect
+
+    from modelsummary.capture.sizes import InputSize
+
+    names = list(inspect.signature(example.model.forward).parameters)
+
+    def tensor(value: Any) -> Any:
+        return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, InputSize) else value
+
+    return {name: tensor(value) for name, value in zip(names, call.args, strict=False)}
+
+
+# ----------------------------------------------------------------------------------------------- tokens
+
+
+def compare_tokens(example: Any, _: list[str]) -> dict[str, Any]:
+    """Return the FLOPs of a step: ours on shapes, and torch's count around a real step."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from modelsummary.memory.step import loss_of
+    from tests.zoo.checks import statistics
+
+    stats = statistics(example)
+    found = stats.flops_per_token()
+    real = copy.deepcopy(example)
+    for parameter in real.model.parameters():
+        parameter.grad = None
+    forward, both = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), both:  # the counter does not know the fused attention of the CPU
+        with forward:
+            out = real()
+        loss_of(out, None).backward()
+    facts = {name: getattr(found, name) for name in ("unit", "count", "params", "active_params", "notes")}
+    ours = {"forward": found.forward_flops, "training": found.training_flops, "hidden": found.hidden_forward_flops}
+    return {**facts, **ours, "torch_forward": forward.get_total_flops(), "torch_training": both.get_total_flops()}
+
+
+# ----------------------------------------------------------------------------------------------- active
+
+# Total and active parameters in 10^9, as the model cards or papers state them; for the default configurations.
+PUBLISHED = {
+    "Mixtral": ("MixtralConfig", {}, 46.7, 12.9),
+    "DeepSeek-V3": ("DeepseekV3Config", {}, 671.0, 37.0),
+    "gpt-oss-120b": ("GptOssConfig", {}, 116.8, 5.1),
+    "OLMoE-1B-7B": ("OlmoeConfig", {}, 6.9, 1.3),
+    "Qwen1.5-MoE-A2.7B": ("Qwen2MoeConfig", {}, 14.3, 2.7),
+    "Phi-3.5-MoE": ("PhimoeConfig", {}, 41.9, 6.6),
+    "Qwen3-30B-A3B": (
+        "Qwen3MoeConfig",
+        {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128},
+        30.5,
+        3.3,
+    ),
+    "Granite-3.0-3B-A800M": ("GraniteMoeConfig", {}, None, None),
+    "Jamba": ("JambaConfig", {}, 52.0, 12.0),
+}
+
+
+def active() -> None:
+    """Print total and active parameters beside the published ones."""
+    import transformers
+
+    from modelsummary import Statistics
+
+    for name, (config_class, options, total, published) in PUBLISHED.items():
+        begin = time.perf_counter()
+        try:
+            config = getattr(transformers, config_class)(**options)
+            with torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(config)
+            ids = torch.zeros(1, 16, dtype=torch.long, device="meta")
+            found = Statistics(model, {"input_ids": ids, "use_cache": False}).flops_per_token()
+        except Exception as error:
+            print(f"{name:24} {type(error).__name__}: {' '.join(str(error).split())[:150]}", flush=True)
+            continue
+        seconds = time.perf_counter() - begin
+        print(
+            f"{name:24} total {found.params / 1e9:8.2f} G (published {total}), "
+            f"active {found.active_params / 1e9:7.2f} G (published {published}), "
+            f"forward {found.forward / 1e9:7.1f} GFLOPs per token, {seconds:.0f} s",
+            flush=True,
+        )
+
+
+def meter() -> None:
+    """Print the time that a step of the meter takes."""
+    from modelsummary.integrations.meter import MFUMeter
+
+    for every in (1, 10):
+        counted = MFUMeter(6e9, "A100", torch.bfloat16, every=every, show=None)
+        times = []
+        for _ in range(20):
+            begin = time.perf_counter()
+            for _ in range(5000):
+                counted.step(4096)
+            times.append((time.perf_counter() - begin) / 5000)
+        print(f"every={every}: {min(times) * 1e6:.2f} us per step (best of 20 x 5000)")
+
+
+# ------------------------------------------------------------------------------------------------- runs
+
+
+def _child(library: str, name: str, compare: Any, figures: list[str], pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    result: dict[str, Any] = {"library": library, "model": name}
+    try:
+        example = importlib.import_module(CATALOGUES[library]).make(name)
+    except Exception as error:
+        result["not_built"] = f"{type(error).__name__}: {error}"[:300]
+    else:
+        try:
+            result |= compare(example, figures)
+        except Exception as error:
+            result["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+    pipe.send(result)
+
+
+def run(options: argparse.Namespace, compare: Any) -> None:
+    """Compare models that are not in the file yet, each in a forked process."""
+    done = set()
+    if options.out.exists():
+        lines = map(json.loads, options.out.read_text().splitlines())
+        done = {(each["library"], each["model"]) for each in lines}
+    forking = multiprocessing.get_context("fork")
+    for library in options.library:
+        catalogue = importlib.import_module(CATALOGUES[library])
+        names = [name for name in catalogue.names() if options.filter in name and not name.endswith("+cache")]
+        random.Random(0).shuffle(names)
+        if hasattr(catalogue, "warm_up"):
+            catalogue.warm_up()
+        with options.out.open("a") as file:
+            for name in [each for each in names[: options.limit] if (library, each) not in done]:
+                begin = time.perf_counter()
+                receiver, sender = forking.Pipe(duplex=False)
+                child = forking.Process(target=_child, args=(library, name, compare, options.figures, sender))
+                child.start()
+                sender.close()
+                result = {"library": library, "model": name, "error": f"more than {TIMEOUT} s, or ended"}
+                try:
+                    if receiver.poll(TIMEOUT):
+                        result = receiver.recv()
+                except EOFError:
+                    pass
+                child.kill()
+                child.join()
+                result["seconds"] = round(time.perf_counter() - begin, 1)
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+                print({key: value for key, value in result.items() if key != "formula"}, flush=True)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Print how many formulas were found, refused, and equal to the fresh runs."""
+    lines = [json.loads(line) for line in options.out.read_text().splitlines()]
+    built = [each for each in lines if "not_built" not in each]
+    print(f"{len(lines)} models, {len(built)} built")
+    print(Counter("error" if "error" in each else "no dimension" if "refused" in each else "ran" for each in built))
+    for figure in FIGURES:
+        cells: Counter[str] = Counter()
+        sizes = 0
+        for each in built:
+            found = each.get("figures", {}).get(figure)
+            if found is None:
+                continue
+            if "refused" in found:
+                cells["refused"] += 1
+            else:
+                cells["all equal" if found["equal"] == found["of"] else "DIFFERS"] += 1
+                sizes += found["of"]
+        print(f"{figure:20} {dict(cells)}, {sizes} sizes")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sizes", "tokens", "active", "meter", "report"])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--library", nargs="+", default=["transformers"])
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--filter", default="")
+    parser.add_argument("--figures", nargs="+", default=list(FIGURES))
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if chosen.what in ("sizes", "tokens"):
+        run(chosen, compare_sizes if chosen.what == "sizes" else compare_tokens)
+    else:
+        {"active": active, "meter": meter, "report": lambda: report(chosen)}[chosen.what]()

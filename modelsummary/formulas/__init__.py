@@ -1,0 +1,8 @@
+"""How the figures of a model follow from the sizes of its inputs: exact formulas, found from runs on shapes."""
+
+from modelsummary.formulas.dimensions import Dimension, DimensionNames
+from modelsummary.formulas.figures import FIGURES, FiguresAt
+from modelsummary.formulas.scaling import Scaling
+from modelsummary.formulas.tokens import FlopsPerToken
+
+__all__ = ["FIGURES", "Dimension", "DimensionNames", "FiguresAt", "FlopsPerToken", "Scaling"]

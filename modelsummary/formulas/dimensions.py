@@ -1,0 +1,233 @@
+"""Named dimensions of a model's inputs: which sizes may change, and which change together."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import nn
+
+from modelsummary.capture.inputs import CallArguments, InputTensor
+from modelsummary.errors import FormulaError, InputError, close_to
+
+__all__ = ["Dimension", "DimensionNames", "Place", "find_dimensions", "resized"]
+
+DimensionNames = Mapping[str, Mapping[int, str]]
+"""Input -> position in its shape -> name, as ``dynamic_axes`` of ``torch.onnx.export``."""
+
+_IMAGE = ("height", "width")
+_SIDE = "image_size"  # height and width of a model that takes square images only
+_STEPS = (1, 2, 4, 7, 8, 14, 16, 28, 32, 64)
+_SUFFIX = re.compile(r"_?(input_)?(ids|values|features|mask|embeds)$")
+
+
+class Place(NamedTuple):
+    """A position in the shape of an input."""
+
+    argument: int | str
+    number: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A size that several inputs may share.
+
+    Attributes:
+        name: the symbol in formulas.
+        size: the recorded size.
+        places: positions in the shapes of the inputs.
+        step: distance of the sizes that the model accepts; 32 for a model that takes multiples of 32.
+
+    >>> height = Dimension("height", 64, (Place(0, 0, 2),), step=32)
+    >>> height.at(0), height.at(3), height.number(64)
+    (32, 128, 1)
+    """
+
+    name: str
+    size: int
+    places: tuple[Place, ...]
+    step: int = 1
+
+    @property
+    def first(self) -> int:
+        """The smallest size >= 1 that is a multiple of ``step`` away from the recorded one."""
+        return (self.size - 1) % self.step + 1
+
+    def at(self, number: int) -> int:
+        """Return the size with this number; the first has number 0."""
+        return self.first + number * self.step
+
+    def number(self, size: int) -> int:
+        """Return the number of a size."""
+        return (size - self.first) // self.step
+
+
+Accepts = Callable[[Mapping[Dimension, int]], str | None]
+"""Return None if the model runs with these sizes, else why it does not."""
+
+
+def find_dimensions(
+    model: nn.Module, call: CallArguments, batch_dim: int | None, accepts: Accepts, names: DimensionNames | None
+) -> list[Dimension]:
+    """Return the dimensions of the inputs that the model accepts at other sizes.
+
+    Args:
+        batch_dim: position of the batch; None: 0.
+        names: names of dimensions; None: by the kind of the inputs.
+
+    Raises:
+        InputError: ``names`` is unusable.
+        FormulaError: the model accepts no other size of a named dimension, or of any dimension.
+    """
+    inputs = _inputs(model, call)
+    if names is not None:
+        return [_stepped(each, accepts, required=True) for each in _explicit(inputs, names)]
+    found: list[Dimension] = []
+    for group in _by_kind(inputs, batch_dim or 0):
+        for wanted in group:
+            free = [_stepped(each, accepts, required=False) for each in wanted]
+            kept = [each for each in free if each.step]
+            found += [replace(each, name=_unused(each, found, inputs)) for each in kept]
+            if kept:
+                break
+    if not found:
+        raise FormulaError("the model accepts no other size of any input dimension, so its figures are constants")
+    return found
+
+
+def resized(call: CallArguments, sizes: Mapping[Dimension, int]) -> CallArguments:
+    """Return the arguments with other sizes of dimensions."""
+    wanted = {place: size for dimension, size in sizes.items() for place in dimension.places}
+
+    def shape(given: InputTensor) -> tuple[int, ...]:
+        places = (Place(given.argument, given.number, dim) for dim in range(len(given.shape)))
+        return tuple(wanted.get(place, size) for place, size in zip(places, given.shape, strict=True))
+
+    return call.with_shapes(shape)
+
+
+def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
+    """Return the tensors among the arguments by the names of their arguments."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):  # a ScriptModule's forward has no signature
+        parameters = []
+    found: dict[str, InputTensor] = {}
+
+    def note(given: InputTensor) -> tuple[int, ...]:
+        name = given.argument
+        if isinstance(name, int):
+            name = parameters[name] if name < len(parameters) else str(name)
+        found[f"{name}[{given.number}]" if given.number else name] = given
+        return given.shape
+
+    call.with_shapes(note)
+    return found
+
+
+def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[Dimension]:
+    """Return the dimensions that the user named. Raise ``InputError`` if they do not fit the inputs."""
+    found: dict[str, Dimension] = {}
+    for name, chosen in names.items():
+        given = inputs.get(name)
+        if given is None:
+            raise InputError(f"no input is called {name!r}{close_to(name, inputs)}; the inputs are {', '.join(inputs)}")
+        if not isinstance(chosen, Mapping):
+            raise InputError(
+                f"dimensions[{name!r}] must map positions to names, such as {{0: 'batch'}}, got {chosen!r}"
+            )
+        for dim, symbol in chosen.items():
+            if type(dim) is not int or not 0 <= dim < len(given.shape) or not _is_name(symbol):
+                raise InputError(
+                    f"dimensions[{name!r}] must map positions 0 to {len(given.shape) - 1} to identifiers, "
+                    f"got {{{dim!r}: {symbol!r}}}"
+                )
+            place, size = Place(given.argument, given.number, dim), given.shape[dim]
+            known = found.get(symbol, Dimension(symbol, size, ()))
+            if known.size != size:
+                raise InputError(f"dimension {symbol!r} has the sizes {known.size} and {size}; give them two names")
+            found[symbol] = replace(known, places=(*known.places, place))
+    return list(found.values())
+
+
+def _is_name(symbol: object) -> bool:
+    return isinstance(symbol, str) and symbol.isidentifier()
+
+
+def _by_kind(inputs: Mapping[str, InputTensor], batch_dim: int) -> Iterator[list[list[Dimension]]]:
+    """Yield groups of dimensions; of each group, the first list counts in which the model accepts a dimension."""
+    tensors = [each for each in inputs.values() if len(each.shape) > batch_dim]
+    pictures = [each for each in tensors if _is_picture(each)]
+    if tensors and tensors[0] not in pictures:
+        size = tensors[0].shape[batch_dim]
+        same = tuple(_place(each, batch_dim) for each in tensors if each.shape[batch_dim] == size)
+        yield [[Dimension("batch", size, same)]]
+    lines: dict[int, list[tuple[Place, str]]] = {}
+    sides: dict[tuple[str, int], list[Place]] = {}
+    for each in tensors:
+        for dim, role in _roles(each, batch_dim):
+            if role in _IMAGE:
+                sides.setdefault((role, each.shape[dim]), []).append(_place(each, dim))
+            else:
+                lines.setdefault(each.shape[dim], []).append((_place(each, dim), role))
+    for size, places in lines.items():
+        together = Dimension(places[0][1], size, tuple(place for place, _ in places))
+        yield [[together], [Dimension(role, size, (place,)) for place, role in places]]
+    alone = [Dimension(role, size, tuple(places)) for (role, size), places in sides.items()]
+    for size in dict.fromkeys(each.size for each in alone):
+        square = [each for each in alone if each.size == size]
+        yield [square, [Dimension(_SIDE, size, tuple(place for each in square for place in each.places))]]
+
+
+def _place(given: InputTensor, dim: int) -> Place:
+    return Place(given.argument, given.number, dim)
+
+
+def _is_picture(given: InputTensor) -> bool:
+    """Return True for one image without a batch, (channels, height, width), as detectors take them."""
+    return given.is_floating and len(given.shape) == 3 and given.shape[0] in (1, 3) and min(given.shape[1:]) > 16
+
+
+def _roles(given: InputTensor, batch_dim: int) -> list[tuple[int, str]]:
+    """Return the positions that may change, each with the usual name."""
+    rank = len(given.shape)
+    if _is_picture(given):
+        return [(1, "height"), (2, "width")]
+    if not given.is_floating:
+        roles = {1: [], 4: [(2, "sequence"), (3, "sequence")]}.get(rank, [(1, "sequence")])
+    elif rank == 4:
+        roles = [(2, "height"), (3, "width")]
+    elif rank == 5:
+        roles = [(1, "frames"), (2, "frames"), (3, "height"), (4, "width")]
+    else:
+        roles = [(1, "sequence"), (2, "length")][: rank - 1] if rank != 2 else [(1, "length")]
+    return [(dim if dim != batch_dim else 0, role) for dim, role in roles if rank > 1]
+
+
+def _unused(wanted: Dimension, found: Sequence[Dimension], inputs: Mapping[str, InputTensor]) -> str:
+    """Return a name that no dimension has: with the name of the input in front."""
+    taken = {each.name for each in found}
+    if wanted.name not in taken:
+        return wanted.name
+    argument, number, _ = wanted.places[0]
+    source = next(name for name, each in inputs.items() if (each.argument, each.number) == (argument, number))
+    stem = re.sub(r"\W+", "_", _SUFFIX.sub("", source) or source).strip("_")
+    name = f"{stem}_{wanted.name}"
+    return name if name not in taken else f"{name}_{wanted.places[0].dim}"
+
+
+def _stepped(wanted: Dimension, accepts: Accepts, *, required: bool) -> Dimension:
+    """Return the dimension with the smallest step that the model accepts; step 0 if it accepts none."""
+    reason: str | None = None
+    for step in _STEPS:
+        why = accepts({wanted: wanted.size + step})
+        if why is None:
+            return replace(wanted, step=step)
+        reason = reason or why
+    if required:
+        raise FormulaError(f"the model accepts no other size of {wanted.name!r} than {wanted.size}: {reason}")
+    return replace(wanted, step=0)

@@ -1,0 +1,127 @@
+"""Formulas as sympy expressions of named sizes, whether they were found by runs or parsed from a file.
+
+Exporters write computed dimensions as text, such as ``"s0//2 + 1"`` or ``"(((h - 3)//2)) + 1"``. The names are plain
+symbols, so ``formula.subs({"batch": 8})`` works for every formula.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelsummary.formulas.axis import Piece
+    from modelsummary.formulas.dimensions import Dimension
+    from modelsummary.formulas.fitting import Fitted
+
+__all__ = ["dimension", "expression_of"]
+
+_LONGEST = 300  # characters
+_LARGEST_POWER = 4
+_FUNCTIONS = {
+    "floor": "floor",
+    "ceil": "ceiling",
+    "ceiling": "ceiling",
+    "max": "Max",
+    "Max": "Max",
+    "min": "Min",
+    "Min": "Min",
+}
+
+
+@lru_cache(4096)
+def dimension(text: str) -> Any:
+    """Return an open dimension as a sympy expression of the names in it.
+
+    The text is parsed, never evaluated. A text that is not a formula, such as ``batch size``, becomes one symbol.
+
+    >>> dimension("((h - 3)//2) + 1").subs("h", 9)
+    4
+    """
+    import sympy
+
+    if len(text) <= _LONGEST and not text.isidentifier():
+        try:
+            return _expression(ast.parse(text, mode="eval").body)
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError, ZeroDivisionError):
+            pass
+    return sympy.Symbol(text)
+
+
+def _expression(node: ast.expr) -> Any:
+    import sympy
+
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return sympy.Integer(node.value)
+    if isinstance(node, ast.Name):
+        return sympy.Symbol(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_expression(node.operand)
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _FUNCTIONS
+        and not node.keywords
+    ):
+        return getattr(sympy, _FUNCTIONS[node.func.id])(*map(_expression, node.args))
+    if isinstance(node, ast.BinOp):
+        left, right = _expression(node.left), _expression(node.right)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div) and right != 0:
+            return left / right
+        if isinstance(node.op, ast.FloorDiv) and right != 0:
+            return sympy.floor(left / right)
+        if isinstance(node.op, ast.Mod) and right != 0:
+            return sympy.Mod(left, right)
+        if isinstance(node.op, ast.Pow) and right.is_Integer and 0 <= right <= _LARGEST_POWER:
+            return left**right
+    raise ValueError("not a formula of sizes")
+
+
+def expression_of(found: Fitted | None, dimensions: Sequence[Dimension]) -> Any:
+    """Return fitted terms as a sympy expression; 0 without terms."""
+    import sympy
+
+    total = sympy.Integer(0)
+    for pieces, by_combination in (found.terms if found is not None else {}).items():
+        branches = []
+        for combination, monomials in by_combination.items():
+            chosen = [each[number] for each, number in zip(pieces, combination, strict=True)]
+            atoms = [_atom(piece, each) for piece, each in zip(chosen, dimensions, strict=True)]
+            terms = (
+                sympy.Rational(coefficient) * sympy.prod([a**e for a, e in zip(atoms, exponents, strict=True)])
+                for exponents, coefficient in monomials.items()
+            )
+            polynomial = sympy.expand(sympy.Add(*terms))
+            branches.append((polynomial, _range(chosen, dimensions)))
+        total += branches[0][0] if len(branches) == 1 else sympy.Piecewise(*branches)
+    return sympy.expand(total)
+
+
+def _atom(piece: Piece, dimension: Dimension) -> Any:
+    """Return the atom of a piece in terms of the size."""
+    import sympy
+
+    number = (sympy.Symbol(dimension.name) - dimension.first) / sympy.Integer(dimension.step)
+    return number if piece.divisor == 1 else sympy.floor(sympy.expand((number + piece.shift) / piece.divisor))
+
+
+def _range(pieces: Sequence[Piece], dimensions: Sequence[Dimension]) -> Any:
+    """Return the condition that the sizes are in the ranges of the pieces."""
+    import sympy
+
+    bounds = []
+    for piece, dimension in zip(pieces, dimensions, strict=True):
+        symbol = sympy.Symbol(dimension.name)
+        if piece.first > 0:
+            bounds.append(symbol >= dimension.at(piece.first))
+        if piece.last is not None:
+            bounds.append(symbol <= dimension.at(piece.last))
+    return sympy.And(*bounds)

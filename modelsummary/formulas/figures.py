@@ -1,0 +1,95 @@
+"""``FiguresAt``: the figures of a model at other sizes of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from modelsummary.errors import FormulaError
+from modelsummary.tables import table
+from modelsummary.units import grouped, scaled
+
+__all__ = ["FIGURES", "FiguresAt"]
+
+FIGURES: dict[str, str] = {
+    "macs": "multiply-adds of a forward",
+    "flops": "2 x macs",
+    "params": "elements of the parameters",
+    "trainable_params": "elements of the parameters that require gradients",
+    "param_bytes": "bytes of the parameters",
+    "buffer_bytes": "bytes of the buffers",
+    "input_bytes": "bytes of the tensors in the arguments",
+    "output_bytes": "bytes of the tensors in the result",
+    "total_output_bytes": "bytes of the results of all calls during which no other module ran",
+    "elementwise_ops": "element-wise operations",
+    "bytes_read": "bytes that the operators read",
+    "bytes_written": "bytes that the operators write",
+    "skipped_macs": "the part of macs that block masks skip",
+    "activation_bytes": "bytes that a training step keeps for the backward",
+}
+"""Figures that have formulas, as named in ``LayerInfo`` and ``ModelStatistics``, and what they are."""
+
+
+class Evaluates(Protocol):
+    """The source of figures: formulas of a live model or of a file."""
+
+    def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
+        """Return a figure at these sizes."""
+
+
+class FiguresAt:
+    """The figures of a model at given sizes, each evaluated from its formula when it is read.
+
+    ``figures.macs`` and ``figures["macs"]`` return one figure; ``FIGURES`` lists all. ``print`` shows a table.
+
+    Attributes:
+        sizes: name of a dimension -> size.
+        layer: FQN of the layer; ``""`` is the model.
+
+    Raises:
+        FormulaError: a figure that is read has no formula; says why.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> figures = Statistics(nn.Linear(4, 8), (2, 16, 4)).at(batch=3, sequence=100)
+    >>> figures.macs, figures.output_bytes, figures.sizes
+    (9600, 9600, {'batch': 3, 'sequence': 100})
+    """
+
+    def __init__(self, source: Evaluates, sizes: dict[str, int], layer: str = "") -> None:
+        self._source = source
+        self.sizes = sizes
+        self.layer = layer
+
+    def __getitem__(self, figure: str) -> int:
+        return self._source.evaluate(figure, self.sizes, self.layer)
+
+    def __getattr__(self, name: str) -> int:
+        if name not in FIGURES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return sizes and figures as plain data; a figure without a formula is None."""
+        found: dict[str, Any] = {"sizes": dict(self.sizes), "layer": self.layer}
+        for figure in FIGURES:
+            try:
+                found[figure] = self[figure]
+            except FormulaError:
+                found[figure] = None
+        return found
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        figures = [(figure, value) for figure, value in self.to_dict().items() if figure in FIGURES]
+        rows = [
+            (figure, "--" if value is None else grouped(value), "" if value is None else scaled(value, _unit(figure)))
+            for figure, value in figures
+        ]
+        return "\n".join([f"{self.layer or 'The model'} at {at}", table(rows, ["Figure", "Value", ""], "lrr")])
+
+    __repr__ = __str__
+
+
+def _unit(figure: str) -> str:
+    return "B" if "bytes" in figure else ""

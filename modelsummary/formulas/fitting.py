@@ -1,0 +1,299 @@
+"""Find the formula of a figure from runs at several sizes, and prove it with runs at sizes that were not used.
+
+First each dimension varies alone, which shows on which pieces the figure is a polynomial of the size or of a rounded
+size (``axis``). Where several roundings explain the runs, the model runs at a size where they differ. Then a grid of
+sizes gives the coefficients of the products (``solve``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+from modelsummary.errors import FormulaError
+from modelsummary.formulas.axis import Axis, Piece, candidates
+from modelsummary.formulas.dimensions import Dimension
+from modelsummary.formulas.solve import solve
+
+__all__ = ["Fitted", "Values", "fitted"]
+
+_FEWEST = 3  # accepted sizes of a dimension
+_FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
+_MOST_QUERIES = 40  # runs that tell candidates apart, per dimension
+_COMPARED = 4  # candidates that a further run should tell apart
+_NEAR = 1024  # sizes among which it is chosen
+_MOST_GRID = 200  # runs of a grid
+_PROOFS = 4  # runs at sizes that were not used
+_TRIES = 24
+
+Numbers = tuple[int, ...]  # one number of a size per dimension
+Unit = Any
+Values = Callable[[Mapping[Dimension, int]], "Mapping[Unit, int] | str"]
+"""Return the parts of a figure in a run with these sizes, or why the model does not accept them."""
+Monomial = tuple[int, ...]  # exponent per dimension
+
+
+class Fitted(NamedTuple):
+    """The sum of polynomials that was found.
+
+    Attributes:
+        terms: pieces per dimension -> number of the piece per dimension -> exponents -> coefficient.
+        proofs: sizes of the runs that proved it.
+        smallest: smallest size per dimension that the model accepted.
+    """
+
+    terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]
+    proofs: tuple[Numbers, ...]
+    smallest: Numbers
+
+
+def fitted(values: Values, dimensions: Sequence[Dimension], *, quick: bool = False) -> Fitted:
+    """Return the formula of the sum of all parts.
+
+    Args:
+        quick: refuse a part that no polynomial explains at once, instead of looking for pieces with further runs.
+
+    Raises:
+        FormulaError: no polynomial explains the runs, or a further run contradicts it.
+    """
+    return _Fit(values, dimensions, () if quick else _FURTHER).result()
+
+
+class _Fit:
+    """The search for one formula."""
+
+    def __init__(self, values: Values, dimensions: Sequence[Dimension], further: Sequence[int]) -> None:
+        self._values = values
+        self._further = further
+        self._dimensions = dimensions
+        self._runs: dict[Numbers, Mapping[Unit, int]] = {}
+        self._rejected: dict[Numbers, str] = {}
+        recorded = (each.number(each.size) for each in dimensions)
+        # A batch of one often runs other code; lines through it would show only that.
+        self._anchor = tuple(
+            max(number, 1) if each.step == 1 else number for number, each in zip(recorded, dimensions, strict=True)
+        )
+
+    def result(self) -> Fitted:
+        for place in range(len(self._dimensions)):
+            self._sweep(place)
+        for place in range(len(self._dimensions)):
+            self._decide(place)
+        self._run_grid()
+        terms = self._coefficients()
+        return Fitted(terms, self._prove(terms), tuple(map(self._smallest, range(len(self._dimensions)))))
+
+    # ------------------------------------------------------------------------------------------ runs
+
+    def _run(self, numbers: Numbers) -> bool:
+        """Run the model; return True if it accepts the sizes."""
+        if numbers not in self._runs and numbers not in self._rejected:
+            found = self._values(self._sizes(numbers))
+            if isinstance(found, str):
+                self._rejected[numbers] = found
+            else:
+                self._runs[numbers] = found
+        return numbers in self._runs
+
+    def _sizes(self, numbers: Numbers) -> dict[Dimension, int]:
+        return {each: each.at(number) for each, number in zip(self._dimensions, numbers, strict=True)}
+
+    def _on_line(self, place: int, number: int) -> Numbers:
+        return (*self._anchor[:place], number, *self._anchor[place + 1 :])
+
+    def _sweep(self, place: int) -> None:
+        """Run with many sizes of one dimension. Raise ``FormulaError`` if the model accepts too few."""
+        base = self._anchor[place]
+        near = [base, base + 1, base + 2, base + 3, base + 9, 2 * base + 5, 4 * base + 61]
+        small = [0, 1, 2, 3, 4, 7, base // 3, base // 2]
+        accepted = sum(self._run(self._on_line(place, number)) for number in dict.fromkeys([*near, *small]))
+        if accepted < _FEWEST:
+            wanted = self._dimensions[place]
+            why = next(iter(self._rejected.values()), "")
+            raise FormulaError(
+                f"the model accepts only {accepted} of the sizes of {wanted.name!r} that were run: {why}"
+            )
+
+    def _line(self, place: int) -> list[int]:
+        """Return the numbers of the accepted sizes of one dimension, the others at the anchor."""
+        return sorted(numbers[place] for numbers in self._runs if numbers == self._on_line(place, numbers[place]))
+
+    def _smallest(self, place: int) -> int:
+        return self._dimensions[place].at(self._line(place)[0])
+
+    # --------------------------------------------------------------------------------------- vectors
+
+    def _name(self, vector: Sequence[int]) -> str:
+        """Return the name of the first part with these values."""
+        runs = list(self._runs.values())
+        unit = next(unit for unit in runs[0] if tuple(run.get(unit, 0) for run in runs) == vector)
+        return "the total" if unit is None else f"layer {unit[0]!r}"
+
+    def _vectors(self) -> Counter[tuple[int, ...]]:
+        """Return the distinct parts, each as its values in all runs, with how often it occurs."""
+        runs = list(self._runs.values())
+        units = dict.fromkeys(unit for run in runs for unit in run)
+        return Counter(tuple(run.get(unit, 0) for run in runs) for unit in units)
+
+    def _samples(self, place: int, vector: Sequence[int]) -> dict[int, int]:
+        """Return the values of a part along one dimension."""
+        at = dict(zip(self._runs, vector, strict=True))
+        return {number: at[self._on_line(place, number)] for number in self._line(place)}
+
+    def _axes(self, vector: Sequence[int]) -> list[Axis]:
+        return [self._axis(place, vector)[0] for place in range(len(self._dimensions))]
+
+    def _axis(self, place: int, vector: Sequence[int]) -> tuple[Axis, ...]:
+        samples = self._samples(place, vector)
+        found = candidates(samples)
+        if not found:
+            dimension = self._dimensions[place]
+            shown = ", ".join(f"{dimension.at(number)}: {value:,}" for number, value in list(samples.items())[:8])
+            raise FormulaError(f"no polynomial of {dimension.name!r} explains {self._name(vector)} ({shown} ...)")
+        return found
+
+    # --------------------------------------------------------------------------------------- deciding
+
+    def _decide(self, place: int) -> None:
+        """Run where candidates of a part differ, until one is left or they agree wherever the model runs."""
+        for _ in range(_MOST_QUERIES):
+            asked = next((number for vector in self._vectors() for number in self._questions(place, vector)), None)
+            if asked is None:
+                return
+            self._run(self._on_line(place, asked))
+        raise FormulaError(f"{_MOST_QUERIES} further sizes of {self._dimensions[place].name!r} left several formulas")
+
+    def _questions(self, place: int, vector: Sequence[int]) -> Iterator[int]:
+        """Yield a number of a size that tells the candidates apart."""
+        found = candidates(self._samples(place, vector))
+        if not found:
+            further = next((each for each in self._further if not self._is_tried(place, each)), None)
+            if further is None:
+                self._axis(place, vector)  # raises
+            else:
+                yield further
+            return
+        if found[0].gap is not None:
+            below, above = found[0].gap
+            middle = range(below + 1, above)
+            untried = [number for number in middle if not self._is_tried(place, number)]
+            if untried:
+                yield untried[len(untried) // 2]
+            return
+        if len(found) == 1:
+            return
+        line = self._line(place)
+        best, most = None, 1
+        compared = found[:: max(len(found) // _COMPARED, 1)]
+        for number in range(line[0], min(line[-1], line[0] + _NEAR) + 1):
+            if not self._is_tried(place, number):
+                distinct = len({axis.predict(number) for axis in compared})
+                if distinct > most:
+                    best, most = number, distinct
+        if best is not None:
+            yield best
+
+    def _is_tried(self, place: int, number: int) -> bool:
+        numbers = self._on_line(place, number)
+        return numbers in self._runs or numbers in self._rejected
+
+    # ------------------------------------------------------------------------------------ coefficients
+
+    def _run_grid(self) -> None:
+        """Run with all combinations of as many sizes per dimension as the pieces have coefficients."""
+        nodes = [[anchor] for anchor in self._anchor]
+        # The nearest to the anchor first: models often reject combinations of the smallest sizes.
+        near = [self._nearest(place) for place in range(len(self._dimensions))]
+        for vector in self._vectors():
+            for place, axis in enumerate(self._axes(vector)):
+                for piece in axis.pieces:
+                    self._add_nodes(nodes[place], piece, near[place])
+        if prod(map(len, nodes)) > _MOST_GRID:
+            raise FormulaError(f"its formula has more than {_MOST_GRID} coefficients")
+        for numbers in product(*nodes):
+            self._run(numbers)
+
+    def _nearest(self, place: int) -> list[int]:
+        return sorted(self._line(place), key=lambda number: abs(number - self._anchor[place]))
+
+    @staticmethod
+    def _add_nodes(nodes: list[int], piece: Piece, line: Sequence[int]) -> None:
+        """Add numbers of sizes until the piece has one more distinct atom than its degree."""
+        atoms = {piece.atom(number) for number in nodes if piece.holds(number)}
+        for number in line:
+            if len(atoms) > piece.degree:
+                return
+            if piece.holds(number) and piece.atom(number) not in atoms:
+                nodes.append(number)
+                atoms.add(piece.atom(number))
+
+    def _coefficients(self) -> dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]:
+        terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]] = {}
+        for vector, times in self._vectors().items():
+            if not any(vector):
+                continue
+            pieces = tuple(axis.pieces for axis in self._axes(vector))
+            into = terms.setdefault(pieces, {})
+            for combination in product(*(range(len(each)) for each in pieces)):
+                chosen = tuple(each[number] for each, number in zip(pieces, combination, strict=True))
+                found = self._polynomial(chosen, vector)
+                counted = into.setdefault(combination, Counter())
+                for monomial, coefficient in found.items():
+                    counted[monomial] += times * coefficient  # type: ignore[assignment]
+        return terms
+
+    def _polynomial(self, pieces: Sequence[Piece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
+        """Return the coefficients of one part on one piece per dimension."""
+        monomials = list(product(*(range(piece.degree + 1) for piece in pieces)))
+        rows, values = [], []
+        for numbers, value in zip(self._runs, vector, strict=True):
+            if all(piece.holds(number) for piece, number in zip(pieces, numbers, strict=True)):
+                atoms = [piece.atom(number) for piece, number in zip(pieces, numbers, strict=True)]
+                rows.append([prod(map(pow, atoms, monomial)) for monomial in monomials])
+                values.append(value)
+        found = solve(rows, values) if rows else None
+        if found is None:
+            names = ", ".join(each.name for each in self._dimensions)
+            raise FormulaError(f"no polynomial of {names} explains the runs in which they change together")
+        return {monomial: each for monomial, each in zip(monomials, found, strict=True) if each}
+
+    # ------------------------------------------------------------------------------------------ proof
+
+    def _prove(self, terms: Mapping[Any, Any]) -> tuple[Numbers, ...]:
+        """Run at sizes that were not used; return them. Raise ``FormulaError`` if the formula is wrong there."""
+        draw = random.Random(0)
+        lines = [self._line(place) for place in range(len(self._dimensions))]
+        proofs: list[Numbers] = []
+        for _ in range(_TRIES):
+            numbers = tuple(draw.randint(line[0], line[-1]) for line in lines)
+            if numbers in self._runs or numbers in self._rejected or not self._run(numbers):
+                continue
+            measured = sum(self._runs[numbers].values())
+            if evaluated(terms, numbers) != measured:
+                sizes = ", ".join(f"{each.name}={size}" for each, size in self._sizes(numbers).items())
+                raise FormulaError(
+                    f"the polynomial found gives {float(evaluated(terms, numbers)):,.0f} at {sizes}, a run {measured:,}"
+                )
+            proofs.append(tuple(self._sizes(numbers).values()))
+            if len(proofs) == _PROOFS:
+                break
+        if not proofs:
+            raise FormulaError("the model accepts no further sizes that could prove the formula")
+        return tuple(proofs)
+
+
+def evaluated(terms: Mapping[Any, Any], numbers: Numbers) -> Fraction:
+    """Return the value of terms at numbers of sizes."""
+    total = Fraction(0)
+    for pieces, by_combination in terms.items():
+        of_axes = list(zip(pieces, numbers, strict=True))
+        chosen = tuple(next(n for n, piece in enumerate(axis) if piece.holds(k)) for axis, k in of_axes)
+        atoms = [axis[n].atom(k) for (axis, k), n in zip(of_axes, chosen, strict=True)]
+        for monomial, coefficient in by_combination[chosen].items():
+            total += coefficient * prod(map(pow, atoms, monomial))
+    return total

@@ -1,0 +1,176 @@
+"""``Scaling``: every figure of a live model as a formula of the sizes of its inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
+from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
+from modelsummary.formulas.dimensions import Dimension, DimensionNames, find_dimensions, resized
+from modelsummary.formulas.expressions import expression_of
+from modelsummary.formulas.figures import FIGURES, FiguresAt
+from modelsummary.formulas.fitting import Fitted, fitted
+from modelsummary.formulas.runs import Row, Runs, forward_rows, step_rows, subtree
+from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.plan import step_plan
+
+__all__ = ["Scaling"]
+
+_CONSTANT = {"params": "num_params", "trainable_params": "trainable_params", "param_bytes": "params_bytes"}
+_CONSTANT |= {"buffer_bytes": "buffer_bytes"}
+_WHOLE = frozenset({"input_bytes", "output_bytes"})
+
+
+class Scaling:
+    """The formulas of a model's figures, found when they are asked for; formulas share runs.
+
+    Args:
+        live: the model and its call.
+        root: its recorded rows.
+        names: names of the dimensions; None: by the kind of the inputs.
+
+    Raises:
+        FormulaError: values decide what the forward does, or the model accepts no other sizes.
+        InputError: ``names`` is unusable.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> stats = Statistics(nn.Linear(4, 8), (2, 16, 4))
+    >>> Scaling(stats.live, stats.root).formula("macs")
+    32*batch*sequence
+    """
+
+    def __init__(self, live: LiveModel, root: LayerInfo, names: DimensionNames | None = None) -> None:
+        if live.execution != "shape":
+            raise FormulaError("formulas need a forward that runs on shapes; here values decide what it does")
+        self._root = root
+        self._call = live.call
+        self._forward = Runs(live.call, lambda call: forward_rows(live, call))
+        plan = step_plan("train", {"workspaces": False}, root)
+        self._step = Runs(live.call, lambda call: step_rows(live, call, plan))
+        self.dimensions = find_dimensions(live.model, live.call, live.batch_dim, self._accepts, names)
+        self._fitted: dict[tuple[str, str], Fitted | FormulaError] = {}
+
+    def _accepts(self, sizes: Mapping[Dimension, int]) -> str | None:
+        found = self._forward.at({replace(each, step=1): size for each, size in sizes.items()})
+        return found if isinstance(found, str) else None
+
+    @property
+    def runs(self) -> int:
+        """The number of runs so far."""
+        return len(self._forward.sizes) + len(self._step.sizes)
+
+    def sizes_run(self) -> list[dict[str, int]]:
+        """Return the sizes of all forwards so far."""
+        return [{each.name: size for each, size in sizes} for sizes in self._forward.sizes]
+
+    # -------------------------------------------------------------------------------------- formulas
+
+    def formula(self, figure: str, layer: str = "") -> Any:
+        """Return a figure of a layer's first call as a sympy expression; see ``Statistics.formula``."""
+        if figure not in FIGURES:
+            raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+        row = next((row for row in self._root.walk() if row.fqn == layer), None)
+        if row is None:
+            known = [row.fqn for row in self._root.walk()]
+            raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, known)}")
+        if figure in _CONSTANT:
+            return expression_of(None, self.dimensions) + getattr(row, _CONSTANT[figure])
+        if figure == "flops":
+            return 2 * self.formula("macs", layer)
+        return expression_of(self._found(figure, layer), self.dimensions)
+
+    def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:
+        """Return the figures of a layer at other sizes; sizes that are not given stay as recorded."""
+        return FiguresAt(self, {each.name: size for each, size in self._checked(sizes).items()}, layer)
+
+    def call_at(self, sizes: Mapping[str, int]) -> CallArguments:
+        """Return the arguments of the forward with other sizes."""
+        return resized(self._call, self._checked(sizes))
+
+    def _checked(self, sizes: Mapping[str, int]) -> dict[Dimension, int]:
+        """Return the size of every dimension. Raise ``InputError`` if a name or a size is unusable."""
+        names = [each.name for each in self.dimensions]
+        wrong = next((name for name in sizes if name not in names), None)
+        if wrong is not None:
+            raise InputError(f"no dimension is called {wrong!r}{close_to(wrong, names)}; there are {', '.join(names)}")
+        found = {each: sizes.get(each.name, each.size) for each in self.dimensions}
+        for each, size in found.items():
+            _check_size(each, size)
+        return found
+
+    def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
+        """Return a figure at these sizes. Raise ``InputError`` for sizes below the smallest that the model accepts."""
+        found = self.formula(figure, layer)
+        if figure not in _CONSTANT:
+            smallest = self._found("macs" if figure == "flops" else figure, layer).smallest
+            for each, least in zip(self.dimensions, smallest, strict=True):
+                if sizes[each.name] < least:
+                    raise InputError(f"{each.name} must be >= {least}, got {sizes[each.name]}")
+        return int(found.xreplace({symbol: sizes[symbol.name] for symbol in found.free_symbols}))
+
+    def _found(self, figure: str, layer: str) -> Fitted:
+        key = figure, layer
+        if key not in self._fitted:
+            try:
+                self._fitted[key] = self._search(figure, layer)
+            except FormulaError as error:
+                self._fitted[key] = FormulaError(f"no formula of {figure}{f' of {layer}' if layer else ''}: {error}")
+        found = self._fitted[key]
+        if isinstance(found, FormulaError):
+            raise found
+        return found
+
+    def _search(self, figure: str, layer: str) -> Fitted:
+        """Fit the total. If no polynomial explains it, fit the calls one by one, as each has its own roundings."""
+        try:
+            return fitted(
+                lambda sizes: self._values(figure, layer, sizes, by_call=False),
+                self.dimensions,
+                quick=figure not in _WHOLE,
+            )
+        except FormulaError:
+            if figure in _WHOLE:
+                raise
+        return fitted(lambda sizes: self._values(figure, layer, sizes, by_call=True), self.dimensions)
+
+    def _values(
+        self, figure: str, layer: str, sizes: Mapping[Dimension, int], *, by_call: bool
+    ) -> Mapping[Any, int] | str:
+        """Return a figure by call, or its total as one part."""
+        rows = (self._step if figure == "activation_bytes" else self._forward).at(sizes)
+        if isinstance(rows, str):
+            return rows
+        below = subtree(rows, layer)
+        if figure in _WHOLE:
+            return {None: below[0].whole[figure] if below else 0}
+        parts = _by_call(below, figure)
+        if isinstance(parts, str):
+            return parts
+        return parts if by_call else {None: sum(parts.values())}
+
+
+def _by_call(rows: Iterable[Row], figure: str) -> dict[tuple[str, int], int] | str:
+    """Return a figure by FQN and number of the call."""
+    calls: Counter[str] = Counter()
+    found: dict[tuple[str, int], int] = {}
+    for row in rows:
+        value = row.own[figure]
+        if value is None:
+            return "its values are not known on shapes"
+        found[row.fqn, calls[row.fqn]] = value
+        calls[row.fqn] += 1
+    return found
+
+
+def _check_size(dimension: Dimension, size: Any) -> None:
+    if type(size) is not int or size < 1:
+        raise InputError(f"{dimension.name} must be an integer >= 1, got {size!r}")
+    if (size - dimension.size) % dimension.step:
+        raise InputError(
+            f"{dimension.name}={size}: the model accepts {dimension.size} and sizes a multiple of {dimension.step} away"
+        )

@@ -1,0 +1,41 @@
+"""Exact linear equations: the coefficients of a polynomial from its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+__all__ = ["solve"]
+
+
+def solve(rows: Sequence[Sequence[int]], values: Sequence[int]) -> list[Fraction] | None:
+    """Return x with ``rows @ x == values``; None if no x or more than one fits.
+
+    >>> solve([[1, 0], [1, 2], [1, 4]], [3, 7, 11])
+    [Fraction(3, 1), Fraction(2, 1)]
+    """
+    unknowns = len(rows[0])
+    reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row with its value at the end
+    for row, value in zip(rows, values, strict=True):
+        left = [Fraction(entry) for entry in (*row, value)]
+        for pivot, known in reduced:
+            factor = left[pivot]
+            if factor:
+                left = [entry - factor * other for entry, other in zip(left, known, strict=True)]
+        pivot = next((place for place, entry in enumerate(left[:-1]) if entry), -1)
+        if pivot < 0:
+            if left[-1]:
+                return None  # the equations contradict each other
+            continue
+        scale = left[pivot]
+        left = [entry / scale for entry in left]
+        reduced = [(column, _without(known, left, pivot)) for column, known in reduced]
+        reduced.append((pivot, left))
+    if len(reduced) < unknowns:
+        return None
+    return [known[-1] for _, known in sorted(reduced, key=lambda each: each[0])]
+
+
+def _without(row: list[Fraction], other: list[Fraction], pivot: int) -> list[Fraction]:
+    factor = row[pivot]
+    return [entry - factor * each for entry, each in zip(row, other, strict=True)] if factor else row

@@ -1,0 +1,148 @@
+"""``FlopsPerToken``: the FLOPs that a model spends per token, in a forward and in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.inputs import CallArguments, InputTensor
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import modules_of
+from modelsummary.capture.run import no_collection, running
+from modelsummary.errors import InputError
+from modelsummary.formulas.attention import MaskedAttention
+from modelsummary.formulas.routing import RoutedWatch, active_params
+from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.step import loss_of
+from modelsummary.tables import table
+from modelsummary.units import grouped, scaled
+
+__all__ = ["FlopsPerToken", "flops_per_token"]
+
+_LARGEST_MASK = 2**25  # elements of a mask whose values are followed
+
+
+@dataclass(frozen=True)
+class FlopsPerToken:
+    """The model FLOPs of a call per token: 2 x multiply-adds, without recomputation.
+
+    Attributes:
+        unit: ``"token"``, or ``"sample"`` for a model without token ids.
+        count: number of tokens (samples) in the call.
+        forward_flops, training_flops: FLOPs of the whole call: of the forward; of forward and backward. Dense: scores
+            that a mask hides count.
+        hidden_forward_flops, hidden_training_flops: the part of these for attention scores that causal masks, windows
+            and padding hide.
+        params: elements of all parameters.
+        active_params: elements that one token's forward touches: of experts, as many as the router chooses.
+        notes: what is not known.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    >>> found = Statistics(model, (2, 5), dtypes=torch.long).flops_per_token()
+    >>> found.forward, found.training, found.count, found.active_params
+    (256.0, 768.0, 10, 272)
+    """
+
+    unit: str
+    count: int
+    forward_flops: int
+    training_flops: int
+    hidden_forward_flops: int
+    hidden_training_flops: int
+    params: int
+    active_params: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def forward(self) -> float:
+        """Dense FLOPs of the forward per token."""
+        return self.forward_flops / self.count
+
+    @property
+    def training(self) -> float:
+        """Dense FLOPs of forward and backward per token."""
+        return self.training_flops / self.count
+
+    @property
+    def masked_forward(self) -> float:
+        """FLOPs of the forward per token, without scores that a mask hides."""
+        return (self.forward_flops - self.hidden_forward_flops) / self.count
+
+    @property
+    def masked_training(self) -> float:
+        """FLOPs of forward and backward per token, without scores that a mask hides."""
+        return (self.training_flops - self.hidden_training_flops) / self.count
+
+    def __str__(self) -> str:
+        n = self.active_params
+        rows = [
+            ("Dense", self.forward, self.training),
+            ("Without hidden scores", self.masked_forward, self.masked_training),
+            ("2 and 6 x active parameters", 2.0 * n, 6.0 * n),
+        ]
+        cells = [(name, *(scaled(round(each), "FLOPs") for each in figures)) for name, *figures in rows]
+        lines = [table(cells, [f"Per {self.unit}", "Forward", "Training"], "lrr")]
+        lines.append(f"Parameters: {grouped(self.params)}, active: {grouped(n)}; {grouped(self.count)} {self.unit}s")
+        return "\n".join([*lines, *self.notes])
+
+
+def flops_per_token(
+    live: LiveModel,
+    root: LayerInfo,
+    call: CallArguments,
+    tokens: int | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> FlopsPerToken:
+    """Count a forward and a backward of a call; see ``Statistics.flops_per_token``."""
+    unit, count = _tokens(call, live.batch_dim or 0) if tokens is None else ("token", tokens)
+    if type(count) is not int or count < 1:
+        raise InputError(f"tokens must be an integer >= 1, got {count!r}")
+    on_shapes = live.execution == "shape"
+    with (
+        no_collection(),
+        running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
+    ):
+        watch = RoutedWatch(live.model, execution)
+        attention = MaskedAttention(lambda mask: _values(execution, mask))
+        with attention.watched():
+            output = watch.forward(args, kwargs)
+        forward = sum(each.macs for each in watch.calls)
+        skipped = [each.skipped_macs for each in watch.calls]
+        active = active_params(live.model, list(watch.choices))
+        both = forward + watch.backward(loss_of(output, loss))
+    known = sum(each for each in skipped if each is not None) + attention.hidden_macs
+    notes = []
+    if attention.unknown or None in skipped:
+        notes.append("Masks whose values are not known count as dense")
+    if root.uncounted_ops:
+        notes.append(f"Not counted: {', '.join(root.uncounted_ops)}")
+    return FlopsPerToken(
+        unit, count, 2 * forward, 2 * both, 2 * known, 6 * known, root.num_params, active, tuple(notes)
+    )
+
+
+def _values(execution: Any, mask: Tensor) -> Tensor | None:
+    return execution.known_value(mask, _LARGEST_MASK) if isinstance(execution, ShapeOnly) else mask
+
+
+def _tokens(call: CallArguments, batch_dim: int) -> tuple[str, int]:
+    """Return the unit and its number: elements of the first token ids, else the size of the batch."""
+    tensors: list[InputTensor] = []
+
+    def note(given: InputTensor) -> tuple[int, ...]:
+        tensors.append(given)
+        return given.shape
+
+    call.with_shapes(note)
+    for each in tensors:
+        if not each.is_floating and len(each.shape) == 2:
+            return "token", each.shape[0] * each.shape[1]
+    size = call.size_along(batch_dim)
+    return "sample", size or 1

@@ -1,0 +1,82 @@
+"""The message of a forward that raised: where, with which sizes, why, and what would work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from modelsummary.capture import Recording, capture
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.sizes import is_size
+from modelsummary.errors import DataDependentError
+
+__all__ = ["failure"]
+
+
+def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
+    """Return one line: the layer that failed, its input sizes, the error, and a remedy.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 2))
+    >>> from modelsummary import ForwardError, Statistics
+    >>> try:
+    ...     Statistics(model, (3, 8, 8))
+    ... except ForwardError as error:
+    ...     print(str(error).rpartition("; ")[2])
+    did you forget the batch dimension? (1, 3, 8, 8) works
+    """
+    error = recording.error
+    text = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    remedy = _remedy(model, call, error, what)
+    if not recording.failed:
+        return f"{recording.root.class_name} could not be called: {what}{remedy}"
+    layer = recording.failed[0]
+    where = f"{layer.fqn} ({layer.class_name})" if layer.fqn else layer.class_name
+    return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"
+
+
+def _remedy(model: nn.Module, call: CallArguments, error: Exception | None, what: str) -> str:
+    if isinstance(error, DataDependentError):
+        return "; use execution='auto' or 'real', with a model and inputs that hold values"
+    if call.size_dtypes and ("dtype" in what or "scalar type" in what):
+        given = ", ".join(map(str, call.size_dtypes))
+        return f"; the inputs given by size are {given}: pass dtypes=[...], torch.long for indices"
+    if "more than 1 value per channel" in what:
+        return "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
+    if call.size_dtypes and any(is_size(each) for each in call.args):
+        sizes = [each.shape if hasattr(each, "shape") else each for each in call.args]
+        if all(map(is_size, sizes)):
+            return f"; for several inputs pass a list of sizes: {[tuple(each) for each in sizes]}"
+    batched = call.with_first_dim()
+    if _runs(model, batched):
+        return f"; did you forget the batch dimension? {_written(batched)} works"
+    last = _channels_second(call)
+    if last is not None and _runs(model, last):
+        return f"; did you mean {_written(last)}? Channels come second, before height and width"
+    return ""
+
+
+def _runs(model: nn.Module, call: CallArguments) -> bool:
+    """Return True if the forward runs on shapes with these arguments."""
+    return capture(model, call, "shape").error is None
+
+
+def _channels_second(call: CallArguments) -> CallArguments | None:
+    """Return the call with the last dimension of an image given by its size moved behind the first; None without one.
+
+    >>> from modelsummary.capture.sizes import InputSize
+    >>> image = InputSize((1, 224, 224, 3), nn.Parameter().dtype)
+    >>> _channels_second(CallArguments((image,), {}, None)).shapes()
+    [(1, 3, 224, 224)]
+    """
+    if len(call.shapes()) != 1 or len(call.args) != 1 or not call.size_dtypes or len(call.args[0].shape) != 4:
+        return None
+    batch, *image, channels = call.args[0].shape
+    return replace(call, args=(replace(call.args[0], shape=(batch, channels, *image)),))
+
+
+def _written(call: CallArguments) -> str:
+    """Return the sizes as a user writes them: one size, or a list."""
+    shapes = call.shapes()
+    return str(shapes[0] if len(shapes) == 1 else shapes)

@@ -1,0 +1,35 @@
+"""What an attribute that does not exist may have meant."""
+
+from __future__ import annotations
+
+from modelsummary.errors import close_to
+
+__all__ = ["LIVE", "meant"]
+
+# Attributes that only statistics of a live model have.
+LIVE = frozenset(
+    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size serving"
+    " split plan graph graph_module nodes_of formula at flops_per_token".split()
+)
+
+
+_MEANT = {  # names that people try
+    "flops": "total_flops",
+    "macs": "total_macs",
+    "params": "total_params",
+    "num_params": "total_params",
+    "parameters": "total_params",
+    "layers": "summary_list",
+    "summary": "print(stats), or table()",
+}
+
+
+def meant(owner: type, name: str) -> str:
+    """Return a suggestion to append to a message; empty if no attribute is close.
+
+    >>> from modelsummary import ModelStatistics
+    >>> meant(ModelStatistics, "flops"), meant(ModelStatistics, "tabel")
+    ('; did you mean total_flops?', "; did you mean 'table'?")
+    """
+    known = [] if name.startswith("_") else [each for each in dir(owner) if not each.startswith("_")]
+    return f"; did you mean {_MEANT[name]}?" if name in _MEANT else close_to(name, known)

@@ -1,0 +1,343 @@
+"""The data of an explorer page as plain JSON: one list per fact with one entry per node, and each text stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from modelsummary.costs.device_table import TABLE
+from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.roofline import dtype_of
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo, Sizes
+from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
+from modelsummary.views.amounts import ADDITIVE
+from modelsummary.views.diff import diff_trees
+from modelsummary.views.explorer.flow import Dataflow
+from modelsummary.views.explorer.nodes import Node, nodes_of
+from modelsummary.views.labels import one_line
+
+__all__ = ["VERSION", "Explored", "diff_data", "model_data"]
+
+VERSION = 1
+_MOST_TEXT = 400  # characters of one fact
+_UNKNOWN = Dataflow()
+_LEFT_OUT = ("flops",)  # twice the multiply-adds
+_NOT_CALLED, _CALLED, _CONTAINER = 0, 1, 2  # whether a node ran, or only nodes inside it
+
+
+class Explored:
+    """A model as it is explored.
+
+    Args:
+        root: root of the tree.
+        flow: its dataflow, as far as it is known.
+        memory: result of ``memory()``, whose timeline is shown.
+        plan: result of ``parallel_plan``; anything with its ``layers``.
+
+    Raises:
+        InputError: ``memory`` or ``plan`` belongs to another model.
+    """
+
+    def __init__(
+        self,
+        root: LayerInfo,
+        flow: Dataflow = _UNKNOWN,
+        *,
+        memory: MemoryEstimate | None = None,
+        plan: Any = None,
+    ) -> None:
+        self.root, self.flow, self.memory = root, flow, memory
+        self.nodes = nodes_of(root, flow.steps)
+        self.by_fqn: dict[str, int] = {}
+        for node in self.nodes:
+            if node.row is not None:
+                self.by_fqn.setdefault(node.row.fqn, node.number)
+        if memory is not None and not isinstance(memory, MemoryEstimate):
+            raise InputError(f"memory must be a MemoryEstimate, as memory() returns it, got {memory!r:.80}")
+        self._check("memory", [point.fqn for point in memory.timeline if point.fqn is not None] if memory else [])
+        if plan is not None and not hasattr(plan, "layers"):
+            raise InputError(f"plan must be a ParallelPlan, as parallel_plan() returns it, got {plan!r:.80}")
+        self.styles = {layer.fqn: layer.style for layer in plan.layers} if plan is not None else {}
+        self._check("plan", self.styles)
+
+    def _check(self, name: str, fqns: Iterable[str]) -> None:
+        strange = next((fqn for fqn in fqns if fqn not in self.by_fqn), None)
+        if strange is not None:
+            raise InputError(f"{name} belongs to another model: {self.root.class_name} has no module {strange!r}")
+
+
+def model_data(model: Explored) -> dict[str, Any]:
+    """Return everything that the page shows of one model, as plain data for JSON.
+
+    ``texts`` holds each text once; columns of texts hold positions in it, 0 for none.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> data = model_data(Explored(Statistics(nn.Sequential(nn.Linear(2, 3)), (1, 2)).root))
+    >>> data["nodes"]["parent"], [data["texts"][place] for place in data["nodes"]["type"]]
+    ([-1, 0], ['Sequential', 'Linear'])
+    >>> [(figure["name"], figure["own"]) for figure in data["figures"]][:2]
+    [('macs', [0, 6]), ('params', [0, 9])]
+    """
+    texts = _Texts()
+    nodes = model.nodes
+    parents = [-1] * len(nodes)
+    for node in nodes:
+        for child in node.children:
+            parents[child.number] = node.number
+    return {
+        "title": one_line(model.root.class_name),
+        "executed": model.root.executed,
+        "remarks": list(model.flow.remarks),
+        "nodes": {
+            "parent": parents,
+            "kind": texts.places(node.kind for node in nodes),
+            "name": texts.places(node.name for node in nodes),
+            "type": texts.places(node.type for node in nodes),
+            "called": [_called(node) if model.root.executed else _CALLED for node in nodes],
+            "order": [node.order for node in nodes],
+            "equal": [node.equal for node in nodes],
+        },
+        "facts": texts.columns(nodes, _facts(model)),
+        "groups": texts.columns(nodes, _groups(model)),
+        "edges": _edges(model, texts),
+        "figures": _figures(nodes),
+        "memory": None if model.memory is None else _timeline(model, model.memory, texts),
+        "devices": _devices(model.root),
+        "texts": texts.every,
+    }
+
+
+def _called(node: Node) -> int:
+    if node.row is None or node.row.executed:
+        return _CALLED
+    return _CONTAINER if any(row.executed for row in node.row.walk()) else _NOT_CALLED
+
+
+class _Texts:
+    """Texts by their position in a list; the empty text is the first."""
+
+    def __init__(self) -> None:
+        self._place: dict[str, int] = {"": 0}
+
+    @property
+    def every(self) -> list[str]:
+        return list(self._place)
+
+    def place(self, text: str) -> int:
+        return self._place.setdefault(text, len(self._place))
+
+    def places(self, texts: Iterable[str]) -> list[int]:
+        return [self.place(text) for text in texts]
+
+    def columns(self, nodes: Sequence[Node], facts: Iterable[_Fact]) -> dict[str, list[int]]:
+        """Return the places of the texts of each fact that any node has, by its title."""
+        found = {title: self.places(text(node) for node in nodes) for title, text in facts}
+        return {title: places for title, places in found.items() if any(places)}
+
+
+# ---------------------------------------------------------------------------------------------- facts
+
+
+_Fact = tuple[str, Callable[[Node], str]]  # title, and the text of a node
+
+
+def _facts(model: Explored) -> list[_Fact]:
+    """Return the texts shown about a node, by their titles."""
+
+    def of_row(fact: Callable[[LayerInfo], str]) -> Callable[[Node], str]:
+        return lambda node: "" if node.row is None else fact(node.row)
+
+    def output(node: Node) -> str:
+        if node.row is not None:
+            return _sizes(node.row.output_size)
+        return "" if node.step is None or node.kind == "output" else node.step.result
+
+    return [
+        ("FQN", of_row(lambda row: one_line(row.fqn))),
+        ("Call", of_row(lambda row: str(row.call_index + 1) if row.call_index else "")),
+        ("Input", of_row(lambda row: _sizes(row.input_size))),
+        ("Output", output),
+        ("Parameters", of_row(_parameters)),
+        ("Uses", lambda node: "" if node.step is None else one_line(", ".join(node.step.uses))),
+        ("Settings", of_row(lambda row: model.flow.settings.get(row, "") or _settings(row))),
+        ("Trainable", of_row(lambda row: "" if row.trainable in ("--", "True") else row.trainable)),
+        ("Not called", of_row(lambda row: "" if row.executed or not model.root.executed else "no call of its own")),
+        ("Repeated", of_row(lambda row: "its parameters are in an earlier row" if row.is_recursive else "")),
+        ("Not counted", of_row(lambda row: ", ".join(f"{name} ({n}x)" for name, n in row.uncounted_ops.items()))),
+        ("Note", of_row(lambda row: one_line(row.note))),
+    ]
+
+
+def _groups(model: Explored) -> list[_Fact]:
+    """Return the texts that nodes can be coloured by, by their titles."""
+
+    def stage(node: Node) -> str:
+        found = None if node.step is None else node.step.stage
+        return "" if found is None else f"stage {found}"
+
+    return [
+        ("Stage", stage),
+        ("Sharding", lambda node: "" if node.row is None else model.styles.get(node.row.fqn, "")),
+    ]
+
+
+def _sizes(sizes: Sizes) -> str:
+    if isinstance(sizes, tuple):
+        texts = [text for text in map(_sizes, sizes) if text]
+        text = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+    elif isinstance(sizes, Mapping):
+        text = f"{{{', '.join(f'{key}: {_sizes(inner)}' for key, inner in sizes.items())}}}"
+    elif isinstance(sizes, list):
+        text = f"[{', '.join(map(str, sizes))}]"
+    else:
+        text = sizes or ""
+    return _short(text)
+
+
+def _parameters(row: LayerInfo) -> str:
+    return _short(", ".join(f"{name} {'?' if size is None else size}" for name, size in row.inner_layers.items()))
+
+
+def _settings(row: LayerInfo) -> str:
+    if row.module is None or row.children:
+        return ""
+    try:
+        return _short(" ".join(str(row.module.extra_repr()).split()))
+    except Exception:  # whatever a model's code raises; the text is not needed
+        return ""
+
+
+def _short(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 2]} …"
+
+
+# --------------------------------------------------------------------------------------------- figures
+
+
+def _figures(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """Return the figures of all nodes: own parts, which add up over the nodes inside, then figures that do not add up.
+
+    The multiply-adds of a function are taken out of the own ones of the module that calls it.
+    """
+    figures: list[dict[str, Any]] = []
+    names: dict[tuple[str, str, str], str] = {}
+    for name, facts in ADDITIVE.items():
+        names.setdefault(facts, name)  # the first one of each
+    for (title, kind, attribute), name in sorted(names.items(), key=lambda item: item[1] != "macs"):
+        if name in _LEFT_OUT:
+            continue
+        own = [None if node.row is None else getattr(node.row, attribute) for node in nodes]
+        if name == "macs":
+            own = _with_functions(nodes, own)
+        if any(own):
+            values = [_rounded(value or 0) for value in own]
+            figures.append({"name": name, "title": title, "unit": kind, "adds": True, "own": values})
+    for name, title, figure in (
+        ("output_bytes", "Size of outputs", _output_bytes),
+        ("peak_bytes", "Peak of memory", lambda node: 0 if node.row is None else node.row.peak_bytes or 0),
+    ):
+        own = [figure(node) for node in nodes]
+        if any(own):
+            figures.append({"name": name, "title": title, "unit": "bytes", "adds": False, "own": own})
+    return figures
+
+
+def _with_functions(nodes: Sequence[Node], own: list[int | None]) -> list[int | None]:
+    found = list(own)
+    for node in nodes:
+        functions = [child for child in node.children if child.kind == "function" and child.step is not None]
+        counts = [child.step.macs for child in functions if child.step is not None]
+        total = own[node.number]
+        if total is not None and 0 < sum(counts) <= total:
+            found[node.number] = total - sum(counts)
+            for child, count in zip(functions, counts, strict=True):
+                found[child.number] = count
+    return found
+
+
+def _output_bytes(node: Node) -> int:
+    if node.row is not None:
+        return node.row.output_bytes
+    return 0 if node.step is None else node.step.result_bytes
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _devices(root: LayerInfo) -> list[dict[str, Any]]:
+    """Return the accelerators whose peak with the dtype of the model is known, for the roofline."""
+    dtype = dtype_of(root) if root.executed else torch.float32
+    name = str(dtype).removeprefix("torch.")
+    return [
+        {"name": spec.name, "dtype": name, "peak": spec.peak(dtype), "bandwidth": spec.bandwidth}
+        for spec in map(DeviceSpec, TABLE)
+        if spec.has(dtype)
+    ]
+
+
+# -------------------------------------------------------------------------------------- edges, memory
+
+
+def _edges(model: Explored, texts: _Texts) -> dict[str, list[int]]:
+    number = {id(node.step): node.number for node in model.nodes if node.step is not None}
+    edges = [
+        (number[id(model.flow.steps[source])], number[id(step)], texts.place(", ".join(tensors)))
+        for step in model.flow.steps
+        for source, tensors in step.takes.items()
+        if id(step) in number and id(model.flow.steps[source]) in number
+    ]
+    sources, targets, tensors = map(list, zip(*edges, strict=True)) if edges else ([], [], [])
+    return {"source": sources, "target": targets, "tensors": tensors}
+
+
+def _timeline(model: Explored, memory: MemoryEstimate, texts: _Texts) -> dict[str, Any]:
+    """Return the timeline; the bytes of a category are the first value, then the changes from point to point."""
+    points = memory.timeline
+    held = {name: [point.held[place] for point in points] for place, name in enumerate(CATEGORIES)}
+    return {
+        "mode": memory.mode,
+        "peak": memory.peak,
+        "operator": texts.places(one_line(point.operator) for point in points),
+        "phase": texts.places(point.phase for point in points),
+        "node": [-1 if point.fqn is None else model.by_fqn[point.fqn] for point in points],
+        "held": {
+            name.replace("_", " "): [values[0], *(after - before for before, after in pairwise(values))]
+            for name, values in held.items()
+            if any(values)
+        },
+    }
+
+
+def diff_data(before: Explored, after: Explored) -> dict[str, Any]:
+    """Return the differences between two models, with the numbers of the nodes; -1 where a model lacks the module."""
+    diff = diff_trees(before.root, after.root)
+    rows = []
+    for row in diff.rows:
+        if row.status == "same":
+            continue
+        sides = [
+            -1 if side is None else model.by_fqn.get(side.fqn, -1)
+            for side, model in ((row.before, before), (row.after, after))
+        ]
+        rows.append(
+            {
+                "status": "shape" if row.follows else row.status,
+                "nodes": sides,
+                "differs": list(row.differs),
+                "changes": {name: list(row.change(name)) for name in ("params", "macs", "params_bytes")},
+            }
+        )
+    pairs = [
+        [before.by_fqn[row.before.fqn], after.by_fqn[row.after.fqn]]
+        for row in diff.rows
+        if row.before is not None and row.after is not None
+    ]
+    totals = {name: list(change) for name, change in diff.totals.items() if change[2] is not None}
+    return {"rows": rows, "pairs": pairs, "totals": totals, "models": list(diff.models)}

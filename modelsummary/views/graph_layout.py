@@ -1,0 +1,145 @@
+"""The layout of a dataflow graph: boxes in layers from top to bottom, groups around the boxes inside them.
+
+Each group is laid out alone and is then one box of the group around it. Within a group, a box stands below all boxes
+that it takes tensors from; an edge past other layers has a lane of its own through them (K. Sugiyama et al. 1981,
+https://doi.org/10.1109/TSMC.1981.4308636).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+__all__ = ["Box", "arrange", "spread"]
+
+_GAP_X, _GAP_Y = 24.0, 40.0
+_LANE = 10.0
+_SWEEPS = 4
+
+
+@dataclass(eq=False)
+class Box:
+    """A rectangle of the layout: a node, a group, or a lane for an edge.
+
+    Attributes:
+        width, height: size.
+        x, y: centre and upper side, within the box around it.
+        layer: number of the layer.
+        is_lane: True for a lane.
+        above, below: neighbours in the layers before and after.
+    """
+
+    width: float
+    height: float
+    x: float = 0.0
+    y: float = 0.0
+    layer: int = 0
+    is_lane: bool = False
+    above: list[Box] = field(default_factory=list)
+    below: list[Box] = field(default_factory=list)
+
+
+def arrange(boxes: Sequence[Box], edges: Iterable[tuple[Box, Box]]) -> tuple[dict[tuple[Box, Box], list[Box]], Box]:
+    """Place boxes in layers; an edge leads from a box to a later one.
+
+    Returns:
+        The lanes of each edge from top to bottom, and a box that bounds all others, with the origin at its upper left.
+
+    >>> top, left, right = (Box(40, 20) for _ in range(3))
+    >>> lanes, whole = arrange([top, left, right], [(top, left), (top, right)])
+    >>> left.y == right.y > top.y, left.x < top.x < right.x, whole.width
+    (True, True, 104.0)
+    """
+    pairs = list(dict.fromkeys(edges))
+    _assign_layers(boxes, pairs)
+    layers: defaultdict[int, list[Box]] = defaultdict(list)
+    for box in boxes:
+        layers[box.layer].append(box)
+    lanes = {pair: _lanes(pair, layers) for pair in pairs}
+    ordered = [layers[number] for number in sorted(layers)]
+    for sweep in range(_SWEEPS):
+        _order(ordered, downwards=sweep % 2 == 0)
+    for sweep in range(_SWEEPS + 1):
+        _place(ordered, downwards=sweep % 2 == 0)
+    y = 0.0
+    for layer in ordered:
+        height = max(box.height for box in layer)
+        for box in layer:
+            box.y, box.height = (y, height) if box.is_lane else (y + (height - box.height) / 2, box.height)
+        y += height + _GAP_Y
+    every = [box for layer in ordered for box in layer]
+    left = min(box.x - box.width / 2 for box in every)
+    for box in every:
+        box.x -= left
+    return lanes, Box(max(box.x + box.width / 2 for box in every), y - _GAP_Y)
+
+
+def _assign_layers(boxes: Sequence[Box], pairs: Sequence[tuple[Box, Box]]) -> None:
+    sources: defaultdict[Box, list[Box]] = defaultdict(list)
+    targets: defaultdict[Box, list[Box]] = defaultdict(list)
+    for source, target in pairs:
+        sources[target].append(source)
+        targets[source].append(target)
+    for box in boxes:
+        box.layer = max((each.layer + 1 for each in sources[box]), default=0)
+    for box in reversed(boxes):  # a box without sources stands right above the first that needs it
+        if not sources[box] and targets[box]:
+            box.layer = min(each.layer for each in targets[box]) - 1
+
+
+def _lanes(pair: tuple[Box, Box], layers: dict[int, list[Box]]) -> list[Box]:
+    source, target = pair
+    chain = [Box(_LANE, 0.0, layer=number, is_lane=True) for number in range(source.layer + 1, target.layer)]
+    for upper, lower in zip([source, *chain], [*chain, target], strict=True):
+        upper.below.append(lower)
+        lower.above.append(upper)
+    for lane in chain:
+        layers[lane.layer].append(lane)
+    return chain
+
+
+def _order(layers: Sequence[list[Box]], *, downwards: bool) -> None:
+    """Sort each layer by the mean place of the neighbours in the layer before it."""
+    for layer in layers if downwards else reversed(layers):
+        place = {box: number / max(len(each) - 1, 1) for each in layers for number, box in enumerate(each)}
+
+        def mean(box: Box, place: dict[Box, float] = place) -> float:
+            near = box.above if downwards else box.below
+            return sum(map(place.__getitem__, near)) / len(near) if near else place[box]
+
+        layer.sort(key=mean)
+
+
+def _place(layers: Sequence[list[Box]], *, downwards: bool) -> None:
+    """Move the boxes of each layer as near as possible to the middle of their neighbours in the layer before it."""
+    for layer in layers if downwards else reversed(layers):
+        wanted = []
+        for box in layer:
+            near = box.above if downwards else box.below
+            wanted.append(sum(each.x for each in near) / len(near) if near else box.x)
+        for box, x in zip(layer, spread(wanted, [box.width for box in layer]), strict=True):
+            box.x = x
+
+
+def spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
+    """Return centres in the given order that leave a gap between boxes, with the least squared distance to ``wanted``.
+
+    Boxes that touch move together to the mean of what they want (isotonic regression).
+
+    >>> spread([0.0, 0.0, 200.0], [20.0, 20.0, 20.0])
+    [-22.0, 22.0, 200.0]
+    """
+    offsets = [0.0]
+    for first, second in pairwise(widths):
+        offsets.append(offsets[-1] + (first + second) / 2 + _GAP_X)
+    blocks: list[tuple[float, int]] = []  # mean of what its boxes want, less their offsets; number of boxes
+    for want, offset in zip(wanted, offsets, strict=False):
+        mean, count = want - offset, 1
+        while blocks and blocks[-1][0] > mean:
+            before, number = blocks.pop()
+            mean, count = (mean * count + before * number) / (count + number), count + number
+        blocks.append((mean, count))
+    means = [mean for mean, count in blocks for _ in range(count)]
+    return [mean + offset for mean, offset in zip(means, offsets, strict=False)]

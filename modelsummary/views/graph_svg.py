@@ -1,0 +1,168 @@
+"""A dataflow graph as SVG, drawn without other programs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import NamedTuple
+
+from modelsummary.views.graph import Edge, Graph, Group
+from modelsummary.views.graph_layout import Box, arrange
+from modelsummary.views.labels import one_line
+
+__all__ = ["to_svg"]
+
+_CHAR, _LINE = 7.3, 15.0  # of a monospaced font of 12 pixels
+_PAD, _TITLE = 12.0, 20.0
+_STYLE = (
+    "text{font:12px monospace;text-anchor:middle}.e{fill:none;stroke:#666}.l{font-size:10px;fill:#555;stroke:#fff;"
+    "stroke-width:3px;paint-order:stroke}.n{stroke:#333}.g{fill:#00000008;stroke:#999;stroke-dasharray:4}"
+    ".t{text-anchor:start;fill:#555}"
+)
+_ARROW = (
+    '<defs><marker id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    '<path d="M0 0L8 4L0 8z" fill="#666"/></marker></defs>'
+)
+_Path = tuple[str, ...]  # keys of the groups around a node, the model first, and its own key
+
+
+class _Laid(NamedTuple):
+    """A group that was laid out: the box of each item, the lanes of edges between its items, and a box around all."""
+
+    boxes: dict[str, Box]
+    lanes: dict[tuple[str, str], list[Box]]
+    whole: Box
+
+
+def to_svg(graph: Graph, colour_of: Mapping[str, str]) -> str:
+    """Return the graph as SVG.
+
+    Args:
+        graph: the graph.
+        colour_of: key of a node -> its colour; the others are white.
+    """
+    paths = dict(_paths(graph.model, ()))
+    between: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)  # group -> items that an edge connects
+    for edge in graph.edges:
+        group, source, target = _meeting(paths[edge.source], paths[edge.target])
+        between[group].append((source, target))
+    laid: dict[str, _Laid] = {}
+    _lay_out(graph.model, between, laid)
+    whole = laid[graph.model.key].whole
+    corners = dict(_corners(graph.model, laid, _PAD, _PAD))
+    width, height = whole.width + 2 * _PAD, whole.height + 2 * _PAD
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{_STYLE}</style>{_ARROW}',
+        f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
+        *_groups(graph.model, laid, corners),
+        *(_edge(edge, paths, laid, corners) for edge in graph.edges),
+        *_nodes(graph.model, laid, corners, colour_of),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------- layout
+
+
+def _paths(group: Group, around: _Path) -> Iterator[tuple[str, _Path]]:
+    for item in group.items:
+        if isinstance(item, Group):
+            yield from _paths(item, (*around, group.key))
+        else:
+            yield item.key, (*around, group.key, item.key)
+
+
+def _meeting(source: _Path, target: _Path) -> tuple[str, str, str]:
+    """Return the innermost group around two nodes, and its items that hold or are the nodes."""
+    level = next(number for number, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1])
+    return source[level - 1], source[level], target[level]
+
+
+def _lay_out(group: Group, between: Mapping[str, Sequence[tuple[str, str]]], laid: dict[str, _Laid]) -> None:
+    boxes: dict[str, Box] = {}
+    for item in group.items:
+        if isinstance(item, Group):
+            _lay_out(item, between, laid)
+            inside = laid[item.key].whole
+            boxes[item.key] = Box(
+                max(inside.width, _CHAR * len(item.label)) + 2 * _PAD, inside.height + _TITLE + 2 * _PAD
+            )
+        else:
+            longest, count = max(map(len, item.lines), default=1), max(len(item.lines), 1)
+            boxes[item.key] = Box(_CHAR * longest + 16, _LINE * count + 10)
+    pairs = [(boxes[source], boxes[target]) for source, target in between.get(group.key, ())]
+    lanes, whole = arrange(list(boxes.values()), pairs)
+    key_of = {box: key for key, box in boxes.items()}
+    named = {(key_of[source], key_of[target]): chain for (source, target), chain in lanes.items()}
+    laid[group.key] = _Laid(boxes, named, whole)
+
+
+def _corners(group: Group, laid: Mapping[str, _Laid], x: float, y: float) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield the place of the origin of each group in the picture."""
+    yield group.key, (x, y)
+    for item in group.items:
+        if isinstance(item, Group):
+            box, inside = laid[group.key].boxes[item.key], laid[item.key].whole
+            left = x + box.x - inside.width / 2
+            yield from _corners(item, laid, left, y + box.y + _TITLE + _PAD)
+
+
+# --------------------------------------------------------------------------------------------- drawing
+
+_Corners = Mapping[str, tuple[float, float]]
+
+
+def _groups(group: Group, laid: Mapping[str, _Laid], corners: _Corners) -> Iterator[str]:
+    x, y = corners[group.key]
+    for item in group.items:
+        if isinstance(item, Group):
+            box = laid[group.key].boxes[item.key]
+            left, top = x + box.x - box.width / 2, y + box.y
+            yield f'<rect class="g" x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"/>'
+            label = escape(one_line(item.label))
+            yield f'<text class="t" x="{left + 6:.1f}" y="{top + 15:.1f}">{label}</text>'
+            yield from _groups(item, laid, corners)
+
+
+def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of: Mapping[str, str]) -> Iterator[str]:
+    x, y = corners[group.key]
+    for item in group.items:
+        if isinstance(item, Group):
+            yield from _nodes(item, laid, corners, colour_of)
+            continue
+        box = laid[group.key].boxes[item.key]
+        middle, top = x + box.x, y + box.y
+        radius = 4 if item.kind == "module" else box.height / 2
+        yield (
+            f'<rect class="n" x="{middle - box.width / 2:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
+            f'height="{box.height:.1f}" rx="{radius:.1f}" fill="{colour_of.get(item.key) or "#fff"}"/>'
+        )
+        for number, line in enumerate(item.lines):
+            yield f'<text x="{middle:.1f}" y="{top + 17 + _LINE * number:.1f}">{escape(one_line(line))}</text>'
+
+
+def _edge(edge: Edge, paths: Mapping[str, _Path], laid: Mapping[str, _Laid], corners: _Corners) -> str:
+    group, source, target = _meeting(paths[edge.source], paths[edge.target])
+    left, top = corners[group]
+    x, y, height = _place(paths[edge.source], laid, corners)
+    points = [(x, y + height)]
+    for lane in laid[group].lanes[source, target]:
+        points += [(left + lane.x, top + lane.y), (left + lane.x, top + lane.y + lane.height)]
+    points.append(_place(paths[edge.target], laid, corners)[:2])
+    path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
+    for (x, y), (next_x, next_y) in pairwise(points):
+        middle = (y + next_y) / 2
+        path += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
+    x, y = ((first + second) / 2 for first, second in zip(points[0], points[1], strict=True))
+    label = f'<text class="l" x="{x:.1f}" y="{y + 3:.1f}">{escape(edge.label)}</text>'
+    return f'<path class="e" marker-end="url(#a)" d="{path}"/>{label}'
+
+
+def _place(path: _Path, laid: Mapping[str, _Laid], corners: _Corners) -> tuple[float, float, float]:
+    """Return the middle and the upper side of a node in the picture, and its height."""
+    box, (x, y) = laid[path[-2]].boxes[path[-1]], corners[path[-2]]
+    return x + box.x, y + box.y, box.height

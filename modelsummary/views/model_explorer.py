@@ -1,0 +1,142 @@
+"""Files for Google's Model Explorer: the graph, and figures as node data.
+
+The format is described by the classes of ``graph_builder`` and ``node_data_builder`` of the package
+``ai-edge-model-explorer``.
+"""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from modelsummary.errors import InputError
+from modelsummary.units import scaled
+from modelsummary.views.explorer.data import Explored, model_data
+
+__all__ = ["graph_of", "node_data_of", "write_files"]
+
+_GRADIENT = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#e2701f"}]
+
+
+def write_files(model: Explored, path: str | PathLike[str]) -> list[Path]:
+    """Write the graph to ``path``, and beside it one file per figure; return all paths, the graph first.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    try:
+        target = Path(path)
+        texts = {target: json.dumps(graph_of(model))}
+        for name, data in node_data_of(model).items():
+            texts[target.with_suffix(f".{name}.json")] = json.dumps(data)
+        for place, text in texts.items():
+            place.write_text(text, encoding="utf-8")
+    except (OSError, TypeError, ValueError) as error:
+        raise InputError(f"path={path!r} cannot be written: {error}") from error
+    return list(texts)
+
+
+def graph_of(model: Explored) -> dict[str, Any]:
+    """Return a collection with one graph: its nodes are the smallest calls, their namespaces the modules around them.
+
+    >>> from torch import nn
+    >>> from modelsummary import Statistics
+    >>> stats = Statistics(nn.Sequential(nn.Sequential(nn.Linear(2, 3)), nn.ReLU()), (1, 2))
+    >>> graph = graph_of(Explored(stats.root, stats._dataflow()))["graphs"][0]
+    >>> [(node["namespace"], node["label"]) for node in graph["nodes"]]
+    [('', 'input'), ('0', '0: Linear'), ('', '1: ReLU'), ('', 'output')]
+    """
+    return {"label": model.nodes[0].name, "graphs": [_Graph(model).graph()]}
+
+
+def node_data_of(model: Explored) -> dict[str, dict[str, Any]]:
+    """Return name of each figure -> its node data: the own figure of each node that has some."""
+    data = model_data(model)
+    shown = {node.number for node in model.nodes if _is_shown(model, node.number)}
+    return {
+        figure["name"]: {
+            model.nodes[0].name: {
+                "name": figure["title"],
+                "results": {
+                    str(number): {"value": value}
+                    for number, value in enumerate(figure["own"])
+                    if value and number in shown
+                },
+                "gradient": _GRADIENT,
+            }
+        }
+        for figure in data["figures"]
+    }
+
+
+class _Graph:
+    """Builder of the graph of one model."""
+
+    def __init__(self, model: Explored) -> None:
+        self._model = model
+        self._data = data = model_data(model)
+        self._texts: list[str] = data["texts"]
+        self._parents: list[int] = data["nodes"]["parent"]
+        self._places: list[str] = []
+        for node in model.nodes:
+            parent = self._parents[node.number]
+            self._places.append("" if parent < 0 else self._inside(parent))
+
+    def _inside(self, number: int) -> str:
+        """Return the namespace of the nodes inside a module."""
+        if self._parents[number] < 0:
+            return ""
+        return "/".join(part for part in (self._places[number], _part(self._model.nodes[number].name)) if part)
+
+    def graph(self) -> dict[str, Any]:
+        nodes = [node for node in self._model.nodes if _is_shown(self._model, node.number)]
+        incoming: dict[int, list[dict[str, str]]] = {}
+        edges = self._data["edges"]
+        for source, target in zip(edges["source"], edges["target"], strict=True):
+            found = incoming.setdefault(target, [])
+            found.append({"sourceNodeId": str(source), "sourceNodeOutputId": "0", "targetNodeInputId": str(len(found))})
+        return {
+            "id": self._model.nodes[0].name,
+            "nodes": [
+                {
+                    "id": str(node.number),
+                    "label": f"{node.name}: {node.type}" if node.type and node.type != node.name else node.name,
+                    "namespace": self._places[node.number],
+                    "incomingEdges": incoming.get(node.number, []),
+                    "attrs": [{"key": key, "value": value} for key, value in self._attributes(node.number).items()],
+                    "outputsMetadata": self._outputs(node.number),
+                }
+                for node in nodes
+            ],
+            "groupNodeAttributes": {
+                self._inside(node.number): self._attributes(node.number) for node in self._model.nodes if node.children
+            },
+        }
+
+    def _attributes(self, number: int) -> dict[str, str]:
+        facts = {title: self._texts[places[number]] for title, places in self._data["facts"].items()}
+        row = self._model.nodes[number].row
+        if row is not None:
+            counts = {"Multiply-adds": row.macs, "Parameters (count)": row.num_params}
+            facts |= {title: scaled(count) for title, count in counts.items() if count}
+        return {title: text for title, text in facts.items() if text}
+
+    def _outputs(self, number: int) -> list[dict[str, Any]]:
+        shape = self._data["facts"].get("Output")
+        text = self._texts[shape[number]] if shape else ""
+        return [{"id": "0", "attrs": [{"key": "shape", "value": text}]}] if text else []
+
+
+def _is_shown(model: Explored, number: int) -> bool:
+    """Return True for an operator, or the smallest known call of a module that was called."""
+    node = model.nodes[number]
+    if node.step is not None:
+        return True
+    return not node.children and node.row is not None and (node.row.executed or not model.root.executed)
+
+
+def _part(name: str) -> str:
+    """Return a name without the separator of namespaces."""
+    return name.replace("/", "\N{DIVISION SLASH}")

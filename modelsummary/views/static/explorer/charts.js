@@ -1,0 +1,181 @@
+// Treemap, icicle, roofline and memory timeline of the module in focus, as SVG.
+
+import { cut, fitting, full, percent, scaled } from "./format.js";
+import { colouring, figureOf } from "./colours.js";
+import { state } from "./state.js";
+
+const FONT = "11px ui-sans-serif, system-ui, sans-serif";
+const SMALLEST = 3; // pixels: smaller parts are not drawn
+const ROW = 22;
+
+const empty = (into, size, text) => {
+  into.append("text").attr("class", "none").attr("x", size.width / 2).attr("y", size.height / 2).attr("text-anchor", "middle").text(text);
+  return [];
+};
+
+// The module in focus as a hierarchy of parts that add up; a part of a module outside its submodules is its own.
+const partsOf = (side, figure) => {
+  const { model } = side;
+  const part = (node) => {
+    const inside = model.children(node).filter((child) => figure.total[child] > 0).map(part);
+    if (inside.length && figure.own[node] > 0) inside.push({ node, isOwn: true, value: figure.own[node] });
+    return { node, inside, value: inside.length ? 0 : figure.total[node] };
+  };
+  return d3.hierarchy(part(side.focus), (each) => each.inside).sum((each) => each.value);
+};
+
+const areaFigure = (side) => {
+  const figure = side.model.figures.get(state.size);
+  return figure?.adds ? figure : [figureOf(side.model), ...side.model.figures.values()].find((each) => each?.adds);
+};
+
+const tip = (side, figure, part) => {
+  const { model } = side;
+  const name = model.label(part.data.node);
+  const own = part.data.isOwn ? " (own)" : "";
+  return `${name}${own}\n${model.type(part.data.node)}\n${figure.title}: ${full(part.value, figure.unit)} · ${percent(part.value, figure.total[0])}`;
+};
+
+const label = (side, part) => `${side.model.name(part.data.node)}${part.data.isOwn ? " (own)" : ""}`;
+
+const boxes = (into, side, parts, look, figure, act, shape) => {
+  const found = into.selectAll("g").data(parts).join("g").attr("class", (part) => `part${part.children ? " outer" : ""}`)
+    .attr("data-node", (part) => (part.data.isOwn ? null : part.data.node))
+    .attr("transform", (part) => `translate(${shape(part).x},${shape(part).y})`)
+    .style("color", (part) => look.ink(part.data.node))
+    .on("click", (event, part) => act.select(side, part.data.node))
+    .on("dblclick", (event, part) => act.focus(side, part.data.node));
+  found.append("rect").attr("width", (part) => Math.max(0, shape(part).width)).attr("height", (part) => Math.max(0, shape(part).height))
+    .style("fill", (part) => look.fill(part.data.node));
+  found.append("title").text((part) => tip(side, figure, part));
+  return found;
+};
+
+export const drawTreemap = (into, side, size, act) => {
+  const figure = areaFigure(side);
+  if (!figure || !figure.total[side.focus]) return empty(into, size, figure ? `${figure.title}: none here` : "no figures");
+  const root = partsOf(side, figure);
+  d3.treemap().size([size.width, size.height]).paddingOuter(2).paddingTop((part) => (part.x1 - part.x0 > 50 ? 16 : 4)).paddingInner(1).round(true)(
+    root.sort((a, b) => b.value - a.value));
+  const parts = root.descendants().filter((part) => part.x1 - part.x0 >= SMALLEST && part.y1 - part.y0 >= SMALLEST);
+  const look = colouring(side, parts.filter((part) => !part.children).map((part) => part.data.node), true);
+  const shape = (part) => ({ x: part.x0, y: part.y0, width: part.x1 - part.x0, height: part.y1 - part.y0 });
+  const found = boxes(into, side, parts, { fill: (node) => look.fill(node), ink: look.ink }, figure, act, shape);
+  found.filter((part) => part.children).select("rect").style("fill", null);
+  found.filter((part) => part.children).style("color", null);
+  found.append("text").attr("x", 4).attr("y", 12)
+    .text((part) => (part.y1 - part.y0 > 15 ? fitting(label(side, part), part.x1 - part.x0 - 8, FONT) : ""));
+  found.filter((part) => !part.children && part.y1 - part.y0 > 30).append("text").attr("class", "small").attr("x", 4).attr("y", 25)
+    .text((part) => fitting(scaled(part.value, figure.unit), part.x1 - part.x0 - 8, FONT));
+  return [{ text: `area: ${figure.title}` }, ...look.legend];
+};
+
+export const drawIcicle = (into, side, size, act) => {
+  const figure = areaFigure(side);
+  if (!figure || !figure.total[side.focus]) return empty(into, size, figure ? `${figure.title}: none here` : "no figures");
+  const root = partsOf(side, figure);
+  d3.partition().size([size.width, ROW * (root.height + 1)])(root);
+  const parts = root.descendants().filter((part) => part.x1 - part.x0 >= SMALLEST / 2);
+  const look = colouring(side, parts.filter((part) => !part.children).map((part) => part.data.node), true);
+  const shape = (part) => ({ x: part.x0, y: part.depth * ROW, width: part.x1 - part.x0 - 0.5, height: ROW - 1 });
+  const found = boxes(into, side, parts, look, figure, act, shape);
+  found.append("text").attr("x", 4).attr("y", 15).text((part) => fitting(label(side, part), part.x1 - part.x0 - 8, FONT));
+  return [{ text: `width: ${figure.title}` }, ...look.legend];
+};
+
+const MARGIN = { top: 24, right: 24, bottom: 44, left: 64 };
+
+const axes = (into, size, x, y, titles, format) => {
+  const { left, bottom, top } = MARGIN;
+  into.append("g").attr("class", "axis").attr("transform", `translate(0,${size.height - bottom})`).call(format.x(d3.axisBottom(x)));
+  into.append("g").attr("class", "axis").attr("transform", `translate(${left},0)`).call(format.y(d3.axisLeft(y)));
+  into.append("text").attr("class", "title").attr("x", size.width / 2).attr("y", size.height - 8).attr("text-anchor", "middle").text(titles[0]);
+  into.append("text").attr("class", "title").attr("x", left - 48).attr("y", top - 8).text(titles[1]);
+};
+
+const deviceOf = (model) => model.data.devices.find((each) => each.name === state.device) ?? model.data.devices.find((each) => each.name.startsWith("A100")) ?? model.data.devices[0];
+
+export const drawRoofline = (into, side, size, act) => {
+  const { model } = side;
+  const figure = (name) => model.figures.get(name);
+  const device = deviceOf(model);
+  if (!figure("macs") || !figure("bytes_read") || !device) return empty(into, size, "a roofline needs multiply-adds and bytes: pass an input");
+  const time = figure("latency") ?? figure("estimated_latency");
+  const points = [];
+  for (let node = side.focus; node < model.end[side.focus]; node++) {
+    if (side.shown(node) !== node || model.kind(node) !== "module") continue;
+    const macs = model.children(node).reduce((sum, child) => sum + (model.kind(child) === "function" ? figure("macs").own[child] : 0), figure("macs").own[node]);
+    const moved = figure("bytes_read").own[node] + (figure("bytes_written")?.own[node] ?? 0);
+    if (!macs || !moved) continue;
+    const intensity = (2 * macs) / moved;
+    const roof = Math.min(device.peak, intensity * device.bandwidth);
+    const seconds = time ? time.own[node] / 1000 : 0;
+    points.push({ node, intensity, flops: 2 * macs, roof, speed: seconds ? (2 * macs) / seconds : roof, isTimed: seconds > 0 });
+  }
+  if (!points.length) return empty(into, size, "no multiply-adds here");
+  const ridge = device.peak / device.bandwidth;
+  const reach = d3.extent([...points.map((each) => each.intensity), ridge]);
+  const x = d3.scaleLog([reach[0] / 2, reach[1] * 3], [MARGIN.left, size.width - MARGIN.right]);
+  const slowest = Math.min(...points.map((each) => each.speed), x.domain()[0] * device.bandwidth);
+  const y = d3.scaleLog([slowest / 2, device.peak * 2], [size.height - MARGIN.bottom, MARGIN.top]);
+  const few = (axis) => axis.ticks(6, "~s");
+  axes(into, size, x, y, ["FLOP per byte moved", "FLOP/s"], { x: few, y: few });
+  const corner = [x.domain()[0], ridge, x.domain()[1]];
+  into.append("path").attr("class", "roof").attr("d", d3.line()(corner.map((each) => [x(each), y(Math.min(device.peak, each * device.bandwidth))])));
+  into.append("text").attr("class", "title").attr("x", x(ridge) + 6).attr("y", y(device.peak) - 6)
+    .text(`${device.name}, ${device.dtype}: ${scaled(device.peak)}FLOP/s, ${scaled(device.bandwidth)}B/s`);
+  const look = colouring(side, points.map((each) => each.node), true);
+  const most = Math.max(...points.map((each) => each.flops));
+  into.append("g").selectAll("circle").data(points.sort((a, b) => b.flops - a.flops)).join("circle").attr("class", "point")
+    .attr("data-node", (each) => each.node).attr("cx", (each) => x(each.intensity)).attr("cy", (each) => y(each.speed))
+    .attr("r", (each) => 3 + 11 * Math.sqrt(each.flops / most)).style("fill", (each) => look.fill(each.node))
+    .on("click", (event, each) => act.select(side, each.node))
+    .append("title").text((each) => `${model.label(each.node)}\n${scaled(each.flops)} FLOP, ${each.intensity.toFixed(1)} FLOP/B\n`
+      + `limited by ${each.intensity < ridge ? "memory" : "compute"}: at best ${scaled(each.roof)}FLOP/s${each.isTimed ? `, reached ${scaled(each.speed)}FLOP/s` : ""}`);
+  const how = time ? time.title.toLowerCase() : "the roof, as nothing was timed";
+  return [{ text: `height: ${how}; area: FLOP` }, ...look.legend];
+};
+
+export const drawMemory = (into, side, size, act) => {
+  const { model } = side;
+  const memory = model.data.memory;
+  if (!memory) return empty(into, size, "no timeline: pass memory=stats.memory() to explore");
+  const count = memory.operator.length;
+  const names = Object.keys(memory.held);
+  const held = names.map((name) => { let sum = 0; return memory.held[name].map((change) => (sum += change)); });
+  const x = d3.scaleLinear([0, count], [MARGIN.left, size.width - MARGIN.right]);
+  const y = d3.scaleLinear([0, memory.peak * 1.06], [size.height - MARGIN.bottom, MARGIN.top]);
+  const layers = d3.stack().keys(d3.range(names.length)).value((point, key) => held[key][point])(d3.range(count));
+  const colours = d3.schemeTableau10;
+  axes(into, size, x, y, ["operator", ""], { x: (axis) => axis.ticks(8), y: (axis) => axis.ticks(6).tickFormat((value) => scaled(value, "bytes")) });
+  const area = d3.area().x((_, place) => x(place)).y0((each) => y(each[0])).y1((each) => y(each[1])).curve(d3.curveStepAfter);
+  into.append("g").selectAll("path").data(layers).join("path").attr("d", area).style("fill", (_, place) => colours[place % 10])
+    .append("title").text((_, place) => names[place]);
+  const inside = (node) => node >= 0 && model.contains(side.selected, node);
+  const spans = [];
+  memory.node.forEach((node, place) => {
+    if (!inside(node) || !side.selected) return;
+    if (spans.length && spans.at(-1)[1] === place) spans.at(-1)[1] = place + 1;
+    else spans.push([place, place + 1]);
+  });
+  into.append("g").selectAll("rect").data(spans).join("rect").attr("class", "span").attr("y", MARGIN.top)
+    .attr("height", size.height - MARGIN.top - MARGIN.bottom).attr("x", ([start]) => x(start)).attr("width", ([start, end]) => Math.max(1, x(end) - x(start)));
+  const totals = d3.range(count).map((place) => d3.sum(held, (each) => each[place]));
+  const peak = totals.indexOf(Math.max(...totals));
+  into.append("line").attr("class", "peak").attr("x1", x(peak)).attr("x2", x(peak)).attr("y1", y(totals[peak])).attr("y2", size.height - MARGIN.bottom);
+  into.append("text").attr("class", "title").attr("x", x(peak)).attr("y", y(totals[peak]) - 6).attr("text-anchor", peak > count * 0.7 ? "end" : "start")
+    .text(`peak ${scaled(totals[peak], "bytes")} at ${model.memoryText("operator", peak)}`);
+  const phases = d3.range(count).filter((place) => !place || memory.phase[place] !== memory.phase[place - 1]);
+  into.append("g").selectAll("text").data(phases).join("text").attr("class", "title").attr("x", (place) => x(place) + 3).attr("y", size.height - MARGIN.bottom - 4)
+    .text((place) => model.memoryText("phase", place));
+  into.append("rect").attr("class", "grip").attr("x", MARGIN.left).attr("y", MARGIN.top).attr("width", size.width - MARGIN.left - MARGIN.right)
+    .attr("height", size.height - MARGIN.top - MARGIN.bottom)
+    .on("click", (event) => { const node = memory.node[Math.floor(x.invert(d3.pointer(event)[0]))]; if (node >= 0) act.select(side, node); })
+    .on("mousemove", (event) => {
+      const place = Math.max(0, Math.min(count - 1, Math.floor(x.invert(d3.pointer(event)[0]))));
+      const node = memory.node[place];
+      const where = node < 0 ? "" : ` in ${cut(model.label(node), 60)}`;
+      act.say(`${model.memoryText("operator", place)}${where}, ${model.memoryText("phase", place)}: ${full(totals[place], "bytes")}`);
+    });
+  return names.map((name, place) => ({ colour: colours[place % 10], text: name }));
+};

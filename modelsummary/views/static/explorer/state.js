@@ -1,0 +1,102 @@
+// What is shown: the state of the page, of each of its models, and the address that holds it.
+
+import { Model } from "./model.js";
+import { Folding, firstOpen } from "./visible.js";
+
+export class Side {
+  constructor(data, number) {
+    this.number = number;
+    this.model = new Model(data);
+    this.unfolded = new Set();
+    this.folding = new Folding(this.model, this.unfolded);
+    this.open = firstOpen(this.model, this.folding);
+    this.listed = new Set([0]);
+    this.selected = 0;
+    this.focus = 0;
+    this.differences = new Map(); // node -> row of the differences
+    this.changedInside = new Set(); // modules around nodes that differ
+    this.partner = new Map(); // node -> the same module of the other model
+  }
+
+  // Note how a node differs from the other model; it is shown apart from its equals.
+  noteDifference(node, row) {
+    this.differences.set(node, row);
+    if (row.status === "shape") return;
+    for (const each of this.model.way(node)) {
+      this.model.equal[each] = -this.model.size - each;
+      if (each !== node) this.changedInside.add(each);
+    }
+  }
+
+  statusOf(node) {
+    return this.differences.get(node)?.status ?? (this.changedInside.has(node) ? "inside" : "");
+  }
+
+  refold() { this.folding = new Folding(this.model, this.unfolded); }
+  shown(node) { return this.folding.standsFor[node]; }
+
+  // Open everything around a node, so that it is visible in the tree and in the graph.
+  reveal(node) {
+    for (const each of this.model.way(node).slice(0, -1)) {
+      this.listed.add(each);
+      this.open.add(this.shown(each));
+    }
+    if (!this.model.contains(this.focus, node)) this.focus = 0;
+  }
+
+  toggle(node) {
+    if (!this.model.isOpenable(node)) return;
+    if (this.open.has(node)) this.open.delete(node);
+    else this.open.add(node);
+  }
+
+  // Show equal neighbours one by one, or as one again; ``head`` is the first of them.
+  toggleEquals(head) {
+    if (head === undefined) return;
+    if (this.unfolded.has(head)) this.unfolded.delete(head);
+    else this.unfolded.add(head);
+    this.refold();
+    this.selected = this.shown(this.selected);
+  }
+}
+
+export const state = {
+  view: "graph", colour: "", size: "", device: "", direction: "DOWN", query: "", side: 0, sides: [], diff: null,
+};
+
+export const active = () => state.sides[state.side];
+
+const FIELDS = ["view", "colour", "size", "device", "direction"];
+const DEFAULTS = { view: "graph", colour: "", size: "", device: "", direction: "DOWN" };
+
+export const address = () => {
+  const side = active();
+  const { model } = side;
+  const parts = new URLSearchParams();
+  for (const field of FIELDS) if (state[field] !== DEFAULTS[field]) parts.set(field, state[field]);
+  if (state.side) parts.set("model", state.side);
+  if (side.selected) parts.set("at", model.address(side.selected));
+  if (side.focus) parts.set("in", model.address(side.focus));
+  const numbers = (set) => [...set].sort((a, b) => a - b).join(".");
+  if (numbers(side.open) !== numbers(firstOpen(model, new Folding(model, new Set())))) {
+    parts.set("open", numbers(side.open));
+  }
+  if (side.unfolded.size) parts.set("each", numbers(side.unfolded));
+  return parts.size ? `#${parts}` : "#";
+};
+
+export const follow = (hash) => {
+  const parts = new URLSearchParams(hash.replace(/^#/, ""));
+  for (const field of FIELDS) state[field] = parts.get(field) ?? DEFAULTS[field];
+  const number = Number(parts.get("model") ?? 0);
+  state.side = state.sides[number] ? number : 0;
+  const side = active();
+  const numbers = (text) => text.split(".").map(Number).filter((node) => node >= 0 && node < side.model.size);
+  side.unfolded = new Set(numbers(parts.get("each") ?? "").filter((node) => node));
+  side.refold();
+  side.open = parts.has("open") ? new Set(numbers(parts.get("open"))) : firstOpen(side.model, side.folding);
+  side.focus = parts.has("in") ? side.shown(side.model.find(parts.get("in"))) : 0;
+  side.selected = parts.has("at") ? side.shown(side.model.find(parts.get("at"))) : 0;
+  if (side.selected && !parts.has("open")) side.reveal(side.selected);
+  for (const each of side.model.way(side.selected).slice(0, -1)) side.listed.add(each);
+};

@@ -1,0 +1,128 @@
+// The tree at the left: only the rows on the screen are elements, so that 100,000 nodes are no burden.
+
+import { byId, full, make, percent, scaled } from "./format.js";
+import { figureOf } from "./colours.js";
+import { repeats } from "./visible.js";
+import { active, state } from "./state.js";
+
+const ROW = 24; // pixels
+const MOST_FOUND = 1000;
+let rows = []; // {node, level, times}
+let act = {};
+
+export const startTree = (actions) => {
+  act = actions;
+  const tree = byId("tree");
+  tree.addEventListener("scroll", draw);
+  new ResizeObserver(draw).observe(tree);
+};
+
+const list = (side) => {
+  const { model } = side;
+  if (state.query.trim()) {
+    return model.search(state.query, MOST_FOUND).found.map((node) => ({ node, level: 0, times: 1, isFound: true }));
+  }
+  const found = [];
+  const add = (node, level, times) => {
+    found.push({ node, level, times });
+    if (!side.listed.has(node)) return;
+    const children = model.children(node);
+    for (const { start, times } of repeats(children.map((each) => model.equal[each]), 1)) {
+      const isFolded = times > 1 && !side.unfolded.has(children[start]);
+      for (let place = 0; place < (isFolded ? 1 : times); place++) {
+        add(children[start + place], level + 1, isFolded ? times : 1);
+      }
+    }
+  };
+  add(0, 0, 1);
+  return found;
+};
+
+export const drawTree = (scrolls = true) => {
+  const side = active();
+  const tree = byId("tree");
+  rows = list(side);
+  let inner = tree.firstElementChild;
+  if (!inner) inner = tree.appendChild(make("div", { class: "rows", role: "presentation" }));
+  inner.style.height = `${rows.length * ROW}px`;
+  const place = placeOf(side.selected);
+  if (scrolls && place >= 0) {
+    const top = place * ROW;
+    if (top < tree.scrollTop) tree.scrollTop = top;
+    else if (top + ROW > tree.scrollTop + tree.clientHeight) tree.scrollTop = top + ROW - tree.clientHeight;
+  }
+  draw();
+};
+
+const placeOf = (node) => {
+  const exact = rows.findIndex((row) => row.node === node);
+  return exact >= 0 ? exact : rows.findIndex((row) => active().shown(node) === row.node);
+};
+
+const draw = () => {
+  const tree = byId("tree"), inner = tree.firstElementChild;
+  if (!inner) return;
+  const first = Math.max(0, Math.floor(tree.scrollTop / ROW) - 5);
+  const last = Math.min(rows.length, Math.ceil((tree.scrollTop + tree.clientHeight) / ROW) + 5);
+  const selected = placeOf(active().selected);
+  inner.replaceChildren(...rows.slice(first, last).map((row, place) => element(row, first + place, selected)));
+  if (!rows.length && state.query.trim()) inner.replaceChildren(make("div", { class: "none" }, "nothing found"));
+};
+
+const element = ({ node, level, times, isFound }, place, selectedPlace) => {
+  const side = active();
+  const { model } = side;
+  const figure = figureOf(model);
+  const value = figure ? figure.total[node] * (figure.adds ? times : 1) : 0;
+  const whole = figure ? figure.total[0] : 0;
+  const share = figure?.adds && whole ? (100 * value) / whole : 0;
+  const isOpenable = model.isOpenable(node) && !isFound;
+  const selected = selectedPlace === place;
+  const status = side.statusOf(node);
+  const name = isFound ? model.label(node) : model.name(node);
+  const type = model.type(node) === name ? "" : model.type(node);
+  const row = make("div", {
+    class: `row${selected ? " selected" : ""}${status ? ` ${status}` : ""}${model.data.nodes.called[node] ? "" : " idle"}`,
+    role: "treeitem", "aria-level": level + 1, "aria-selected": selected,
+    "aria-expanded": isOpenable ? side.listed.has(node) : null,
+    style: `top: ${place * ROW}px; --level: ${level}; --share: ${share}%`,
+    onclick: () => act.select(node), ondblclick: () => act.expand(node),
+  },
+  make("span", { class: "twisty", onclick: (event) => { event.stopPropagation(); act.list(node); } },
+    isOpenable ? (side.listed.has(node) ? "▾" : "▸") : ""),
+  make("span", { class: `name ${model.kind(node)}` }, name),
+  make("span", { class: "type" }, type));
+  if (times > 1) {
+    row.append(make("button", { class: "times", title: "Show them one by one (u)", tabindex: -1,
+      onclick: (event) => { event.stopPropagation(); act.unfold(node); } }, `× ${times}`));
+  } else if (!isFound && side.unfolded.has(node)) {
+    row.append(make("button", { class: "times", title: "Show them as one (u)", tabindex: -1,
+      onclick: (event) => { event.stopPropagation(); act.unfold(node); } }, "fold"));
+  }
+  if (figure && value) {
+    row.append(make("span", { class: "value", title: `${figure.title}: ${full(value, figure.unit)} ${percent(value, whole)}` },
+      scaled(value, figure.unit)));
+  }
+  return row;
+};
+
+// Arrow keys: the node to select, and whether to open or close the row.
+export const moveInTree = (key) => {
+  const side = active();
+  const place = Math.max(0, placeOf(side.selected));
+  const row = rows[place];
+  if (!row) return;
+  const { model } = side;
+  if (key === "ArrowDown" && rows[place + 1]) act.select(rows[place + 1].node);
+  if (key === "ArrowUp" && rows[place - 1]) act.select(rows[place - 1].node);
+  if (key === "ArrowRight" && model.isOpenable(row.node)) {
+    if (!side.listed.has(row.node)) act.list(row.node);
+    else if (rows[place + 1]) act.select(rows[place + 1].node);
+  }
+  if (key === "ArrowLeft") {
+    if (side.listed.has(row.node) && model.isOpenable(row.node)) act.list(row.node);
+    else if (model.parent[row.node] >= 0) act.select(model.parent[row.node]);
+  }
+};
+
+export const firstFound = () => rows[0]?.node;

@@ -1,0 +1,157 @@
+// What of a model is visible: equal blocks as one, modules that are opened, and the edges between what is shown.
+
+const LONGEST = 12; // nodes of a repeated pattern
+
+// Neighbours that repeat: [{start, period, times}], over a list of numbers that are equal for equal nodes.
+export const repeats = (equal, longest = LONGEST) => {
+  const found = [];
+  const isSame = (a, b, length) => {
+    for (let place = 0; place < length; place++) if (equal[a + place] !== equal[b + place]) return false;
+    return true;
+  };
+  for (let start = 0; start < equal.length;) {
+    let best = { start, period: 1, times: 1 };
+    for (let period = 1; period <= longest && start + 2 * period <= equal.length; period++) {
+      let times = 1;
+      while (start + (times + 1) * period <= equal.length && isSame(start, start + times * period, period)) times++;
+      const isWorth = times > (period === 1 ? 1 : 2); // a pattern of several nodes must come three times
+      if (isWorth && times * period > best.times * best.period) best = { start, period, times };
+    }
+    found.push(best);
+    start += best.period * best.times;
+  }
+  return found;
+};
+
+// Which node stands for each: the same one of the first of equal blocks.
+export class Folding {
+  constructor(model, unfolded) {
+    this.model = model;
+    this.standsFor = Int32Array.from({ length: model.size }, (_, node) => node);
+    this.times = new Map(); // node -> how often it and its equals come
+    this.head = new Map(); // node that can be unfolded or folded -> first node of its run
+    this.run = new Int32Array(model.size).fill(-1);
+    this.instance = new Int32Array(model.size);
+    this.#fold(0, unfolded);
+  }
+
+  #fold(node, unfolded) {
+    const { model } = this;
+    const level = model.level(node);
+    for (const { start, period, times } of repeats(level.map((each) => model.equal[each]))) {
+      const head = level[start];
+      const isFolded = times > 1 && !unfolded.has(head);
+      for (let place = 0; place < period * times; place++) {
+        const item = level[start + place];
+        if (times > 1) this.head.set(item, head);
+        if (!isFolded || place < period) {
+          this.#fold(item, unfolded);
+          if (isFolded) this.times.set(item, times);
+        } else {
+          this.#copy(level[start + (place % period)], item);
+        }
+        if (isFolded) {
+          this.run[item] = head;
+          this.instance[item] = Math.floor(place / period);
+        }
+      }
+    }
+  }
+
+  #copy(first, other) {
+    for (let inside = 0; first + inside < this.model.end[first]; inside++) {
+      this.standsFor[other + inside] = this.standsFor[first + inside];
+      this.run[other + inside] = this.run[first + inside];
+      this.instance[other + inside] = this.instance[first + inside];
+    }
+  }
+
+  // Whether an edge leads from one of equal blocks to another one of them.
+  isBetweenEquals(source, target) {
+    let [a, b] = [source, target];
+    const { outer } = this.model;
+    const depth = (node) => { let count = 0; for (let each = node; each >= 0; each = outer[each]) count++; return count; };
+    let [over, under] = [depth(a), depth(b)];
+    for (; over > under; over--) a = outer[a];
+    for (; under > over; under--) b = outer[b];
+    while (outer[a] !== outer[b]) [a, b] = [outer[a], outer[b]];
+    return this.run[a] >= 0 && this.run[a] === this.run[b] && this.instance[a] !== this.instance[b];
+  }
+
+  // How often a node comes in the model: its own equals, and those of the modules around it.
+  count(node) {
+    let count = 1;
+    for (let each = node; each >= 0; each = this.model.outer[each]) count *= this.times.get(each) ?? 1;
+    return count;
+  }
+}
+
+// The visible graph: nodes with the nodes inside them, and edges [source, target, edges of the model].
+export const visibleGraph = (model, folding, open, focus) => {
+  const where = new Int32Array(model.size).fill(-1);
+  const show = (node) => {
+    const isOpen = model.isOpenable(node) && (open.has(node) || node === focus);
+    where.fill(node, node, model.end[node]);
+    const inside = isOpen ? model.level(node).filter((each) => folding.standsFor[each] === each).map(show) : [];
+    return { node, isOpen, inside };
+  };
+  const root = show(focus);
+  const outside = new Map(); // nodes around the focus that pass something to it or take something
+  const ends = (node) => {
+    const shown = where[folding.standsFor[node]];
+    if (shown >= 0) return shown;
+    const apart = folding.standsFor[model.apart(node, focus)];
+    outside.set(apart, { node: apart, isOpen: false, inside: [], isOutside: true });
+    return apart;
+  };
+  const edges = new Map();
+  const { source, target } = model.data.edges;
+  for (let edge = 0; edge < source.length; edge++) {
+    const [first, second] = [folding.standsFor[source[edge]], folding.standsFor[target[edge]]];
+    if (where[first] < 0 && where[second] < 0) continue;
+    if (where[first] === where[second]) continue;
+    const [a, b] = [ends(source[edge]), ends(target[edge])];
+    if (a === b || model.contains(a, b) || model.contains(b, a)) continue;
+    if (folding.isBetweenEquals(source[edge], target[edge])) continue;
+    const key = a * model.size + b;
+    if (!edges.has(key)) edges.set(key, { source: a, target: b, of: [] });
+    edges.get(key).of.push(edge);
+  }
+  return { root, outside: [...outside.values()], edges: [...edges.values()] };
+};
+
+// Mark skip connections: edges beside which a longer way leads from the source to the target.
+export const markSkips = (graph) => {
+  const next = new Map();
+  for (const { source, target } of graph.edges) next.set(source, [...(next.get(source) ?? []), target]);
+  for (const edge of graph.edges) {
+    const pending = next.get(edge.source).filter((node) => node !== edge.target);
+    const seen = new Set([edge.source, ...pending]);
+    while (pending.length && !edge.isSkip) {
+      for (const node of next.get(pending.pop()) ?? []) {
+        if (node === edge.target) edge.isSkip = true;
+        else if (!seen.has(node)) pending.push(node);
+        seen.add(node);
+      }
+    }
+  }
+};
+
+const FEW = 40; // nodes of the first picture
+
+// The modules to open at first: level by level, as long as the picture stays small.
+export const firstOpen = (model, folding) => {
+  const open = new Set([0]);
+  const inside = (node) => model.level(node).filter((each) => folding.standsFor[each] === each);
+  let level = inside(0);
+  let count = level.length;
+  while (level.length) {
+    const openable = level.filter((node) => model.isOpenable(node) && model.kind(node) === "module" && !model.isStep(node));
+    const deeper = openable.flatMap(inside);
+    if (!deeper.length || count - openable.length + deeper.length > FEW) break;
+    openable.forEach((node) => open.add(node));
+    count += deeper.length - openable.length;
+    level = deeper;
+  }
+  return open;
+};

@@ -1,0 +1,65 @@
+"""Figures along one dimension against the functions that made them, and exact equations against their solutions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelsummary.formulas.axis import Piece, candidates
+from modelsummary.formulas.solve import solve
+
+NUMBERS = (0, 1, 2, 3, 4, 7, 10, 15, 30, 31, 32, 33, 39, 65, 181)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=4))
+def test_polynomials(coefficients):
+    def figure(k):
+        return sum(each * k**power for power, each in enumerate(coefficients))
+
+    (axis,) = candidates({k: figure(k) for k in NUMBERS})
+    assert axis.pieces[0].divisor == 1
+    scale = figure(1000) / axis.predict(1000) if axis.predict(1000) else 0
+    assert all(scale * axis.predict(k) == figure(k) for k in (5, 100, 999))
+
+
+@pytest.mark.parametrize(("divisor", "shift"), [(2, 0), (2, 1), (4, 3), (7, 6), (32, 31), (224, 27)])
+def test_rounded_sizes(divisor, shift):
+    samples = {k: ((k + shift) // divisor) ** 2 * 12 for k in (*NUMBERS, 300, 301, 500, 777, 953)}
+    found = candidates(samples)
+    assert any(axis.pieces[0].divisor == divisor and axis.pieces[0].shift == shift for axis in found)
+    assert all(12 * axis.predict(k) == samples[k] for axis in found for k in samples)
+
+
+def test_two_pieces():
+    # a window of 20: every size beyond it sees 20 others
+    (axis,) = candidates({k: k * min(k, 20) for k in NUMBERS})
+    assert [piece.degree for piece in axis.pieces] == [2, 1]
+    assert axis.gap == (15, 30)  # the border is between these
+    # one special case: a size of 1 costs nothing
+    (axis,) = candidates({k: 3 * k + 5 if k else 0 for k in NUMBERS})
+    assert axis.pieces == (Piece(last=0), Piece(degree=1, first=1))
+    assert axis.gap is None
+
+
+def test_no_formula():
+    assert candidates({k: 2**k for k in NUMBERS}) == ()
+
+
+@given(st.lists(st.fractions(max_denominator=6, min_value=-9, max_value=9), min_size=1, max_size=4), st.randoms())
+def test_equations(solution, draw):
+    rows = [[draw.randint(-5, 5) for _ in solution] for _ in range(3)]
+    rows += [[int(row == column) for column in range(len(solution))] for row in range(len(solution))]
+    values = [sum(entry * x for entry, x in zip(row, solution, strict=True)) for row in rows]
+    scaled = [[60 * entry for entry in row] for row in rows]
+    assert solve(scaled, [int(60 * value) for value in values]) == solution
+    values[0] += 1  # the first row follows from the last ones
+    assert solve(scaled, [int(60 * value) for value in values]) is None
+
+
+def test_equations_without_one_solution():
+    assert solve([[1, 1]], [2]) is None
+    assert solve([[1], [1]], [2, 3]) is None
+    assert solve([[2], [4]], [3, 6]) == [Fraction(3, 2)]

@@ -1,0 +1,171 @@
+"""Formulas against hand-derived polynomials, and against fresh runs at sizes that made no formula."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import sympy
+import torch
+from torch import nn
+
+from modelsummary import FormulaError, InputError, LayerNotFoundError, NotLiveError, Statistics
+from modelsummary.formulas import FIGURES
+from tests.idioms import Gpt2
+from tests.untouched import untouched
+
+B, S, H, W = map(sympy.Symbol, ("batch", "sequence", "height", "width"))
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return Statistics(Gpt2(vocab=50, width=16, heads=2, depth=2, length=64).eval(), torch.zeros(2, 8).long())
+
+
+@pytest.fixture(scope="module")
+def convolutions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 8, 3, stride=2), nn.AdaptiveAvgPool2d(1)
+    )
+    return Statistics(nn.Sequential(model, nn.Flatten(), nn.Linear(8, 10)), (1, 3, 32, 32))
+
+
+def test_textbook_formula_of_a_gpt(gpt):
+    layers, width, vocabulary = 2, 16, 50
+    # 12 l h^2 per token in the blocks, 2 l s h in the attention, h V in the head
+    expected = B * S * (12 * layers * width**2 + width * vocabulary) + 2 * layers * width * B * S**2
+    assert sympy.expand(gpt.formula("macs") - expected) == 0
+    assert gpt.formula("flops") == 2 * gpt.formula("macs")
+    assert gpt.formula("macs", "h.0.mlp") == gpt.formula("macs", "h.1.mlp")
+    assert gpt.formula("params") == gpt.total_params
+
+
+def test_rounded_sizes(convolutions):
+    first_h, first_w = sympy.floor(H / 2 + sympy.Rational(1, 2)), sympy.floor(W / 2 + sympy.Rational(1, 2))
+    assert convolutions.formula("macs", "0.0") == 4 * 27 * B * first_h * first_w
+    assert convolutions.formula("output_bytes") == 40 * B
+    formula = convolutions.formula("macs")
+    for batch, height, width in [(1, 7, 9), (5, 32, 33), (3, 101, 64)]:
+        fresh = Statistics(convolutions.live.model, (batch, 3, height, width))
+        assert formula.subs({"batch": batch, "height": height, "width": width}) == fresh.total_macs
+        figures = convolutions.at(batch=batch, height=height, width=width)
+        assert figures.macs == figures["macs"] == fresh.total_macs
+        assert figures.bytes_read == fresh.root.bytes_read
+        assert figures.total_output_bytes == fresh.total_output_bytes
+
+
+def test_activation_bytes(gpt):
+    with untouched(gpt.live.model):
+        figures = gpt.at(batch=3, sequence=21)
+        kept = figures.activation_bytes
+    fresh = Statistics(gpt.live.model, torch.zeros(3, 21).long())
+    fresh.memory()
+    assert kept == fresh.root.activation_bytes
+    assert set(figures.to_dict()) == {"sizes", "layer", *FIGURES}
+    assert "activation_bytes" in str(figures)
+
+
+class Window(nn.Module):
+    """Scores of each position with at most 16 others."""
+
+    def forward(self, x):
+        return x @ x[:, :16].transpose(1, 2)
+
+
+def test_windows_are_pieces():
+    stats = Statistics(Window(), (2, 4, 8))
+    formula = stats.formula("macs")
+    for length, keys in [(3, 3), (15, 15), (16, 16), (17, 16), (1000, 16)]:
+        assert formula.subs({"batch": 5, "sequence": length, "length": 8}) == 5 * length * keys * 8
+    assert stats.at(batch=1, sequence=40).macs == 40 * 16 * 8
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+
+    def forward(self, ids, mask, memory_ids):
+        own, other = self.embed(ids) * mask[..., None], self.embed(memory_ids)
+        return own @ other.transpose(1, 2)
+
+
+def test_inputs_share_dimensions():
+    ids = torch.zeros(2, 6).long()
+    stats = Statistics(TwoInputs(), (ids, torch.ones(2, 6).long(), torch.zeros(2, 5).long()))
+    memory = sympy.Symbol("memory_sequence")
+    assert stats.formula("macs") == 4 * B * S * memory
+    names = {"ids": {0: "n", 1: "s"}, "mask": {0: "n", 1: "s"}, "memory_ids": {0: "n"}}
+    assert str(stats.formula("macs", dimensions=names)) == "20*n*s"
+    assert stats.at(dimensions=names, n=1, s=3).macs == 60
+
+
+class OnlyMultiples(nn.Module):
+    def forward(self, x):
+        if x.shape[2] % 8:
+            raise ValueError("the height must be a multiple of 8")
+        return x.flatten(2) @ x.flatten(2).transpose(1, 2)
+
+
+def test_steps_of_sizes():
+    stats = Statistics(OnlyMultiples(), (1, 3, 16, 4))
+    assert stats.formula("macs") == 9 * B * H * W
+    assert stats.at(height=24, width=3).macs == 9 * 24 * 3
+    with pytest.raises(InputError, match="height=20: the model accepts 16 and sizes a multiple of 8 away"):
+        stats.at(height=20)
+
+
+class Exponential(nn.Module):
+    def forward(self, x):
+        return torch.zeros(2 ** min(x.shape[0], 24), 1, device=x.device) @ torch.zeros(1, 3, device=x.device)
+
+
+def test_refused():
+    stats = Statistics(Exponential(), (2, 3))
+    with pytest.raises(FormulaError, match="no formula of macs: no polynomial of 'batch' explains"):
+        stats.formula("macs")
+    assert stats.at(batch=3).params == 0
+    assert stats.at(batch=3).to_dict()["macs"] is None
+    with pytest.raises(FormulaError, match="values decide"):
+        Statistics(nn.Linear(4, 2), (1, 4), execution="real").formula("macs")
+
+
+def test_errors(gpt):
+    with pytest.raises(InputError, match=r"unknown figure 'mac'; did you mean 'macs'"):
+        gpt.formula("mac")
+    with pytest.raises(LayerNotFoundError, match="no layer named 'nothing'"):
+        gpt.formula("macs", "nothing")
+    with pytest.raises(InputError, match="no dimension is called 'sequenc'; did you mean 'sequence'"):
+        gpt.at(sequenc=3)
+    with pytest.raises(InputError, match="batch must be an integer >= 1, got 0"):
+        gpt.at(batch=0)
+    with pytest.raises(InputError, match="no input is called 'x'; the inputs are ids"):
+        gpt.formula("macs", dimensions={"x": {0: "n"}})
+    with pytest.raises(InputError, match=r"must map positions 0 to 1 to identifiers, got \{2: 'n'\}"):
+        gpt.formula("macs", dimensions={"ids": {2: "n"}})
+    with pytest.raises(InputError, match="dimension 'n' has the sizes 2 and 8"):
+        gpt.formula("macs", dimensions={"ids": {0: "n", 1: "n"}})
+    with pytest.raises(NotLiveError, match="a formula needs the live model"):
+        pickle.loads(pickle.dumps(gpt)).formula("macs")
+    with pytest.raises(NotLiveError):
+        Statistics.from_json(gpt.to_json()).at(batch=3)
+
+
+def test_files(tmp_path):
+    batch = torch.export.Dim("batch", min=1, max=64)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    torch.export.save(
+        torch.export.export(model, (torch.zeros(3, 4),), dynamic_shapes=({0: batch},)), tmp_path / "model.pt2"
+    )
+    stats = Statistics(tmp_path / "model.pt2")
+    formula = stats.formula("macs")
+    (name,) = (symbol.name for symbol in formula.free_symbols)
+    assert formula == stats.total_mult_adds_expr == 32 * sympy.Symbol(name)
+    figures = stats.at(**{name: 100})
+    assert (figures.macs, figures.flops, figures.params) == (3200, 6400, 40)
+    assert (figures.input_bytes, figures.output_bytes) == (1600, 3200)
+    assert figures.total_output_bytes == 6400
+    with pytest.raises(FormulaError, match="no formula of bytes_read"):
+        stats.formula("bytes_read")
+    with pytest.raises(InputError, match=rf"expected {name}= \(the open dimensions of the file\), got"):
+        stats.at()

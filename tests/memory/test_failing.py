@@ -1,0 +1,89 @@
+"""A model that raises in a step, or while it is recorded, gives one clear error, and stays untouched."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import ForwardError, InputError, Statistics, StepError
+from tests.models import Call
+from tests.untouched import untouched
+
+
+def only_inference(self, x):
+    assert not torch.is_grad_enabled(), "only\ninference"
+    return self.linear(x)
+
+
+def changed_in_place(self, x):
+    y = self.linear(x).exp()
+    return y.clone() + y.add_(1)  # exp's backward needs y as it was
+
+
+def model(forward):
+    return Call(forward, linear=nn.Linear(4, 4))
+
+
+class Stuck(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ArithmeticError("no step")
+
+
+STEPS = {
+    "memory": lambda stats, **options: stats.memory(**options),
+    "measure_memory": lambda stats, **options: stats.measure_memory(**options),
+    "max_batch_size": lambda stats, **options: stats.max_batch_size("1MB", **options),
+    "estimate_latency": lambda stats, **options: stats.estimate_latency("A100", backward=True, **options),
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_forward_that_raises_with_gradients(what):
+    stats = Statistics(model(only_inference), (1, 4))
+    with pytest.raises(
+        StepError, match="the forward of the step failed: AssertionError: only; mode='inference'"
+    ) as caught:
+        STEPS[what](stats)
+    assert caught.value.phase == "forward"
+    assert isinstance(caught.value.__cause__, AssertionError)
+    assert isinstance(caught.value, RuntimeError)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.phase) == (str(caught.value), "forward")
+
+
+def test_loss_backward_and_optimizer():
+    stats = Statistics(model(changed_in_place), (1, 4))
+    with untouched(stats.root.module):
+        with pytest.raises(StepError, match=r"the loss of the step failed: .*; loss takes the model's result"):
+            stats.memory(loss=lambda out: out["loss"])
+        with pytest.raises(StepError, match=r"the backward of the step failed: RuntimeError: .*; pass loss="):
+            stats.measure_memory()
+        with pytest.raises(StepError, match=r"the backward of .* failed: .*; leave out backward=True"):
+            stats.measure_latency(backward=True, runs=1, warmup=0)
+        with pytest.raises(
+            StepError, match=r"the optimizer of the step failed: ArithmeticError: no step; pass another"
+        ):
+            stats.memory(optimizer=Stuck)
+    assert stats.measure_latency(runs=1, warmup=0).root.latency_ms > 0
+
+
+def test_the_librarys_own_errors_stay():
+    with pytest.raises(InputError, match="nothing in the model's result requires a gradient"):
+        Statistics(Call(lambda self, x: x + 1), (1, 4)).memory()
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda stats: stats.split(2), lambda stats: stats.graph(), lambda stats: stats.parallel_plan(2)]
+)
+def test_a_forward_that_cannot_be_recorded(ask):
+    stats = Statistics(model(only_inference), (1, 4))
+    with pytest.raises(ForwardError, match="recorded with gradients, as in training: AssertionError: only; change"):
+        ask(stats)
+
+
+def test_batch_normalisation_of_one():
+    with pytest.raises(ForwardError, match=r"needs a batch of two or more, or call model\.eval\(\)$"):
+        Statistics(nn.BatchNorm1d(4), (1, 4))

@@ -1,0 +1,105 @@
+"""The steps of a forward, and which tensors each takes from which, against models written out by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from modelsummary import Statistics
+from modelsummary.views.explorer.data import Explored, model_data
+from modelsummary.views.explorer.nodes import MOST_CHILDREN, nodes_of
+
+
+class Residual(nn.Module):
+    """relu(fc(x)) + x, with a size that is read and not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x.sum()  # nothing uses this
+        return torch.relu(self.fc(x)) + x
+
+
+def flow(model, *size):
+    stats = Statistics(model, size)
+    steps = stats._dataflow().steps
+    names = [step.inside.fqn if step.kind == "module" else step.name for step in steps]
+    return [(names[number], sorted(names[source] for source in step.takes)) for number, step in enumerate(steps)]
+
+
+def test_a_skip_connection_leads_past_the_layers_and_unused_functions_are_left_out():
+    assert flow(Residual(), 2, 4) == [
+        ("input", []),
+        ("fc", ["input"]),
+        ("relu", ["fc"]),
+        ("add", ["input", "relu"]),
+        ("output", ["add"]),
+    ]
+
+
+def test_a_tensor_written_in_place_comes_from_the_function_that_wrote_it():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            y.add_(1)
+            return y.relu()
+
+    assert flow(InPlace(), 2, 4)[2:4] == [("add", ["mul"]), ("relu", ["add"])]
+
+
+def test_a_model_that_is_one_layer_is_one_step():
+    assert flow(nn.Linear(4, 2), 1, 4) == [("input", []), ("Linear", ["input"]), ("output", ["Linear"])]
+
+
+def test_functions_stand_between_the_modules_in_the_order_of_the_calls():
+    stats = Statistics(nn.Sequential(Residual(), nn.ReLU()), (2, 4))
+    nodes = nodes_of(stats.root, stats._dataflow().steps)
+    assert [(node.kind, node.name) for node in nodes] == [
+        ("module", "Sequential"),
+        ("input", "input"),
+        ("module", "0"),
+        ("module", "fc"),
+        ("function", "relu"),
+        ("function", "add"),
+        ("module", "1"),
+        ("output", "output"),
+    ]
+    assert [node.number for node in nodes] == list(range(8))
+
+
+def test_multiply_adds_of_functions_are_taken_out_of_their_module():
+    """3x4 times 4x5 is 60; fc is 3x4 times 4x4 = 48."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.weight = nn.Parameter(torch.ones(4, 5))
+
+        def forward(self, x):
+            return self.fc(x) @ self.weight
+
+    stats = Statistics(Both(), (3, 4))
+    data = model_data(Explored(stats.root, stats._dataflow()))
+    names = [data["texts"][place] for place in data["nodes"]["name"]]
+    own = dict(zip(names, data["figures"][0]["own"], strict=True))
+    assert (own["Both"], own["fc"], own["matmul"]) == (0, 48, 60)
+    assert sum(own.values()) == stats.total_macs == 108
+
+
+def test_blocks_in_different_stages_are_not_equal():
+    stats = Statistics(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), (2, 4))
+    stages = stats.split(2)
+    equal = [node.equal for node in Explored(stats.root, stats._dataflow(stages)).nodes if node.type == "Linear"]
+    assert equal[0] == equal[1] != equal[2] == equal[3]
+
+
+def test_a_level_with_many_different_nodes_has_ranges():
+    layers = [nn.Linear(1, 1, bias=bool(number % 2)) for number in range(400)]  # no two neighbours are equal
+    nodes = nodes_of(Statistics(nn.Sequential(*layers), (1, 1)).root)
+    assert max(len(node.children) for node in nodes) <= MOST_CHILDREN
+    ranges = [node for node in nodes if node.kind == "range"]
+    assert sum(len(node.children) for node in ranges) == 400
+    assert (ranges[0].name, ranges[0].type) == ("0 … 19", "20 nodes")
