@@ -34,10 +34,10 @@ from modelsummary.units import grouped, parse_bytes, scaled
 
 __all__ = ["ServingOptions", "estimate_serving"]
 
-_SHORT = 16  # tokens of the run that tells the bytes of the weights
+_SHORT = 64  # tokens of the run that tells the bytes of the weights
 _LONGEST = 2**24  # tokens of context that are tried
 _MOST_REQUESTS = 2**16
-_BATCHES = tuple(2**power for power in range(9))
+_BATCHES = (1, 4, 16, 64, 256)
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,8 @@ class _Serving:
         if self.points.extrapolated_from is not None:
             longest = grouped(self.points.extrapolated_from)
             notes.append(
-                f"Prompts of more than {longest} tokens are extrapolated: the forward works through the tokens one after "
-                "the other"
+                f"Prompts of more than {longest} tokens are extrapolated: the forward works through the tokens one "
+                "after the other"
             )
         if self.request.left_out:
             notes.append(f"Requests have tokens only; left out: {', '.join(self.request.left_out)}")

@@ -14,6 +14,7 @@ __all__ = ["Point", "Points"]
 _MOST_OPERATORS = 10_000  # of the prompt of one run; about a second
 _PROBES = (64, 128)  # multiples of the chunks in which linear attention works
 _FEW = 128  # tokens that are always run
+_ODDS = 0.5  # more operators of a prompt than of a token, as a fraction: masks and states, but no loop over tokens
 
 
 class Point(NamedTuple):
@@ -53,7 +54,7 @@ class Points:
     ) -> None:
         self._run, self._time = run, time
         self._known: dict[tuple[int, int], Point] = {}
-        self._n_operators: dict[int, int] = {}  # context -> operators of the prompt of one request
+        self._n_operators: dict[int, tuple[int, int]] = {}  # context -> operators of a prompt, and of a token
         self._per_token: float | None = None
         self.extrapolated_from: int | None = None
 
@@ -67,7 +68,7 @@ class Points:
 
     def _measured(self, batch: int, context: int) -> Point:
         made = self._run(batch, context)
-        self._n_operators[context] = len(made.prefill.operators)
+        self._n_operators[context] = len(made.prefill.operators), len(made.decode.operators)
         decode = made.decode
         return Point(decode.cache, made.weight_bytes, made.prefill.peak_bytes, decode.peak_bytes, *self._time(made))
 
@@ -76,13 +77,17 @@ class Points:
         if context <= _FEW:
             return context
         if self._per_token is None:
-            few, more = (self._operators(length) for length in _PROBES)
-            self._per_token = (more - few) / (_PROBES[1] - _PROBES[0])
+            few, of_one = self._operators(_PROBES[0])
+            if few - of_one < _ODDS * of_one:
+                self._per_token = 0.0
+            else:
+                self._per_token = (self._operators(_PROBES[1])[0] - few) / (_PROBES[1] - _PROBES[0])
         if self._per_token * context <= _MOST_OPERATORS:
             return context
         return max(_FEW, int(_MOST_OPERATORS / self._per_token) // _FEW * _FEW)
 
-    def _operators(self, context: int) -> int:
+    def _operators(self, context: int) -> tuple[int, int]:
+        """Return the numbers of operators of a prompt and of a single token."""
         self.at(1, context)
         return self._n_operators[context]
 

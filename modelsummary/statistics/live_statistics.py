@@ -326,7 +326,7 @@ class LiveStatistics(ModelStatistics):
                 function from the model and a number of tokens to a cache. Default: the cache that the model makes.
             mode: ``"eager"`` or ``"compiled"``. Default: compiled on a named device, eager on this machine.
             memory_bytes: memory of the device: an integer, or text such as ``"24GB"``. Default: the device's.
-            batches: batch sizes of the table of throughput. Default: powers of two that fit, up to 256.
+            batches: batch sizes of the table of throughput. Default: powers of four that fit, up to 256.
             calibrate: measure the operator calls of the requests that the table of this machine lacks.
 
         Raises:
