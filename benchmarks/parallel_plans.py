@@ -34,6 +34,14 @@ STYLES = {
     "rowwise_split_input": "row*",
     "replicated_with_grad_allreduce": "norm",
     "embedding_rowwise": "embedding",
+    "mla_kv_a_proj": "gradient",
+    "moe_tp_experts": "local",
+}
+PARAMETER_STYLES = {  # of stacked experts: the dimension from the end that is sharded, and in how many pieces it lies
+    "colwise": (2, 1),
+    "packed_colwise": (2, 2),
+    "rowwise": (1, 1),
+    "packed_rowwise": (1, 2),
 }
 
 
@@ -55,25 +63,35 @@ def agree(names: list[str]) -> None:
         stats = Statistics(example.model, example.kwargs or example.args)
         calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution))
         found = derive(calls)
-        ours = {
+        ours = {fqn: "gradient" for region in found.regions for fqn in region.parts}
+        ours |= {
             fqn: layer.role + ("*" if layer.gathers and layer.role in ("column", "row") else "")
             for fqn, layer in found.layers.items()
         }
         differs: dict[tuple[str, str, str], str] = {}
         for fqn in {*calls.places, *(event.fqn for event in calls.entered)}:
             style = theirs.get(starred(fqn)) or theirs.get(fqn)
-            if style is None:
+            if style is None or style == "local_params":
                 continue
             wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
             same = have == wanted or have == wanted.rstrip("*") or (wanted == "column*" and have in ("head", "row*"))
             if not same:
                 differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
-        dense = {key: why for key, why in differs.items() if "expert" not in key[0]}
-        has_experts = any("expert" in key for key in theirs)
-        verdict = "differs" if dense else "but experts" if has_experts else "equal or more"
+        sharded = {fqn: layout for region in found.regions for fqn, layout in region.parameters.items()}
+        for fqn, parameter in calls.parameters.items():
+            style = theirs.get(starred(fqn)) or theirs.get(fqn)
+            if style in PARAMETER_STYLES and "weight" not in fqn.split("."):
+                back, outer = PARAMETER_STYLES[style]
+                layout = sharded.get(fqn)
+                if layout is None or (
+                    parameter.dim() > 1 and (parameter.dim() - layout.dim, layout.outer) != (back, outer)
+                ):
+                    owner = fqn.rpartition(".")[0]
+                    differs[starred(fqn), style, str(layout)] = found.reasons.get(owner, "")
+        verdict = "differs" if differs else "equal or more"
         verdicts[verdict] += 1
         print(f"{name:32} {verdict}", flush=True)
-        for (fqn, style, have), why in dense.items():
+        for (fqn, style, have), why in differs.items():
             print(f"    {fqn}: {style}, here {have} {why}")
     print(dict(verdicts))
 

@@ -57,6 +57,7 @@ __all__ = [
     "set_conj",
     "set_grad_enabled",
     "set_neg",
+    "strided_shard",
     "top_saved_tensors_hooks",
     "type_hints_once",
     "without_fakes",
@@ -163,6 +164,13 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """Return the placement of a dimension that is ``split_factor`` pieces, each cut into chunks."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)
 
 
 def without_fakes() -> Any:

@@ -86,7 +86,9 @@ def check_prefix(prefix: str) -> str:
     """
     if not isinstance(prefix, str) or prefix not in PREFIXES:
         known = ", ".join(repr(known) for known in PREFIXES)
-        raise InputError(f"unknown unit prefix {prefix!r}; expected one of {known}")
+        shorter = str(prefix)[:-1]  # MB
+        meant = f"; did you mean {shorter!r}?" if shorter and shorter in PREFIXES else ""
+        raise InputError(f"unknown unit prefix {prefix!r}{meant}; expected one of {known}")
     return prefix
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -367,3 +368,18 @@ IDIOMS = {
     "in place": (InPlace, lambda b, s: {"x": rows(b, 8, seed=s)}),
     "dense": (Dense, lambda b, s: {"x": rows(b, 3, 8, 8, seed=s)}),
 }
+
+
+def some(*names):
+    """Return all names of ``IDIOMS`` for ``parametrize``; the other ones are slow."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in IDIOMS]
+
+
+def in_both_modes(train, evaluate):
+    """Return pairs of a name and a mode for ``parametrize``; those that are not listed are slow."""
+    modes = {"train": train, "eval": evaluate}
+    return [
+        pytest.param(name, mode == "train", id=f"{name}-{mode}", marks=[] if name in names else pytest.mark.slow)
+        for name in IDIOMS
+        for mode, names in modes.items()
+    ]

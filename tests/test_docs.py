@@ -15,6 +15,7 @@ import pytest
 import modelsummary
 from modelsummary import Statistics
 from modelsummary.cli import run
+from modelsummary.files.statistics import FileStatistics
 from modelsummary.views.columns import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,7 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-PAGES = "start extending usage cost split parallel latency memory serving hugging_face export views files fx ci"
+PAGES = "start extending usage cost split parallel cluster latency memory serving hugging_face export views files fx ci"
 NAMES = [*PAGES.split(), TORCHINFO]
 
 
@@ -104,7 +105,7 @@ def names_in(path):
 
 def test_every_number_in_the_definitions_exists():
     names = names_in("docs/numbers.md")
-    known = set(dir(modelsummary.ModelStatistics)) | set(dir(modelsummary.LayerInfo("", "", "", 0, None)))
+    known = set(dir(FileStatistics)) | set(dir(modelsummary.LayerInfo("", "", "", 0, None)))
     assert {name for name in names if not name.endswith("_")} <= known | COLUMNS.keys() | set(modelsummary.__all__)
 
 

@@ -25,9 +25,9 @@ from modelsummary.capture.sizes import (
 )
 from modelsummary.capture.templates import map_template, taken_apart
 from modelsummary.capture.values import is_array, map_leaves, tensors_of
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, close_to
 
-__all__ = ["CallArguments", "InputTensor", "call_arguments", "call_like"]
+__all__ = ["OPTIONS", "CallArguments", "InputTensor", "call_arguments", "call_like"]
 
 
 class InputTensor(NamedTuple):
@@ -361,6 +361,7 @@ def _resized(leaf: Any, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
 
 # ---------------------------------------------------------------------------------------------- checks
 
+OPTIONS = tuple("input_data batch_dim branching depth device dtypes execution latency reuse".split())  # of Statistics
 _OF_TORCHINFO = frozenset({"cache_forward_pass", "col_names", "col_width", "mode", "row_settings", "verbose"})
 
 
@@ -378,7 +379,10 @@ def _check_signature(model: nn.Module, signature: inspect.Signature | None, call
         signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
         unknown = sorted(call.kwargs.keys() - signature.parameters.keys())
-        remedy = f"remove {unknown[0]!r}" if unknown else "pass a list or dict of tensors, or of sizes"
+        remedy = "pass a list or dict of tensors, or of sizes"
+        if unknown:
+            known = [*OPTIONS, *(name for name in signature.parameters if name not in call.kwargs)]
+            remedy = f"remove {unknown[0]!r}{close_to(unknown[0], known)}"
         if unknown and unknown[0] in _OF_TORCHINFO:
             remedy += ", or call modelsummary.summary, which takes torchinfo's arguments"
         raise InputError(

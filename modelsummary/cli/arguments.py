@@ -29,8 +29,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are ``InputError``, which is printed as one line without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ``InputError``."""
-        raise InputError(message)
+        """Raise ``InputError``; of an unknown option, it names the closest known ones."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        raise InputError(f"{message}{close_to(unknown, self._option_string_actions) if unknown[:2] == '--' else ''}")
 
 
 def parse_input(text: str) -> Input:

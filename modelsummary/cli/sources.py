@@ -86,7 +86,7 @@ def _library_of(name: str) -> str:
         known += timm.list_models()
     file = name.rstrip(":")
     hint = f"; {file} is a file of code: add its class or function, {file}:NAME" if file.endswith(".py") else ""
-    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint or close_to(name, known)}")
+    raise InputError(f"cannot find model {name!r}; expected {SOURCES}{hint or close_to(name, dict.fromkeys(known))}")
 
 
 def _made(make: Callable[[], Source], with_values: bool) -> Source:

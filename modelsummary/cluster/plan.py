@@ -1,246 +1,177 @@
-"""Plan the training of a model on a cluster: pipeline depth, copies, schedule and number of micro-batches."""
+"""``Plan``: how training is spread over devices; ``Recipe``: what is trained with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
-from modelsummary.errors import InputError, SplitError
-from modelsummary.layer_info import LayerInfo
-from modelsummary.split.schedule import SCHEDULES, simulate
-from modelsummary.split.stage_facts import StageFacts, loads_of
-from modelsummary.tables import Printed, Report
-from modelsummary.units import format_number, percent
+import torch
+from torch import Tensor
 
-__all__ = ["Cluster", "Plan", "Plans", "cluster_of", "make_plans"]
+from modelsummary.errors import InputError
 
-_PER_DEVICE = 2  # stages per device in the interleaved schedule
+__all__ = ["RECOMPUTE", "SCHEDULES", "Plan", "Recipe"]
 
-
-@dataclass(frozen=True)
-class Cluster:
-    """The devices to train on, and the links between them.
-
-    Attributes:
-        devices: number of devices.
-        memory_bytes: memory of each device in bytes.
-        seconds_per_flop: seconds that a device takes for one FLOP. Default: 1e-14. None: the costs of the stages are
-            seconds.
-        bandwidth: bytes per second between two devices. Default: 25e9.
-        optimizer_states: copies of the parameters that the optimizer keeps: 2 for Adam, 1 for SGD with momentum.
-            Default: 2.
-        backward: time of a backward as a multiple of its forward. Default: 2.0.
-
-    Raises:
-        InputError: a value is out of range.
-
-    >>> Cluster(devices=8, memory_bytes=80 * 2**30, seconds_per_flop=1 / 400e12).bandwidth
-    25000000000.0
-    """
-
-    devices: int
-    memory_bytes: int
-    seconds_per_flop: float | None = 1e-14
-    bandwidth: float = 25e9
-    optimizer_states: float = 2
-    backward: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("devices", "memory_bytes"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{name} must be an integer >= 1, got {value!r}")
-        for name in ("bandwidth", "backward"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be a number > 0, got {getattr(self, name)!r}")
-        if not self.optimizer_states >= 0:
-            raise InputError(f"optimizer_states must be a number >= 0, got {self.optimizer_states!r}")
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
+_PER_DEVICE = {"gpipe": 1, "1f1b": 1, "zb": 1, "zbv": 2, "dualpipev": 2}
+_STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to train on a cluster, made by ``Statistics.plan``.
+    """One way to spread training over devices.
+
+    Ranks are numbered so that neighbours communicate most: first along ``tensor``, then ``context``, then ``data``,
+    then ``pipeline``.
 
     Attributes:
-        pipeline: devices that each copy of the model is cut over.
-        data_parallel: number of copies.
-        schedule: name of the schedule; the interleaved one has two stages per device.
-        n_microbatches: micro-batches per copy in a step; a micro-batch is the recorded batch.
-        samples_per_second: throughput of all copies together.
-        step_seconds: seconds of a step: the pipeline, then the all-reduce of the gradients over the copies.
-        bubble: fraction of the pipeline's time that devices wait, 0 to 1.
-        memory_bytes: bytes on the fullest device: parameters, gradients, optimizer states, buffers, activations.
-    """
-
-    pipeline: int
-    data_parallel: int
-    schedule: str
-    n_microbatches: int
-    samples_per_second: float
-    step_seconds: float
-    bubble: float
-    memory_bytes: int
-
-
-class Plans(Printed, Sequence[Plan]):
-    """The plans that fit into memory, best throughput first; ``print`` shows a table with one row per plan.
-
-    >>> from torch import nn
-    >>> from modelsummary import Statistics
-    >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    >>> plans = Statistics(model, (16, 64)).plan(devices=4, memory_bytes=2**20, n_microbatches=[4, 8])
-    >>> sorted({(plan.pipeline, plan.data_parallel) for plan in plans})
-    [(1, 4), (2, 2), (4, 1)]
-    """
-
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self._plans = list(plans)
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    @overload
-    def __getitem__(self, index: int) -> Plan: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Plan]: ...
-    def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
-        return self._plans[index]
-
-    def __iter__(self) -> Iterator[Plan]:
-        return iter(self._plans)
-
-    def _report(self) -> Report:
-        headers = [
-            "Pipeline",
-            "Data parallel",
-            "Schedule",
-            "Micro-batches",
-            "Samples/s",
-            "Step (s)",
-            "Bubble",
-            "Memory (GiB)",
-        ]
-        rows = [
-            [
-                each.pipeline,
-                each.data_parallel,
-                each.schedule,
-                each.n_microbatches,
-                f"{each.samples_per_second:,.4g}",
-                f"{each.step_seconds:.4g}",
-                percent(each.bubble),
-                format_number(each.memory_bytes, "Gi", 3),
-            ]
-            for each in self._plans
-        ]
-        return Report(rows, headers, "rrlrrrrr")
-
-
-def cluster_of(
-    root: LayerInfo,
-    by: str,
-    flops_per_second: float,
-    devices: int,
-    memory_bytes: int,
-    bandwidth: float,
-    optimizer_states: float,
-) -> Cluster:
-    """Return the cluster of ``Statistics.plan``: timed by multiply-adds, or by the latencies in the tree.
+        tensor: ranks over which layers are split.
+        sequence_parallel: between the split layers, each of these ranks holds a share of the tokens.
+        context: ranks over which the sequence is split; attention gathers keys and values.
+        pipeline: ranks over which the blocks are split.
+        virtual_stages: stages per rank of the pipeline.
+        data: copies of the model.
+        zero: what is sharded over the copies: 0: nothing, 1: optimizer states, 2: gradients as well, 3: parameters as
+            well (FSDP).
+        micro_batch: samples in a micro-batch.
+        recompute: what the backward computes again: ``"none"``; ``"selective"``: attention from scores to context,
+            where it is not one fused kernel; ``"full"``: every block; an integer: that many blocks of each stage.
+        schedule: order of forwards and backwards: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ``"zb"`` (ZB-H1),
+            ``"zbv"`` or ``"dualpipev"``.
 
     Raises:
-        InputError: an argument is out of range.
+        InputError: a value is out of range, or values do not fit together.
+
+    >>> Plan(tensor=8, pipeline=4, data=2, micro_batch=1).devices
+    64
     """
-    if by not in ("macs", "latency"):
-        raise InputError(f"by must be 'macs' or 'latency', got {by!r}")
-    if by == "macs":
-        if not isinstance(flops_per_second, (int, float)) or not flops_per_second > 0:
-            raise InputError(f"flops_per_second must be a number > 0, got {flops_per_second!r}")
-        return Cluster(devices, memory_bytes, 1 / flops_per_second, bandwidth, optimizer_states)
-    forward_ms, backward_ms = root.latency_ms, root.backward_latency_ms
-    if forward_ms is None:  # predicted times serve where none were measured
-        forward_ms, backward_ms = root.estimated_latency_ms, root.estimated_backward_latency_ms
-    backward = backward_ms / forward_ms if forward_ms and backward_ms else Cluster.backward
-    return Cluster(devices, memory_bytes, None, bandwidth, optimizer_states, backward)
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+    pipeline: int = 1
+    virtual_stages: int = 1
+    data: int = 1
+    zero: int = 0
+    micro_batch: int = 1
+    recompute: str | int = "none"
+    schedule: str = "1f1b"
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "context", "pipeline", "virtual_stages", "data", "micro_batch"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InputError(f"{name} must be an integer >= 1, got {value!r}")
+        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+            raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
+        if self.schedule not in SCHEDULES:
+            raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}")
+        is_count = type(self.recompute) is int and self.recompute >= 0
+        if self.recompute not in RECOMPUTE and not is_count:
+            known = ", ".join(map(repr, RECOMPUTE))
+            raise InputError(f"recompute must be one of {known} or a number of blocks, got {self.recompute!r}")
+        if self.sequence_parallel and self.tensor == 1:
+            raise InputError("sequence_parallel=True needs tensor >= 2, over whose ranks the tokens are split")
+        needed = _PER_DEVICE.get(self.schedule)
+        if needed is not None and self.virtual_stages != needed and self.pipeline > 1:
+            raise InputError(f"schedule={self.schedule!r} has virtual_stages={needed}, got {self.virtual_stages}")
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def stages(self) -> int:
+        """The number of stages of the pipeline."""
+        return self.pipeline * self.virtual_stages
+
+    def microbatches(self, global_batch: int) -> int:
+        """Return the micro-batches of one copy in a step.
+
+        Raises:
+            InputError: the copies cannot share the batch evenly.
+
+        >>> Plan(data=4, micro_batch=2).microbatches(64)
+        8
+        """
+        count, rest = divmod(global_batch, self.data * self.micro_batch)
+        if rest or not count:
+            raise InputError(
+                f"global_batch={global_batch} cannot be dealt to data={self.data} copies in micro-batches of "
+                f"{self.micro_batch}; pass a multiple of {self.data * self.micro_batch}"
+            )
+        return count
+
+    def describe(self) -> str:
+        """Return the plan as one line: what is not at its default.
+
+        >>> Plan(tensor=2, sequence_parallel=True, data=4).describe()
+        'tensor 2, sequence_parallel, data 4'
+        """
+        parts = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is True:
+                parts.append(each.name)
+            elif value != each.default:
+                parts.append(f"{each.name} {value}")
+        return ", ".join(parts) or "one device"
 
 
-def make_plans(
-    facts_of: Callable[[int], Sequence[StageFacts] | None],
-    batch_size: int,
-    cluster: Cluster,
-    n_microbatches: int | Sequence[int],
-    schedules: Sequence[str],
-) -> Plans:
-    """Return plans for every pipeline depth that divides the devices, every schedule and number of micro-batches.
+@dataclass(frozen=True)
+class Recipe:
+    """The numbers and the engine that a model is trained with.
 
-    Args:
-        facts_of: function from a number of stages to their facts; None if the model cannot be cut into that many.
-        batch_size: samples in a micro-batch.
-        cluster: the devices.
-        n_microbatches: one number of micro-batches per copy and step, or several to try.
-        schedules: names of the schedules to try.
-
-    Returns:
-        The plans that fit into memory, best throughput first.
+    Attributes:
+        dtype: dtype of parameters and activations; None: as the model has them.
+        gradient_dtype: dtype in which gradients are summed and reduced; None: dtype of the parameters.
+        optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
+        state_dtype: dtype of the optimizer's states.
+        master_weights: the optimizer keeps a float32 copy of parameters of another dtype.
+        kernels: ``"eager"``: one kernel per operator; ``"compiled"``: element-wise operators join, as by
+            ``torch.compile`` or in Megatron's fused layers.
+        loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
+        host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode. A part of the
+            model takes no less than its operators.
+        overlap_gradients: gradients are reduced, and parameters of FSDP are gathered, while layers compute.
+        share_messages: each rank of tensor parallelism sends a share of what all of them have to the next stage, where
+            they gather it, as Megatron's does. Otherwise each sends it whole, as torch's stages do.
+        overlap_tensor: gradients of what column-parallel layers take are reduced while these layers compute the
+            gradients of their weights.
 
     Raises:
-        InputError: an argument is out of range.
-        SplitError: no plan fits into memory; the message names the one that needs the least.
+        InputError: a value is unusable.
+
+    >>> Recipe(optimizer="sgd").state_bytes
+    0
     """
-    unknown = [each for each in schedules if each not in SCHEDULES]
-    if unknown or isinstance(schedules, str) or not schedules:
-        raise InputError(f"schedules must be a list of {', '.join(map(repr, SCHEDULES))}, got {schedules!r}")
-    counts = [n_microbatches] if isinstance(n_microbatches, int) else list(n_microbatches)
-    if not counts or any(type(count) is not int or count < 1 for count in counts):
-        raise InputError(f"n_microbatches must be an integer >= 1 or a list of them, got {n_microbatches!r}")
-    plans = []
-    for depth in (depth for depth in range(1, cluster.devices + 1) if cluster.devices % depth == 0):
-        for schedule in schedules:
-            facts = facts_of(depth * (_PER_DEVICE if schedule == "interleaved1f1b" else 1))
-            for count in counts if facts is not None else ():
-                if schedule == "interleaved1f1b" and count % max(1, count // depth):
-                    continue
-                assert facts is not None
-                plans.append(_plan(facts, batch_size, cluster, depth, schedule, count))
-    if not plans:
-        raise SplitError(
-            f"the model cannot be split into enough stages for schedules={list(schedules)}; add 'gpipe' or '1f1b'",
-            possible=1,
-        )
-    fitting = [plan for plan in plans if plan.memory_bytes <= cluster.memory_bytes]
-    if not fitting:
-        leanest = min(plans, key=lambda plan: plan.memory_bytes)
-        raise SplitError(
-            f"no plan fits into {cluster.memory_bytes:,} bytes per device: the smallest, a pipeline over "
-            f"{leanest.pipeline} devices with {leanest.schedule}, needs {leanest.memory_bytes:,}; record a smaller "
-            "batch, or use more devices"
-        )
-    return Plans(sorted(fitting, key=lambda plan: (-plan.samples_per_second, plan.memory_bytes)))
 
+    dtype: torch.dtype | None = torch.bfloat16
+    gradient_dtype: torch.dtype | None = torch.float32
+    optimizer: str = "adamw"
+    state_dtype: torch.dtype = torch.float32
+    master_weights: bool = True
+    kernels: str = "compiled"
+    loss: Callable[[Any], Tensor] | None = None
+    host_seconds: float | None = None
+    overlap_gradients: bool = True
+    overlap_tensor: bool = False
+    share_messages: bool = False
 
-def _plan(
-    facts: Sequence[StageFacts], batch_size: int, cluster: Cluster, depth: int, schedule: str, count: int
-) -> Plan:
-    per_flop = cluster.seconds_per_flop
-    loads = loads_of(facts, lambda each: each.cost if per_flop is None else 2 * each.macs * per_flop, cluster.backward)
-    simulation = simulate(loads, count, schedule, bandwidth=cluster.bandwidth)
-    copies = cluster.devices // depth
-    on_device = [facts[device::depth] for device in range(depth)]
-    gradient_bytes = max(sum(each.param_bytes for each in held) for held in on_device)
-    reduction = 2 * (copies - 1) / copies * gradient_bytes / cluster.bandwidth
-    step = simulation.makespan + reduction
-    return Plan(
-        pipeline=depth,
-        data_parallel=copies,
-        schedule=schedule,
-        n_microbatches=count,
-        samples_per_second=batch_size * count * copies / step,
-        step_seconds=step,
-        bubble=simulation.bubble,
-        memory_bytes=max(map(_memory, on_device, simulation.peak_activation_bytes, [cluster] * depth)),
-    )
+    def __post_init__(self) -> None:
+        for name in ("dtype", "gradient_dtype", "state_dtype"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
+                raise InputError(f"{name} must be a floating point torch.dtype, got {value!r}")
+        if self.optimizer not in _STATES:
+            raise InputError(f"optimizer must be one of {', '.join(map(repr, _STATES))}, got {self.optimizer!r}")
+        if self.kernels not in ("eager", "compiled"):
+            raise InputError(f"kernels must be 'eager' or 'compiled', got {self.kernels!r}")
 
-
-def _memory(held: Sequence[StageFacts], activations: float, cluster: Cluster) -> int:
-    copies_of_params = 2 + cluster.optimizer_states  # 2: parameters and gradients
-    return int(activations + sum(copies_of_params * each.param_bytes + each.buffer_bytes for each in held))
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's states per parameter, without master weights."""
+        return _STATES[self.optimizer] * self.state_dtype.itemsize

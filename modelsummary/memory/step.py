@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -27,7 +27,7 @@ from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.plan import StepPlan
 
-__all__ = ["RowMemory", "StepRun", "casting", "loss_of"]
+__all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
 
 
 @dataclass
@@ -36,6 +36,20 @@ class RowMemory:
 
     activation_bytes: int = 0
     peak_bytes: int = 0
+
+
+class Saved(NamedTuple):
+    """A storage that is kept for the backward.
+
+    Attributes:
+        row: FQN and call index of the module call that saved it first; None outside of the model.
+        operator: number of the operator that made it, from 0 at the begin of the forward.
+        nbytes: size in bytes.
+    """
+
+    row: tuple[str, int] | None
+    operator: int
+    nbytes: int
 
 
 class _OperatorClock:
@@ -270,6 +284,17 @@ class StepRun:
             StepOperator(run, phase, None if call is None else rows[id(call)])
             for run, phase, call in list(found)[first:]
         ]
+
+    def saved(self) -> list[Saved]:
+        """Return the storages that are kept for the backward, without parameters, buffers and inputs."""
+        assert self._step is not None
+        innermost, rows, first = self._step.innermost(), self._rows(), self._phases[0][1]
+        found = []
+        for each in self.allocations.every:
+            if each.saved_at is not None and each.kind in ("", "activations"):
+                call = innermost[each.saved_at]
+                found.append(Saved(None if call is None else rows[id(call)], each.born - first, each.nbytes))
+        return found
 
     def _rows(self) -> dict[int, tuple[str, int]]:
         """Return the FQN and call index of each module call, by the id of the call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from modelsummary import _torch
 from modelsummary.errors import InputError
 from modelsummary.memory.checkpointing import apply_checkpoint
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["apply_plan", "meshes_of", "shard_module", "ties_of"]
+__all__ = ["apply_plan", "is_placement", "meshes_of", "shard_module", "ties_of"]
 
 
 def apply_plan(
@@ -120,22 +122,34 @@ def _apply_tensor_parallel(plan: ParallelPlan, model: nn.Module, mesh: DeviceMes
 
 
 def style_of(style: str, options: Mapping[str, Any]) -> Any:
-    """Return a style of ``torch.distributed.tensor.parallel``; layouts are written ``"Shard(1)"``."""
+    """Return a style of torch, or of this package; layouts are written ``"Shard(1)"``."""
     from torch.distributed.tensor import parallel
 
-    return getattr(parallel, style)(**{name: _placement(value) for name, value in options.items()})
+    from modelsummary.parallel import styles
+
+    kind = getattr(styles if style in styles.__all__ else parallel, style)
+    return kind(**{name: _placement(value) for name, value in options.items()})
 
 
 def _placement(value: Any) -> Any:
+    """Return an option with placements in place of their names."""
     from torch.distributed.tensor import Replicate, Shard
 
     if isinstance(value, dict):
         return {name: _placement(each) for name, each in value.items()}
     if isinstance(value, (tuple, list)):
         return tuple(map(_placement, value))
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not is_placement(value):
         return value
-    return Replicate() if value == "Replicate()" else Shard(int(value.removeprefix("Shard(").removesuffix(")")))
+    numbers = [int(each) for each in re.findall(r"-?\d+", value)]
+    if value == "Replicate()":
+        return Replicate()
+    return Shard(*numbers) if value.startswith("Shard") else _torch.strided_shard(*numbers)
+
+
+def is_placement(text: str) -> bool:
+    """Return True if an option names a placement, as ``"Shard(1)"`` does."""
+    return re.fullmatch(r"Replicate\(\)|_?(Strided)?Shard\([^()]*\)", text) is not None
 
 
 def ties_of(model: nn.Module) -> list[list[str]]:

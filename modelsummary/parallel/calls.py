@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.layouts import Operand, Sharded
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.rules import is_layer
@@ -58,6 +59,7 @@ class Calls:
         modules: FQN -> module.
         events: functions and whole layers; of modules that are looked into, what they call.
         entered: module event that is looked into -> positions in ``events`` of what it calls.
+        position: event -> its position in ``events``.
         maker: value -> the event that made it.
         last_use: value -> position of the last event that takes it; the number of events if the model returns it.
         places: FQN of a whole layer -> positions of its calls in ``events``.
@@ -78,6 +80,7 @@ class Calls:
         self.events: list[Event] = []
         self.entered: dict[Event, tuple[int, int]] = {}
         self._flatten(record.root)
+        self.position = {event: place for place, event in enumerate(self.events)}
         self.maker: dict[Value, Event] = {}
         self.last_use: dict[Value, int] = {}
         for place, event in enumerate(self.events):
@@ -148,6 +151,13 @@ class Calls:
             return tuple(tensor.shape) if isinstance(tensor, Tensor) else ()
         return None
 
+    def operand(self, leaf: Any, layout_of: Callable[[Value], Sharded | None]) -> Operand | None:
+        """Return a tensor of a template as an operand; None for anything else."""
+        shape = self.shape_of(leaf)
+        if shape is None:
+            return None
+        return Operand(leaf, shape, layout_of(leaf) if isinstance(leaf, Value) else None, self.needs_grad(leaf))
+
     def needs_grad(self, leaf: Any) -> bool:
         """Return True if a gradient flows into a tensor."""
         if isinstance(leaf, Value):
@@ -176,6 +186,22 @@ class Calls:
             seen.update(before)
             pending.extend(before)
         return list(found)
+
+    def parameter_behind(self, leaf: Any) -> str | None:
+        """Return the FQN of the parameter that functions make a tensor of; None if it comes from anything else."""
+        found: set[str] = set()
+        pending = [leaf]
+        while pending:
+            each = pending.pop()
+            if isinstance(each, Attribute):
+                found.add(each.fqn)
+            elif isinstance(each, Value) and each.dtype.is_floating_point:
+                event = self.maker.get(each)
+                if event is None or event.is_module:
+                    return None
+                pending += [*attributes_in((event.args, event.kwargs)), *values_in((event.args, event.kwargs))]
+        fqn = found.pop() if len(found) == 1 else None
+        return fqn if fqn in self.parameters else None
 
     def constant(self, value: Value, layout: Sharded) -> dict[Value, Sharded]:
         """Return the tensors of equal elements that a value is made of, with the layout that gives it this one.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import InputError
+from modelsummary.parallel.applying import is_placement
 
 if TYPE_CHECKING:
     from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 
 __all__ = ["to_code"]
+
+
+_OWN_STYLES = {  # and what each needs
+    "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
+    "ReduceGradient": ("DTensor", "Partial", "Replicate"),
+}
 
 
 def to_code(plan: ParallelPlan) -> str:
@@ -28,6 +36,7 @@ def to_code(plan: ParallelPlan) -> str:
         *_imports(plan),
         "",
         "",
+        *_own_styles(plan),
         "def make_mesh(device_type):",
         f"    return init_device_mesh(device_type, {tuple(plan.mesh_shape.values())!r}, "
         f"mesh_dim_names={tuple(plan.mesh_shape)!r})",
@@ -42,8 +51,14 @@ def to_code(plan: ParallelPlan) -> str:
 
 
 def _imports(plan: ParallelPlan) -> Iterator[str]:
-    if plan.precision:
+    own = {layer.style for layer in plan.layers} & set(_OWN_STYLES)
+    if own:
+        yield "from functools import wraps"
+        yield "from typing import Any"
+    if plan.precision or own:
         yield "import torch"
+    if own:
+        yield "from torch import nn"
     if plan.checkpoint:
         yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
@@ -54,11 +69,28 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         names += ["CPUOffloadPolicy"] if plan.offload else []
         yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
     if plan.layers:
-        placements = sorted({name for layer in plan.layers for name in _placements(layer.options)})
-        if placements:
-            yield f"from torch.distributed.tensor import {', '.join(placements)}"
-        styles = sorted({layer.style for layer in plan.layers})
-        yield f"from torch.distributed.tensor.parallel import {', '.join(styles)}, parallelize_module"
+        own = {layer.style for layer in plan.layers} & set(_OWN_STYLES)
+        placements = {name for layer in plan.layers for name in _placements(layer.options)}
+        names = sorted(placements.union(*(_OWN_STYLES[style] for style in own)) - {"_StridedShard"})
+        if names:
+            yield f"from torch.distributed.tensor import {', '.join(names)}"
+        if "_StridedShard" in placements:
+            yield "from torch.distributed.tensor.placement_types import _StridedShard"
+        if own:
+            yield "from torch.distributed.tensor.parallel import ParallelStyle"
+        named = sorted({layer.style for layer in plan.layers} - set(_OWN_STYLES))
+        yield f"from torch.distributed.tensor.parallel import {', '.join([*named, 'parallelize_module'])}"
+
+
+def _own_styles(plan: ParallelPlan) -> Iterator[str]:
+    """Yield the source of the styles that torch lacks."""
+    used = [name for name in _OWN_STYLES if any(layer.style == name for layer in plan.layers)]
+    if used:
+        from modelsummary.parallel import styles
+
+        for name in used:
+            yield inspect.getsource(getattr(styles, name))
+            yield ""
 
 
 def _body(plan: ParallelPlan) -> Iterator[str]:
@@ -67,11 +99,11 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield "frozen = [name for name, each in parameters.items() if not each.requires_grad]"
         for attribute in plan.attributes:
             yield f"model.get_submodule({attribute.fqn!r}).{attribute.name} = {attribute.local!r}"
-        yield "plan = {"
+        yield "plan = ["
         for layer in plan.layers:
-            yield f"    {layer.fqn!r}: {_call(layer)},"
-        yield "}"
-        yield "for name, style in plan.items():"
+            yield f"    ({layer.fqn!r}, {_call(layer)}),"
+        yield "]"
+        yield "for name, style in plan:"
         yield "    parallelize_module(model.get_submodule(name), mesh['tensor'], style)"
         sharded = {layer.fqn for layer in plan.layers}
         for names in plan.ties:
@@ -114,7 +146,7 @@ def _call(layer: LayerPlan) -> str:
 
 def _written(value: Any) -> str:
     """Return an option as code: layouts as calls of their classes."""
-    if isinstance(value, str):
+    if isinstance(value, str) and is_placement(value):
         return value
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name!r}: {_written(each)}' for name, each in value.items())}}}"
@@ -126,7 +158,8 @@ def _written(value: Any) -> str:
 
 def _placements(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value.partition("(")[0]
+        if is_placement(value):
+            yield value.partition("(")[0]
     elif isinstance(value, (dict, tuple, list)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _placements(each)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from modelsummary.parallel.calls import Calls, is_linear
 from modelsummary.parallel.regions import Region, grow
+from modelsummary.parallel.stacked import grow_stacked
 from modelsummary.record.events import Event, Value, values_in
+
+if TYPE_CHECKING:
+    from modelsummary.parallel.stream import Stream
 
 __all__ = ["Derivation", "Layer", "derive"]
 
@@ -21,8 +25,8 @@ class Layer:
 
     Attributes:
         fqn: of the module.
-        role: ``"column"``, ``"row"``, ``"embedding"`` (by its rows, the vocabulary), ``"head"`` (by the vocabulary), or
-            ``"norm"`` (replicated parameters on sharded input).
+        role: ``"column"``, ``"row"``, ``"embedding"`` (by its rows, the vocabulary), ``"head"`` (by the vocabulary),
+            ``"norm"`` (replicated parameters on sharded input), or ``"local"`` (its functions take sharded parameters).
         gathers: the module's input (of rows) or output (of columns) is whole on each rank.
         dim: dimension of the input that is sharded, of a norm.
     """
@@ -41,14 +45,18 @@ class Derivation:
         regions: layers that are sharded together, their activations too.
         layers: FQN -> how that module is split.
         reasons: FQN of a ``Linear`` -> why its results cannot be sharded.
+        locals: FQN of a module whose functions take sharded parameters -> its region.
         in_place: FQNs of layers whose ``inplace=True`` has to be switched off.
+        stream: what is sharded along the sequence; None: nothing.
     """
 
     calls: Calls
     regions: list[Region] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    locals: dict[str, Region] = field(default_factory=dict)
     in_place: dict[str, None] = field(default_factory=dict)
+    stream: Stream | None = None
 
     def add(self, region: Region) -> None:
         """Take a region over."""
@@ -59,22 +67,36 @@ class Derivation:
             self.layers[fqn] = Layer(fqn, "row")
         for fqn, dim in region.norms.items():
             self.layers[fqn] = Layer(fqn, "norm", dim=dim)
+        for fqn in region.owners:
+            self.layers[fqn], self.locals[fqn] = Layer(fqn, "local"), region
+
+    def share(self, region: Region) -> Region:
+        """Replace a region by one whose heads share replicated tensors, if there is one; return what it is now."""
+        self._remove(region)
+        found = _with_shared(self, region.columns[0]) or region
+        self.add(found)
+        return found
+
+    def _remove(self, region: Region) -> None:
+        self.regions.remove(region)
+        for fqn in (*region.fqns, *region.norms, *region.owners):
+            self.layers.pop(fqn, None)
 
     def gather(self, region: Region) -> None:
-        """Split the parameters of a region alone: its activations are whole on each rank."""
+        """Split the parameters of its layers alone: activations are whole on each rank, and so are other parameters."""
         self.regions.remove(region)
-        for fqn in region.norms:
+        for fqn in (*region.norms, *region.owners):
             del self.layers[fqn]
+        if region.module:
+            self.reasons[region.module] = "its functions do not run on shards"
         for fqn in region.fqns:
             self.layers[fqn] = replace(self.layers[fqn], gathers=True)
 
     def drop(self, fqn: str, reason: str) -> None:
         """Leave a layer replicated, and what is sharded together with it."""
-        for region in [each for each in self.regions if fqn in each.fqns or fqn in each.norms]:
-            self.regions.remove(region)
-            for each in (*region.fqns, *region.norms):
-                self.layers.pop(each, None)
-                self.reasons[each] = reason
+        for region in [each for each in self.regions if fqn in (*each.fqns, *each.norms, *each.owners)]:
+            self._remove(region)
+            self.reasons |= dict.fromkeys((*region.fqns, *region.norms, *region.owners), reason)
         if fqn in self.layers:
             del self.layers[fqn]
             self.reasons[fqn] = reason
@@ -93,14 +115,27 @@ def derive(calls: Calls) -> Derivation:
         if fqn in found.layers or not is_linear(calls.modules[fqn]):
             continue
         region = grow(calls, fqn, found.layers)
+        if region.blocked:
+            region = _with_shared(found, fqn) or region
         if region.blocked or not _are_free(calls, region):
             found.reasons[fqn] = region.blocked or "its weight is used elsewhere, too"
         else:
             found.add(region)
+    _add_stacked(found)
     _add_pairs(found)
     _add_vocabulary(found)
     _keep_in_place_writes(found)
     return found
+
+
+def _with_shared(found: Derivation, fqn: str) -> Region | None:
+    """Return a region whose heads share replicated tensors that are smaller than what is sharded; else None."""
+    region = grow(found.calls, fqn, found.layers, shares=True)
+    if region.blocked or not region.parts:
+        return None
+    width = sum(_rows(found.calls, fqn) for fqn in region.columns)
+    shared = sum(stop - start for parts in region.parts.values() for start, stop in parts)
+    return region if shared < width else None
 
 
 def _are_free(calls: Calls, region: Region) -> bool:
@@ -112,6 +147,20 @@ def _are_free(calls: Calls, region: Region) -> bool:
 def _taken_by_functions(calls: Calls, fqn: str) -> bool:
     """Return True if a function outside of the module takes one of its parameters."""
     return any(owner != fqn for owner in calls.users.get(fqn, ()))
+
+
+def _add_stacked(found: Derivation) -> None:
+    """Split modules whose functions take parameters of three dimensions or more: stacked experts."""
+    calls = found.calls
+    for event in calls.entered:
+        parameters = [each for each in calls.modules[event.fqn]._parameters.values() if each is not None]
+        if event.fqn in found.layers or not any(each.dim() >= 3 for each in parameters):
+            continue
+        region = grow_stacked(calls, event.fqn)
+        if region.blocked:
+            found.reasons[event.fqn] = region.blocked
+        else:
+            found.add(region)
 
 
 # --------------------------------------------------------------------------------------------------- pairs

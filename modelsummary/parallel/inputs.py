@@ -12,6 +12,7 @@ from typing import Any
 
 from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Layer
+from modelsummary.parallel.stream import Stream
 from modelsummary.record.events import Event, Value, values_in
 
 __all__ = ["PreparedInput", "prepared_inputs"]
@@ -51,18 +52,26 @@ class PreparedInput:
         return {**layouts, "use_local_output": False}
 
 
-def prepared_inputs(calls: Calls, layers: Mapping[str, Layer], least: int = 2) -> list[PreparedInput]:
-    """Return the modules in which at least so many column-parallel layers, and nothing else, take an input."""
-    found: dict[str, list[PreparedInput]] = {}
+def prepared_inputs(
+    calls: Calls, layers: Mapping[str, Layer], stream: Stream | None = None, *, least: int = 2
+) -> list[PreparedInput]:
+    """Return the modules in which at least so many column-parallel layers, and nothing else, take an input.
+
+    One layer is enough if the input is a chunk of the sequence: the module then sees the whole sequence.
+    """
+    found: dict[tuple[str, int | str], list[PreparedInput]] = {}
     for event in calls.entered:
         if event.parent is None or event.fqn in layers:
             continue
         for position, value in (*enumerate(event.args), *event.kwargs.items()):
-            columns = _columns_alone(calls, layers, event, value) if isinstance(value, Value) else []
-            if len(columns) >= least:
+            if not isinstance(value, Value):
+                continue
+            columns = _columns_alone(calls, layers, event, value)
+            is_chunk = stream is not None and stream.layout_at(value, calls.entered[event][0]) is not None
+            if len(columns) >= (1 if is_chunk else least):
                 one = PreparedInput(event.fqn, position, len(event.args), (value,), tuple(columns))
-                found.setdefault(event.fqn, []).append(one)
-    merged = [_merged(each) for fqn, each in found.items() if len(each) == calls.n_calls[fqn]]
+                found.setdefault((event.fqn, position), []).append(one)
+    merged = [_merged(each) for (fqn, _), each in found.items() if len(each) == calls.n_calls[fqn]]
     kept: list[PreparedInput] = []
     for each in merged:  # an outer module comes first: what it prepares its inner ones need not
         if each is not None and not any(set(each.columns) & set(outer.columns) for outer in kept):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from modelsummary.capture.templates import Attribute, leaves_of
 from modelsummary.record.events import Event, Value
 
-__all__ = ["Blocked", "Call", "Needs", "Operand", "Sharded", "reshaped"]
+__all__ = ["Blocked", "Call", "Needs", "Operand", "Sharded", "Shares", "reshaped"]
 
 
 class Sharded(NamedTuple):
@@ -35,10 +35,18 @@ class Blocked(Exception):
     """A sharded value cannot pass here; the message says why."""
 
 
+class Shares(Blocked):
+    """All shards take a tensor, so that each rank has a part of its gradient."""
+
+    def __init__(self, message: str, value: Any) -> None:
+        super().__init__(message)
+        self.value = value
+
+
 class Needs(Exception):
     """Another operand has to be sharded as well, with this layout."""
 
-    def __init__(self, value: Value, layout: Sharded) -> None:
+    def __init__(self, value: Value | Attribute, layout: Sharded) -> None:
         super().__init__(f"{value} has to be sharded, too")
         self.value, self.layout = value, layout
 
@@ -115,8 +123,9 @@ class Call:
         """
         if dim < 0 or other.shape[dim] == 1:
             if other.needs_grad and other.leaf not in self.reduced:
-                raise Blocked(f"{self.name}() would leave a part of the gradient of a replicated tensor on each rank")
-        elif other.shape[dim] == total and isinstance(other.leaf, Value):
+                message = f"{self.name}() would leave a part of the gradient of a replicated tensor on each rank"
+                raise Shares(message, other.leaf)
+        elif other.shape[dim] == total and isinstance(other.leaf, (Value, Attribute)):
             raise Needs(other.leaf, Sharded(dim, outer))
         else:
             raise Blocked(f"{self.name}() takes a constant of the whole size beside a sharded tensor")

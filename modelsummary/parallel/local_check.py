@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, islice
 from typing import Any
@@ -17,17 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelsummary import _torch
+from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Derivation
+from modelsummary.parallel.inputs import prepared_inputs
 from modelsummary.parallel.layouts import Sharded
 from modelsummary.parallel.regions import Region
-from modelsummary.record.events import Event, Value, values_in
+from modelsummary.parallel.stream import Stream
+from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["Attribute", "check_locally"]
+__all__ = ["Attribute", "check_locally", "stream_runs"]
 
 _MOST_OPTIONS = 32
 
@@ -70,7 +74,7 @@ def _groups(regions: Sequence[Region]) -> list[list[Region]]:
     """Regions of equal blocks together: they differ by numbers in their names."""
     groups: defaultdict[tuple[str, ...], list[Region]] = defaultdict(list)
     for region in regions:
-        groups[tuple(re.sub(r"\d+", "*", fqn) for fqn in region.columns)].append(region)
+        groups[tuple(re.sub(r"\d+", "*", fqn) for fqn in (*region.columns, *region.parameters))].append(region)
     return list(groups.values())
 
 
@@ -99,7 +103,7 @@ def _runs(
     regions = [region for group in groups for region in group]
     twin = local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks)
     try:
-        record = record_once(twin, live.call, live.execution)
+        record = _record(twin, live)
     except Exception:  # a shape does not fit
         return False
     layouts: dict[Value, Sharded] = {}
@@ -112,7 +116,81 @@ def _runs(
     )
 
 
-def _agree(one: Event, two: Event, layouts: dict[Value, Sharded], n_ranks: int) -> bool:
+def stream_runs(
+    live: LiveModel, derivation: Derivation, attributes: Sequence[Attribute], stream: Stream, n_ranks: int
+) -> bool:
+    """Return True if the model does the same on local shapes where each rank holds a chunk of the sequence."""
+    calls = derivation.calls
+    twin = local_model(calls, derivation.regions, attributes, n_ranks)
+    _add_boundaries(twin, derivation, stream, n_ranks)
+    try:
+        other = Calls(twin, _record(twin, live)).events
+    except Exception:  # a shape does not fit
+        return False
+    layouts: dict[Value, Sharded] = {}
+    for region in derivation.regions:
+        layouts.update(region.layouts)
+    if len(calls.events) != len(other):
+        return False
+    for place, (one, two) in enumerate(zip(calls.events, other, strict=True)):
+        own = stream.results.get(place)
+        expected: Mapping[Value, Sharded | None] = layouts
+        if own is not None:
+            expected = dict(zip(values_in(one.result), own, strict=True))
+        if not _agree(one, two, expected, n_ranks):
+            return False
+    return True
+
+
+def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_ranks: int) -> None:
+    """Cut and gather what the boundaries of modules do, by hooks that no record sees."""
+
+    def changed(tensor: Any, dim: int, *, gathers: bool) -> Any:
+        with _torch.DisableTorchFunction():
+            return (
+                torch.cat([tensor] * n_ranks, dim) if gathers else tensor.narrow(dim, 0, tensor.shape[dim] // n_ranks)
+            )
+
+    def on_entry(fqn: str, position: int | str, dim: int, *, gathers: bool) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            if isinstance(position, str):
+                return args, {**kwargs, position: changed(kwargs[position], dim, gathers=gathers)}
+            return (*args[:position], changed(args[position], dim, gathers=gathers), *args[position + 1 :]), kwargs
+
+        twin.get_submodule(fqn).register_forward_pre_hook(hook, with_kwargs=True)
+
+    def on_exit(fqn: str, position: int, dim: int, *, gathers: bool) -> None:
+        def hook(_: nn.Module, _args: Any, result: Any) -> Any:
+            if not isinstance(result, tuple):
+                return changed(result, dim, gathers=gathers)
+            return (*result[:position], changed(result[position], dim, gathers=gathers), *result[position + 1 :])
+
+        twin.get_submodule(fqn).register_forward_hook(hook)
+
+    prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
+    within = {fqn for each in prepared for fqn in each.columns}
+    begins = {event.fqn: begin for event, (begin, _) in reversed(derivation.calls.entered.items())}
+    for each in prepared:
+        layout = stream.layout_at(each.values[0], begins[each.fqn])
+        if layout is not None:
+            on_entry(each.fqn, each.position, layout.dim, gathers=True)
+    for fqn in stream.gathered:
+        if fqn not in within:
+            on_entry(fqn, 0, 1, gathers=True)
+    for fqn in stream.scattered:
+        on_exit(fqn, 0, 1, gathers=False)
+    for boundary in stream.entries:
+        on_entry(boundary.fqn, boundary.position, boundary.layout.dim, gathers=boundary.gathers)
+    for boundary in stream.exits:
+        on_exit(boundary.fqn, int(boundary.position), boundary.layout.dim, gathers=boundary.gathers)
+
+
+def _record(twin: nn.Module, live: LiveModel) -> Record:
+    """Record a copy on meta, whose tensors report the device of the model."""
+    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()))
+
+
+def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ranks: int) -> bool:
     """Return True if two events are the same but for the extents of what is sharded."""
     if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
         return False
@@ -146,6 +224,8 @@ def local_model(calls: Calls, regions: Sequence[Region], attributes: Sequence[At
                 cut[id(parameter)] = 1 if isinstance(module, nn.Embedding) else 0
         for fqn in region.rows:
             cut[id(calls.modules[fqn].weight)] = 1
+        for fqn, own in region.parameters.items():
+            cut[id(calls.parameters[fqn])] = own.dim
     memo: dict[int, Any] = {}
     for tensor in calls.model.buffers():
         memo[id(tensor)] = tensor

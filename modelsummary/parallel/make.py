@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,17 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
 from modelsummary.parallel.calls import Calls
-from modelsummary.parallel.derive import Derivation, Layer, derive
-from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
-from modelsummary.parallel.local_check import Attribute, check_locally
-from modelsummary.parallel.plan import Collective, LayerPlan, ParallelPlan
+from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.layer_plans import layer_plans
+from modelsummary.parallel.local_check import Attribute, check_locally, stream_runs
+from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.sequence import find_stream
 from modelsummary.parallel.units import fsdp_units
-from modelsummary.record.events import Event, Value, values_in
+from modelsummary.record.events import Event
 from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
 
-__all__ = ["block_boundaries", "make_plan"]
+__all__ = ["make_plan"]
 
 
 def make_plan(
@@ -35,7 +36,8 @@ def make_plan(
     data: int = 1,
     shard: int = 1,
     pipeline: int = 1,
-    stages: Any = None,
+    sequence: bool = False,
+    split: Callable[..., Any] | None = None,
     checkpoint: Sequence[str] | str | None = None,
     precision: torch.dtype | None = None,
     reshard_after_forward: bool = True,
@@ -45,18 +47,21 @@ def make_plan(
 
     Args:
         root: of the model's tree.
-        stages: of the model, where it has several; the cuts are between blocks.
+        split: ``Statistics.split`` of the model; needed for ``pipeline > 1``.
     """
     _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline)
     if precision is not None and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
         raise InputError(f"precision={precision!r}; expected a floating point torch.dtype or None")
+    if sequence and tensor == 1:
+        raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     model = live.model
+    stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
     layers: list[LayerPlan] = []
     attributes: list[Attribute] = []
     reasons: dict[str, str] = {}
     if tensor > 1:
-        derivation, attributes = _derived(live, tensor)
-        layers, reasons = _layer_plans(derivation, tensor), derivation.reasons
+        derivation, attributes = _derived(live, tensor, sequence=sequence)
+        layers, reasons = layer_plans(derivation, tensor), derivation.reasons
         if not layers:
             raise InputError(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
@@ -77,7 +82,7 @@ def make_plan(
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=_checkpoint(checkpoint, root),
-        boundaries=() if stages is None else tuple(block_boundaries(root, stages.calls)),
+        boundaries=() if stages is None else tuple(_block_boundaries(root, stages.calls)),
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
         params=sum(each.numel() for each in model.parameters()),
         params_per_rank=_params_per_rank(model, layers, tensor, shard, stages),
@@ -86,7 +91,12 @@ def make_plan(
     )
 
 
-def block_boundaries(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
+def _stages(root: LayerInfo, pipeline: int, split: Callable[..., Any]) -> Any:
+    """Return balanced stages, whose cuts were moved to the begin of a block."""
+    return split(pipeline, boundaries=_block_boundaries(root, split(pipeline).calls))
+
+
+def _block_boundaries(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
     """Return with which modules the second and each later stage begins, moved back to the begin of a block.
 
     A stage that begins with a block cuts nothing that is sharded.
@@ -136,15 +146,32 @@ def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int,
 # ---------------------------------------------------------------------------------------- tensor parallel
 
 
-def _derived(live: LiveModel, n_ranks: int) -> tuple[Derivation, list[Attribute]]:
+def _derived(live: LiveModel, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[Attribute]]:
     with explained(live.model):
         record = record_once(live.model, live.call, live.execution)
     calls = Calls(live.model, record)
     derivation = derive(calls)
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)
+    if sequence:
+        _add_stream(live, derivation, attributes, n_ranks)
     attributes += [Attribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
     return derivation, attributes
+
+
+def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[Attribute], n_ranks: int) -> None:
+    """Shard activations between the regions along the sequence. Raises ``InputError`` if that is not possible."""
+    for with_embeddings, cuts_inputs in ((True, False), (False, True), (False, False)):
+        stream = find_stream(
+            derivation.calls, derivation.layers, n_ranks, with_embeddings=with_embeddings, cuts_inputs=cuts_inputs
+        )
+        if stream is not None and stream_runs(live, derivation, attributes, stream, n_ranks):
+            derivation.stream = stream
+            return
+    raise InputError(
+        f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: the second dimension of "
+        f"activations must be a multiple of {n_ranks}, and blocks must read it in modules of their own (attention, MLP)"
+    )
 
 
 def _check_divides(derivation: Derivation, n_ranks: int) -> None:
@@ -158,11 +185,13 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
         wrong = [size for size in region.sizes if size % n_ranks]
         if not wrong:
             continue
-        fqn, (fewer, more) = region.columns[0], region.groups
+        fqn, (fewer, more) = (region.columns or [region.module])[0], region.groups
         if more and more % n_ranks == 0 and wrong == [fewer]:
-            derivation.gather(region)
-            reason = f"{fewer} heads of keys and values do not divide by {n_ranks}"
-            derivation.reasons |= dict.fromkeys(region.fqns, reason)
+            other = derivation.share(region)
+            if any(size % n_ranks for size in other.sizes):
+                derivation.gather(other)
+                reason = f"{fewer} heads of keys and values do not divide by {n_ranks}"
+                derivation.reasons |= dict.fromkeys(other.fqns, reason)
             continue
         number = more if more % n_ranks else min(wrong)
         what = "features" if region.sizes == {number} else "heads or features"
@@ -172,72 +201,6 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
         )
     for layer in list(derivation.layers.values()):
         weight: Any = derivation.calls.modules[layer.fqn]._parameters.get("weight")
-        size = 0 if layer.role == "norm" or weight is None else int(weight.shape[layer.role == "row"])
+        size = 0 if layer.role in ("norm", "local") or weight is None else int(weight.shape[layer.role == "row"])
         if size % n_ranks:
             derivation.drop(layer.fqn, f"its {size} rows do not divide by {n_ranks}")
-
-
-_STYLES = {
-    "column": "ColwiseParallel",
-    "row": "RowwiseParallel",
-    "embedding": "RowwiseParallel",
-    "head": "ColwiseParallel",
-    "norm": "SequenceParallel",
-}
-
-
-def _layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
-    """Return how torch's styles say what the layers do, in the order of their calls."""
-    calls = derivation.calls
-    prepared = prepared_inputs(calls, derivation.layers)
-    of_column = {fqn: each for each in prepared for fqn in each.columns}
-    plans: list[LayerPlan] = []
-    done: set[str] = set()
-    for layer in derivation.in_order():
-        around = of_column.get(layer.fqn)
-        if around is not None and around.fqn not in done:
-            done.add(around.fqn)
-            plans.append(_input_plan(around))
-        plans.append(_layer_plan(derivation, layer, n_ranks, is_prepared=around is not None))
-    return plans
-
-
-def _input_plan(prepared: PreparedInput) -> LayerPlan:
-    options = prepared.options("Replicate()", "Replicate()")
-    collectives = _collectives("all_reduce", "backward", [each for each in prepared.values if each.requires_grad])
-    return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0, collectives)
-
-
-def _layer_plan(derivation: Derivation, layer: Layer, n_ranks: int, *, is_prepared: bool) -> LayerPlan:
-    calls = derivation.calls
-    module = calls.modules[layer.fqn]
-    events = [calls.events[place] for place in calls.places.get(layer.fqn, ())]
-    given = [value for event in events for value in values_in(event.args)]
-    made = [value for event in events for value in values_in(event.result)]
-    differentiable = [value for value in given if value.requires_grad]
-    shards: dict[str, int | None] = {name: None for name, each in module._parameters.items() if each is not None}
-    options: dict[str, Any] = {}
-    collectives: tuple[Collective, ...] = ()
-    if layer.role == "norm":
-        options = {"sequence_dim": layer.dim, "use_local_output": True}
-    elif layer.role in ("column", "head"):
-        is_table = isinstance(module, nn.Embedding)
-        shards = dict.fromkeys(shards, 1 if is_table else 0)
-        if layer.gathers:
-            options = {"output_layouts": "Replicate()"}
-            collectives = _collectives("all_gather", "forward", made)
-        if not is_prepared and not is_table:
-            collectives += _collectives("all_reduce", "backward", differentiable)
-    else:
-        shards["weight"] = 1 if layer.role == "row" else 0
-        collectives = _collectives("all_reduce", "forward", made)
-        if layer.role == "embedding" or layer.gathers:
-            options = {"input_layouts": "Replicate()"}
-            collectives += _collectives("all_gather", "backward", differentiable)
-    params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
-    reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
-    return LayerPlan(layer.fqn, _STYLES[layer.role], options, layer.role, shards, params, collectives, reason)
-
-
-def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[Collective, ...]:
-    return (Collective(operation, phase, len(values), sum(each.nbytes for each in values)),) if values else ()

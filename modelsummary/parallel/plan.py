@@ -53,8 +53,9 @@ class LayerPlan:
         fqn: of the module.
         style: class of ``torch.distributed.tensor.parallel``.
         options: its arguments; layouts as they are written: ``"Replicate()"``, ``"Shard(1)"``.
-        role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, or ``"input"`` for a module whose input
-            is prepared once for the layers in it.
+        role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, ``"local"`` for a module whose
+            functions take sharded parameters, ``"gradient"`` for a layer, the gradient of a part of whose result is
+            summed, or ``"input"`` and ``"output"`` for a module whose input or result is gathered or cut.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
         collectives: what it causes in one step.

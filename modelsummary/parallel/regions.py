@@ -10,14 +10,16 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls, is_linear
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded
+from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, Shares
 from modelsummary.parallel.rules import layout_after
+from modelsummary.parallel.shared import Shared, add_part, find_shared
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["Region", "grow"]
@@ -29,22 +31,32 @@ class Region:
 
     Attributes:
         columns: FQNs of layers that are split by columns (of an ``Embedding``: by the width).
+        parameters: FQN of a parameter that functions take -> its layout.
+        once: FQNs of parameters that only the first rank adds.
+        module: FQN of the module whose result is summed over the ranks; empty if the region ends in ``rows``.
+        summed: arguments of that module whose gradients are summed.
         rows: FQNs of ``Linear`` layers that are split by rows.
         norms: FQN of a module with replicated parameters -> dimension of its input that is sharded.
         sizes: extents that have to divide by the number of ranks.
         groups: heads of keys and values, and of queries, where the two differ.
         layouts: of every sharded value.
         functions: the functions that take sharded values.
+        parts: FQN of a ``Linear`` -> start and end of each part of its result that all heads share.
         blocked: why it cannot be sharded; empty if it can.
     """
 
     columns: list[str]
+    parameters: dict[str, Sharded] = field(default_factory=dict)
+    once: dict[str, None] = field(default_factory=dict)
+    module: str = ""
+    summed: tuple[int | str, ...] = ()
     rows: dict[str, None] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
     sizes: set[int] = field(default_factory=set)
     groups: tuple[int, int] = (sys.maxsize, 0)
     layouts: dict[Value, Sharded] = field(default_factory=dict)
     functions: list[Event] = field(default_factory=list)
+    parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     blocked: str = ""
 
     @property
@@ -52,24 +64,47 @@ class Region:
         """Its layers with parameters that are sharded."""
         return [*self.columns, *self.rows]
 
+    @property
+    def owners(self) -> dict[str, dict[str, Sharded]]:
+        """FQN of each module whose own functions take sharded parameters -> their names and layouts."""
+        found: dict[str, dict[str, Sharded]] = {}
+        for fqn, layout in self.parameters.items():
+            owner, _, name = fqn.rpartition(".")
+            found.setdefault(owner, {})[name] = layout
+        return found
 
-def grow(calls: Calls, first: str, taken: Mapping[str, Any]) -> Region:
+
+def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = False) -> Region:
     """Return the region that begins at a layer; ``blocked`` says why it does not work.
 
     Args:
         taken: FQNs of layers that belong to other regions.
+        shares: heads may share a replicated tensor, whose gradient is summed; else the layer before it joins.
     """
     seeds: list[str] = [first]
     constants: dict[Value, Sharded] = {}
+    parameters: dict[str, Sharded] = {}
+    shared: list[Shared] = []
     while True:
-        attempt = _Attempt(calls, seeds, taken, constants)
+        attempt = _Attempt(calls, seeds, taken, constants, parameters, shared)
         try:
             attempt.run()
-        except Needs as needs:
-            more = [fqn for fqn in calls.sources(needs.value) if fqn not in seeds]
-            made = {} if more else calls.constant(needs.value, needs.layout)
+        except (Needs, Shares) as needs:
+            found = find_shared(calls, needs.value) if shares and isinstance(needs.value, Value) else None
+            if found is not None and found.values - set().union(*(each.values for each in shared)):
+                shared, constants = [*shared, found], constants | found.expanded
+                continue
+            if isinstance(needs, Shares):
+                attempt.region.blocked = str(needs)
+                return attempt.region
+            more = [fqn for fqn in _sources(calls, needs.value) if fqn not in seeds]
+            made = {} if more else _constant(calls, needs)
             if (more or made.keys() - constants.keys()) and not any(fqn in taken for fqn in more):
                 seeds, constants = [*seeds, *more], constants | made
+                continue
+            wanted = {} if more else _parameter(calls, needs)
+            if wanted.keys() - parameters.keys():
+                parameters |= wanted
                 continue
             attempt.region.blocked = f"a replicated tensor meets a sharded one in {attempt.at}"
         except Blocked as blocked:
@@ -77,15 +112,50 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any]) -> Region:
         return attempt.region
 
 
+def _sources(calls: Calls, leaf: Value | Attribute) -> list[str]:
+    return calls.sources(leaf) if isinstance(leaf, Value) else []
+
+
+def _constant(calls: Calls, needs: Needs) -> dict[Value, Sharded]:
+    return calls.constant(needs.value, needs.layout) if isinstance(needs.value, Value) else {}
+
+
+def _parameter(calls: Calls, needs: Needs) -> dict[str, Sharded]:
+    """Return the layout of the parameter that a tensor is made of; empty unless one module's functions take it."""
+    fqn = calls.parameter_behind(needs.value)
+    owner = "" if fqn is None else fqn.rpartition(".")[0]
+    if fqn is None or calls.users.get(owner) != {owner} or calls.holders[owner] != {owner}:
+        return {}
+    if calls.n_calls[owner] != 1 or needs.layout.outer != 1:
+        return {}
+    shape = calls.shape_of(needs.value)
+    sizes = calls.parameters[fqn].shape
+    dims = [dim for dim, size in enumerate(sizes) if shape is not None and size == shape[needs.layout.dim]]
+    return {fqn: Sharded(dims[0])} if len(dims) == 1 else {}
+
+
 class _Attempt:
     """Follows the shards from some layers on."""
 
     def __init__(
-        self, calls: Calls, seeds: Sequence[str], taken: Mapping[str, Any], constants: Mapping[Value, Sharded]
+        self,
+        calls: Calls,
+        seeds: Sequence[str],
+        taken: Mapping[str, Any],
+        constants: Mapping[Value, Sharded],
+        parameters: Mapping[str, Sharded],
+        shared: Sequence[Shared],
     ) -> None:
         self._calls, self._taken = calls, taken
         makers = [calls.maker[value] for value in constants]
-        self.region = Region(list(seeds), layouts=dict(constants), functions=makers)
+        self.region = Region(list(seeds), dict(parameters), layouts=dict(constants), functions=makers)
+        self._shared = shared
+        self._reduced: set[Any] = set().union(*(each.values for each in shared))
+        for each in shared:
+            for fqn, parts in each.parts.items():
+                for part in parts:
+                    add_part(self.region.parts, fqn, *part)
+            self.region.functions += [event for event in each.events if event not in makers]
         self.event: Event | None = None
         self._sharded_calls: Counter[str] = Counter()  # of rows and norms
         self._pieces: dict[Value, int] = {}  # in how many parts a value may be cut
@@ -101,28 +171,40 @@ class _Attempt:
         place = min(self._calls.places[fqn][0] for fqn in self.region.columns)
         until = max(self._calls.places[fqn][-1] for fqn in self.region.columns)
         until = max([until, *(self._calls.last_use.get(value, 0) for value in layouts)])
+        uses = [at for at, event in enumerate(events) if self._takes_parameter(event)] if self.region.parameters else []
+        uses += [self._calls.position[event] for event in self.region.functions]
+        place, until = min([place, *uses]), max([until, *uses])
         while place < len(events) and place <= until:
             event = self.event = events[place]
             if event.is_module and event.fqn in self.region.columns:
                 self._column(event)
             elif place in self._calls.norms and self._as_norm(*self._calls.norms[place], place):
                 place = self._calls.norms[place][1] - 1
-            elif any(value in layouts for value in values_in((event.args, event.kwargs))):
-                if event.is_module:
-                    self._layer(event)
-                else:
-                    self._function(event)
+            elif self._takes_parameter(event) or any(
+                value in layouts for value in values_in((event.args, event.kwargs))
+            ):
+                self._layer(event) if event.is_module else self._function(event)
             for value in values_in(events[place].result):
                 if value in layouts:
                     until = max(until, self._calls.last_use.get(value, 0))
             place += 1
         if until >= len(events):
             raise Blocked("a sharded tensor is in the result of the model")
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        """Check what only the whole forward shows. Raises ``Blocked``."""
         for fqn, times in self._sharded_calls.items():
             if times != self._calls.n_calls[fqn]:
                 raise Blocked(f"{fqn} takes sharded tensors in {times} of its {self._calls.n_calls[fqn]} calls")
+        if not all(each.is_alone(self._calls, self.region.functions) for each in self._shared):
+            raise Blocked("a tensor that all heads share goes elsewhere, too")
         if not self.region.rows:
             raise Blocked("no Linear takes the sharded result")
+
+    def _takes_parameter(self, event: Event) -> bool:
+        own = self.region.parameters
+        return bool(own) and any(each.fqn in own for each in attributes_in((event.args, event.kwargs)))
 
     def _column(self, event: Event) -> None:
         module = self._calls.modules[event.fqn]
@@ -201,7 +283,7 @@ class _Attempt:
         if event.is_decision:
             raise Blocked(f"{event.fqn} decides by values that are sharded")
         own: set[int] = set()
-        call = Call(event, self._operand, own, reduced)
+        call = Call(event, self._operand, own, {*reduced, *self._reduced} if self._reduced else reduced)
         layout = layout_after(call)
         assert layout is not None
         self.region.sizes |= own
@@ -216,11 +298,10 @@ class _Attempt:
             raise Blocked(f"{call.name}() writes a sharded tensor into {written.fqn}")
 
     def _operand(self, leaf: Any) -> Operand | None:
-        shape = self._calls.shape_of(leaf)
-        if shape is None:
-            return None
-        layout = self.region.layouts.get(leaf) if isinstance(leaf, Value) else None
-        return Operand(leaf, shape, layout, self._calls.needs_grad(leaf))
+        found = self._calls.operand(leaf, self.region.layouts.get)
+        if found is None or not isinstance(leaf, Attribute) or leaf.fqn not in self.region.parameters:
+            return found
+        return replace(found, layout=self.region.parameters[leaf.fqn])
 
 
 def _sole_input(event: Event) -> Value:

@@ -9,8 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, reshaped
-from modelsummary.record.events import Value
+import torch
+
+from modelsummary.parallel.functions import ELEMENTWISE, FACTORIES
+from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, Shares, reshaped
+from modelsummary.record.events import Value, values_in
 
 __all__ = ["ELEMENTWISE", "FACTORIES", "layout_after"]
 
@@ -172,7 +175,10 @@ def _indexed(call: Call) -> Sharded:
     operand, layout = _sharded(call)
     index = call.event.args[1]
     parts = list(index) if isinstance(index, (tuple, list)) else [index]
-    if any(not (each is None or each is Ellipsis or isinstance(each, (int, slice))) for each in parts):
+    tensors = [each for each in call.operands[1:] if each.layout is None and isinstance(each.leaf, Value)]
+    is_lookup = len(tensors) == len(call.operands) - 1 <= 1 and all(_is_index(each.leaf) for each in tensors)
+    plain = [each for each in parts if not isinstance(each, Value)]
+    if not is_lookup or any(not (each is None or each is Ellipsis or isinstance(each, (int, slice))) for each in plain):
         raise Blocked("x[...] takes elements by a tensor")
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if Ellipsis not in parts:
@@ -185,12 +191,28 @@ def _indexed(call: Call) -> Sharded:
             result += 1
             continue
         if dim == layout.dim:
-            if not isinstance(each, slice) or each.indices(operand.shape[dim]) != (0, operand.shape[dim], 1):
+            if not isinstance(each, slice) or not _takes_all(each, operand.shape[dim], layout, call.sizes):
                 raise Blocked("x[...] takes a part of the sharded dimension")
             return layout._replace(dim=result)
         dim += 1
-        result += isinstance(each, slice)
+        result += len(each.shape) if isinstance(each, Value) else isinstance(each, slice)
     raise Blocked("x[...] takes a part of the sharded dimension")
+
+
+def _is_index(leaf: Any) -> bool:
+    return not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
+
+
+def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool:
+    """Return True if a slice takes a dimension whole, or the same elements of each group, such as every second one."""
+    start, stop, step = part.indices(size)
+    if (start, stop, step) == (0, size, 1):
+        return True
+    extent = size // layout.outer
+    if step < 2 or start >= step or stop != size or extent % step:
+        return False
+    sizes.add(extent // step)
+    return True
 
 
 def _selected(position: int) -> Any:
@@ -206,6 +228,17 @@ def _selected(position: int) -> Any:
         return layout._replace(dim=layout.dim - gone)
 
     return rule
+
+
+def _parted(call: Call) -> Sharded:
+    """``chunk`` and ``split``: along another dimension, or of a dimension of several pieces into whole pieces."""
+    operand, layout = _sharded(call)
+    if _dim(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
+        return layout
+    parts = [value.shape[layout.dim] for value in values_in(call.event.result)]
+    if len(set(parts)) != 1 or len(parts) < 2 or layout.outer % len(parts):
+        raise Blocked(f"{call.name}() works along the sharded dimension")
+    return layout._replace(outer=layout.outer // len(parts))
 
 
 def _flipped(call: Call) -> Sharded:
@@ -316,8 +349,10 @@ def _attention(call: Call) -> Sharded:
         raise Blocked("attention works along the sharded dimension")
     for each in parts:
         if each.layout is None:
+            if each.shape[layout.dim] == 1 and each.leaf in call.reduced:
+                continue
             if each.shape[layout.dim] == 1 or not isinstance(each.leaf, Value):
-                raise Blocked("attention takes a key or value that all heads share, and that is replicated")
+                raise Shares("attention takes a key or value that all heads share, and that is replicated", each.leaf)
             raise Needs(each.leaf, layout)
         call.sizes.add(each.shape[layout.dim] // layout.outer)
     if mask is not None and mask.layout is None:
@@ -332,20 +367,6 @@ def _as_complex(call: Call) -> Sharded:
     return layout
 
 
-ELEMENTWISE = frozenset(
-    """
-abs add sub rsub mul div true_divide floor_divide neg pow square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh
-sigmoid erf reciprocal sign ceil floor round trunc clamp clamp_min clamp_max minimum maximum fmod remainder where
-masked_fill eq ne lt le gt ge logical_and logical_or logical_not and or xor invert bitwise_and bitwise_or bitwise_not
-isnan isinf isfinite nan_to_num relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid
-softplus softsign logsigmoid threshold dropout feature_dropout alpha_dropout lerp addcmul addcdiv to type type_as float
-half bfloat16 double long int bool contiguous clone detach requires_grad float_power atan2 iadd isub imul itruediv radd
-rmul rtruediv truediv rpow ipow xlogy rdiv real imag conj positive data fill zero tanhshrink softshrink hardshrink
-glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multiply subtract divide negative clip
-""".split()
-)
-# Each element is the same: a local tensor of fewer elements is a shard.
-FACTORIES = frozenset("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like".split())
 _RULES: dict[str, Callable[[Call], Sharded]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
@@ -367,7 +388,7 @@ _RULES: dict[str, Callable[[Call], Sharded]] = {
     "repeat_interleave": _repeat_interleaved,
     "getitem": _indexed,
     **dict.fromkeys("select narrow index_select gather".split(), _selected(1)),
-    **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _along(2, default=0)),
+    **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _parted),
     "unbind": _along(1, default=0, reduces=True),
     **dict.fromkeys(("flip", "roll"), _flipped),
     "pad": _padded,

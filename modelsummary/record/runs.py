@@ -122,15 +122,15 @@ def _holds_for_both(one: Event, merged: Event) -> bool:
     return all(isinstance(own, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for own, leaf in leaves)
 
 
-def record_once(model: nn.Module, call: CallArguments, execution: str) -> Record:
-    """Record one run of a forward, which holds for its batch size and mode only."""
-    run = _Run(_tracing(model, execution)(call), None, is_other_mode=False)
+def record_once(model: nn.Module, call: CallArguments, execution: str, device: Any = None) -> Record:
+    """Record one run of a forward, for its batch size and mode only; on shapes, tensors report ``device`` if given."""
+    run = _Run(_tracing(model, execution, device=device)(call), None, is_other_mode=False)
     return _merged([run], 0, "it was run at one batch size", _NO_MODE)
 
 
-def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS) -> Trace:
+def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:
     modules = modules_of(model)
-    device = device_of(tensors_of_modules(modules))
+    own = device or device_of(tensors_of_modules(modules))
 
     def trace(
         call: CallArguments,
@@ -139,14 +139,14 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS)
         is_second: bool = False,
         unreadable: frozenset[str] = frozenset(),
     ) -> Tracer:
-        with running(modules, call, on_shapes=execution == "shape", grad=True) as (executes, args, kwargs):
+        with running(modules, call, on_shapes=execution == "shape", grad=True, device=device) as (runner, args, kwargs):
             if is_second:
-                with Operators(Uncounted(), executes):
+                with Operators(Uncounted(), runner):
                     model(*args, **kwargs)
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
-            tracer = Tracer(model, executes, device, rules)
+            tracer = Tracer(model, runner, own, rules)
             tracer.run(args, kwargs, other_mode=other_mode)
             check_kept(model, unreadable)
         return tracer

@@ -1,25 +1,21 @@
-"""The time of collectives between the devices of a node."""
+"""The time of collectives between the devices that serve a model together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from modelsummary.cluster.collectives import Network
+from modelsummary.cluster.devices import Cluster
 from modelsummary.errors import InputError
 from modelsummary.latency.predict import Target
 
 __all__ = ["communication"]
 
-# Fitted to all-reduces of 1 MiB to 1 GiB among 2 to 8 A100 with NVLink, each size doubled (vTrain, MICRO 2024,
-# https://github.com/VIA-Research/vTrain, MIT): mean error 6.0 %; of odd groups 5.8 % when fitted to even ones.
-_BASE, _STEP = 39.9e-6, 1.88e-6
-_EFFICIENCY = 0.711
-_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+_PER_NODE = 8
 
 
 def communication(target: Target, ranks: int) -> Callable[[str, int], float] | None:
     """Return the function from a collective and its bytes to seconds; None for a single device.
-
-    A ring moves ``(n - 1) / n`` of the bytes per pass; an all-reduce takes two passes.
 
     Raises:
         InputError: the links between devices are not known.
@@ -28,10 +24,7 @@ def communication(target: Target, ranks: int) -> Callable[[str, int], float] | N
         return None
     if target.model is None or target.model.spec.interconnect is None:
         raise InputError(f"tensor={ranks}: the links between devices are not known for {target.name}")
-    bandwidth = target.model.spec.interconnect / 2 * _EFFICIENCY
-
-    def seconds(name: str, nbytes: int) -> float:
-        passes = _PASSES[name]
-        return _BASE + passes * (ranks - 1) * (_STEP + nbytes / ranks / bandwidth)
-
-    return seconds
+    spec = target.model.spec
+    network = Network(Cluster(spec, nodes=-(-ranks // _PER_NODE), memory_bytes=spec.memory_bytes or 1))
+    group = network.group(ranks)
+    return lambda name, nbytes: network.seconds(name, nbytes, group)

@@ -233,7 +233,7 @@ def _too_few(sequence: CallSequence, wishes: Wishes, possible: int) -> str:
     reasons = Counter(reason for cut in sequence.cuts if (reason := _obstacle(cut, wishes)))
     message = (
         f"cannot split into {wishes.n_stages} stages: {possible} {'is' if possible == 1 else 'are'} possible, with "
-        f"{len(sequence.calls)} calls and {possible - 1} places to cut them"
+        f"{len(sequence.calls)} calls and {possible - 1} place{'' if possible == 2 else 's'} to cut them"
     )
     if reasons:
         reason, count = reasons.most_common(1)[0]

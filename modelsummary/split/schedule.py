@@ -3,22 +3,25 @@
 A schedule is an order of actions for each device. An action begins when its device is free and its input has arrived:
 a forward needs the previous stage, a backward the next one. Transfers take ``bytes / bandwidth`` and do not occupy the
 devices. Orders: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021), and
-zero bubble ZB-H1 (Qi et al. 2023), which computes the gradients of inputs and of weights in separate actions.
+zero bubble ZB-H1 (Qi et al. 2023), which computes the gradients of inputs and of weights in separate actions. ZB-V (Qi
+et al. 2024) and DualPipeV (DeepSeek 2025) have two stages per device; their orders are torch's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, percent
 
-__all__ = ["SCHEDULES", "Action", "Simulation", "StageLoad", "simulate"]
+__all__ = ["IN_V", "SCHEDULES", "Action", "Simulation", "StageLoad", "order_of", "simulate"]
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb")
+SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
+# Schedules whose stages are dealt to devices down and up again; torch makes the order of their actions.
+IN_V = {"zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,9 @@ def simulate(
     Args:
         loads: load of each stage for one micro-batch.
         n_microbatches: micro-batches in the step.
-        schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
+        schedule: one of ``SCHEDULES``.
         stages_per_device: stages per device of the interleaved schedule. Default: 2. Device ``d`` of ``p`` has the
-            stages d, d + p ...
+            stages d, d + p ... in ``"zbv"`` and ``"dualpipev"`` the stages d and 2 p - 1 - d.
         bandwidth: bytes per unit of time between two stages; None: transfers take no time.
 
     Raises:
@@ -139,7 +142,7 @@ def simulate(
     def transfer(stage: int) -> float:
         return loads[stage].crossing_bytes / bandwidth if bandwidth is not None else 0.0
 
-    orders = [_order(schedule, device, n_devices, per_device, n_microbatches) for device in range(n_devices)]
+    orders = [order_of(schedule, device, n_devices, per_device, n_microbatches) for device in range(n_devices)]
     actions = _timed(orders, loads, transfer)
     makespan = max(action.end for each in actions for action in each)
     busy = [sum(action.end - action.begin for action in each) for each in actions]
@@ -162,7 +165,7 @@ def _checked(
         raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
     if bandwidth is not None and not bandwidth > 0:
         raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
-    per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else 1
+    per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else (2 if schedule in IN_V else 1)
     if stages_per_device is not None and stages_per_device != per_device:
         raise InputError(f"stages_per_device must be 1 for {schedule!r}, got {stages_per_device}; leave it out")
     if not loads or len(loads) % per_device:
@@ -170,7 +173,12 @@ def _checked(
             f"schedule={schedule!r} needs a multiple of {per_device} stages, at least {per_device}, got {len(loads)}"
         )
     n_devices = len(loads) // per_device
-    if per_device > 1 and n_microbatches % max(1, n_microbatches // n_devices):
+    if schedule == "dualpipev" and n_microbatches < len(loads):
+        raise InputError(
+            f"dualpipev needs as many micro-batches as stages or more, got n_microbatches={n_microbatches} for "
+            f"{len(loads)} stages"
+        )
+    if schedule == "interleaved1f1b" and per_device > 1 and n_microbatches % max(1, n_microbatches // n_devices):
         raise InputError(
             f"interleaved1f1b on {n_devices} devices needs equal rounds of micro-batches, which "
             f"n_microbatches={n_microbatches} does not give; pass a multiple of {n_devices}"
@@ -181,8 +189,14 @@ def _checked(
 # ----------------------------------------------------------------------------------------------- orders
 
 
-def _order(schedule: str, device: int, n_devices: int, per_device: int, m: int) -> list[Action]:
-    """Return the actions of a device, in order."""
+def order_of(schedule: str, device: int, n_devices: int, per_device: int, m: int) -> list[Action]:
+    """Return the actions of a device for ``m`` micro-batches, in order.
+
+    >>> [(each.kind, each.microbatch) for each in order_of("1f1b", 1, n_devices=2, per_device=1, m=2)]
+    [('F', 0), ('B', 0), ('F', 1), ('B', 1)]
+    """
+    if schedule in IN_V:
+        return _in_v(schedule, device, n_devices, m)
     if schedule == "gpipe":
         return [Action(kind, device, number) for kind in "FB" for number in range(m)]
     if schedule == "zb":
@@ -204,6 +218,22 @@ def _order(schedule: str, device: int, n_devices: int, per_device: int, m: int) 
     for number in range(total - warmup):
         order += [step("F", warmup + number), step("B", number)]
     return order + [step("B", number) for number in range(total - warmup, total)]
+
+
+def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
+    """Return the actions of a device in the order that torch's engine has."""
+    from torch.distributed.pipelining import schedules
+
+    kind: Any = getattr(schedules, IN_V[schedule])
+    engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
+    engine._n_microbatches = m
+    engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices
+    engine.n_local_stages, engine.rank = 2, device
+    order = []
+    for planned in engine._calculate_single_rank_operations(device):
+        for each in () if planned is None else planned.sub_actions or (planned,):
+            order.append(Action(each.computation_type.value, each.stage_index, each.microbatch_index))
+    return order
 
 
 Transfer = Callable[[int], float]
@@ -249,7 +279,8 @@ def _ready(action: Action, n_stages: int, done: dict[tuple[str, int, int], float
     if kind in "BI":
         needs.append((("F", stage, number), 0.0))
         if stage < n_stages - 1:
-            needs.append(((kind, stage + 1, number), transfer(stage)))
+            after = ("B", stage + 1, number)  # some schedules split only some of the backwards
+            needs.append((after if after in done else ("I", stage + 1, number), transfer(stage)))
     if kind == "W":
         needs.append((("I", stage, number), 0.0))
     times = [done[key] + delay if key in done else None for key, delay in needs]

@@ -172,7 +172,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
 
         Args:
             n_microbatches: micro-batches in the step.
-            schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"`` or ``"zb"``.
+            schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved1f1b"``, ``"zb"``, ``"zbv"`` or ``"dualpipev"``.
             bandwidth: bytes per unit of time between two stages; None: transfers take no time.
             backward: time of a backward as a multiple of its forward, if the times are costs. Default: 2.0.
             seconds: times of each stage for one micro-batch: (forward, gradient of the inputs, gradient of the

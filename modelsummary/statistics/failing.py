@@ -28,7 +28,7 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
     error = recording.error
     text = str(error).strip().splitlines()
     what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    remedy = _remedy(model, call, error, what)
+    remedy = _remedy(model, call, recording, what)
     if not recording.failed:
         return f"{recording.root.class_name} could not be called: {what}{remedy}"
     layer = recording.failed[0]
@@ -36,12 +36,12 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
     return f"forward of {where} failed with input {layer.input_size}: {what}{remedy}"
 
 
-def _remedy(model: nn.Module, call: CallArguments, error: Exception | None, what: str) -> str:
-    if isinstance(error, DataDependentError):
+def _remedy(model: nn.Module, call: CallArguments, recording: Recording, what: str) -> str:
+    if isinstance(recording.error, DataDependentError):
         return "; use execution='auto' or 'real', with a model and inputs that hold values"
     if call.size_dtypes and ("dtype" in what or "scalar type" in what):
         given = ", ".join(map(str, call.size_dtypes))
-        return f"; the inputs given by size are {given}: pass dtypes=[...], torch.long for indices"
+        return f'; the inputs given by size are {given}: for indices pass dtypes="long", or a list with one per size'
     if "more than 1 value per channel" in what:
         return "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
     if call.size_dtypes and any(is_size(each) for each in call.args):
@@ -51,6 +51,10 @@ def _remedy(model: nn.Module, call: CallArguments, error: Exception | None, what
     batched = call.with_first_dim()
     if _runs(model, batched):
         return f"; did you forget the batch dimension? {_written(batched)} works"
+    features = getattr(recording.failed[0].module, "in_features", None) if recording.failed else None
+    size = recording.failed[0].input_size if recording.failed else None
+    if features is not None and isinstance(size, list) and size and size[-1] != features:
+        return f"; the layer takes {features} features in the last dimension, and got {size[-1]}"
     last = _channels_second(call)
     if last is not None and _runs(model, last):
         return f"; did you mean {_written(last)}? Channels come second, before height and width"

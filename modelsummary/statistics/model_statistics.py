@@ -320,7 +320,10 @@ class ModelStatistics(ExplorableTree):
         from modelsummary.views.diff import diff_trees
 
         if not isinstance(other, ModelStatistics):
-            raise InputError(f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}")
+            raise InputError(
+                f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}; "
+                "pass Statistics(model, input_data)"
+            )
         return diff_trees(self.root, other.root)
 
     def estimate_latency(self, device: DeviceSpec | str, *, dtype: Precision | None = None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any, Literal
 
@@ -38,8 +39,9 @@ def record_model(
         InputError: an argument is unusable.
     """
     if not isinstance(model, nn.Module):
-        hint = "; pass an instance, not the class" if isinstance(model, type) else ""
-        raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{hint}")
+        raise InputError(
+            f"expected a torch.nn.Module, got {type(model).__name__}: {model!r:.80}{_meant(model, input_data)}"
+        )
     model = unwrap(model)
     if input_data is None and not args and not kwargs:
         input_data = getattr(model, "example_input_array", None)
@@ -47,6 +49,17 @@ def record_model(
         call = call_arguments(model, input_data, args, kwargs, **described)
     check_execution(execution)
     return call, list_layers(model) if call is None else capture(model, call, execution)
+
+
+def _meant(model: Any, input_data: Any) -> str:
+    """Return what to pass instead of ``model``, which is not a module; empty if that is not clear."""
+    if isinstance(model, type):
+        return "; pass an instance, not the class"
+    if isinstance(input_data, nn.Module):
+        return "; the model comes first: Statistics(model, input_data)"
+    if isinstance(model, Mapping):
+        return "; if these are weights, make the model and call its load_state_dict"
+    return ""
 
 
 def live_model(called: nn.Module, call: CallArguments | None, recording: Recording, facts: Facts) -> LiveModel | None:

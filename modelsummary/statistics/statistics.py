@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from os import PathLike
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +22,8 @@ from modelsummary.views.cells import TableOptions
 if TYPE_CHECKING:  # imported on first use
     from torch.fx import GraphModule, Node
 
-    from modelsummary.cluster import Plans
+    from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
+    from modelsummary.cluster.pipeline_plan import PipelinePlans
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
@@ -169,42 +169,84 @@ class Statistics(FormulaStatistics):
         return self._current_splitter().split(by, wishes)
 
     @exclusive
-    def plan(
+    def simulate(
         self,
-        devices: int,
-        memory_bytes: int,
+        plan: Plan,
+        cluster: Cluster,
+        global_batch: int,
         *,
-        n_microbatches: int | Sequence[int] = (8, 16, 32, 64),
-        schedules: Sequence[str] = ("gpipe", "1f1b", "interleaved1f1b", "zb"),
-        by: str = "macs",
-        flops_per_second: float = 1e14,
-        bandwidth: float = 25e9,
-        optimizer_states: float = 2,
-    ) -> Plans:
-        """Rank ways to train the model on a cluster by predicted throughput: pipeline depth x copies x schedule.
+        sequence: int | None = None,
+        recipe: Recipe | None = None,
+    ) -> StepEstimate:
+        """Simulate a training step that is spread over a cluster: its time by cause, and the memory of each rank.
 
-        The recorded batch is one micro-batch. A stage's forward takes ``2 x MACs / flops_per_second``, its backward
-        twice as long; ``by="latency"`` uses measured or estimated times instead. Gradients are reduced over the copies
-        after the step (ring: 2 (d - 1) / d of their bytes).
+        One rank's share of the model runs on shapes, equal blocks once; its kernels, collectives and bytes make the
+        stages of the pipeline, whose schedule is simulated.
 
         Args:
-            devices, memory_bytes, bandwidth, optimizer_states: see ``Cluster``; every depth that divides the devices is
-                tried.
-            n_microbatches: micro-batches per step and copy; several numbers are tried in turn.
-            schedules: names of the schedules to try.
-            by: cost that stages are balanced by and timed with: ``"macs"`` or ``"latency"``.
-            flops_per_second: speed that a device sustains; unused if ``by="latency"``.
+            plan: how the step is spread over devices.
+            cluster: the devices.
+            global_batch: samples in a step.
+            sequence: tokens in a sample. Default: the second dimension of the recorded input.
+            recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
 
         Raises:
-            InputError: an argument is unusable.
-            SplitError: the model cannot be split, or nothing fits.
-        """
-        from modelsummary.cluster.plan import cluster_of, make_plans
+            InputError: model, plan, batch and cluster do not fit together.
 
-        cluster = cluster_of(self.root, by, flops_per_second, devices, memory_bytes, bandwidth, optimizer_states)
-        splitter = self._current_splitter()
-        facts_of = partial(splitter.facts, by=by)
-        return make_plans(facts_of, splitter.n_samples, cluster, n_microbatches, schedules)
+        >>> from modelsummary.cluster import Cluster, Plan
+        >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        >>> plan = Plan(pipeline=2, micro_batch=4)
+        >>> step = Statistics(model, (1, 64)).simulate(plan, Cluster("A100"), global_batch=16)
+        >>> step.microbatches, step.memory[0].parameters  # two layers in bfloat16
+        (4, 16640)
+        """
+        from modelsummary.cluster.entry import simulate
+
+        return simulate(self._live_for("simulating a step"), self.root, plan, cluster, global_batch, sequence, recipe)
+
+    @exclusive
+    def plan(
+        self,
+        cluster: Cluster | int | None = None,
+        global_batch: int | None = None,
+        *,
+        sequence: int | None = None,
+        recipe: Recipe | None = None,
+        **options: Any,
+    ) -> Plans | PipelinePlans:
+        """Search for the best plans to train the model on a cluster.
+
+        Plans that do not fit into memory are left out. The others are ranked by the time of their step. A plan is
+        simulated only if a bound of its time lets it be among the best.
+
+        Args:
+            cluster: the devices.
+            global_batch: samples in a step.
+            sequence: tokens in a sample. Default: the second dimension of the recorded input.
+            recipe: dtypes, optimizer, loss and engine. Default: ``Recipe()``: bfloat16, AdamW.
+            **options: what is searched, and how many plans are returned; see ``modelsummary.cluster.SearchOptions``.
+                ``devices``, ``memory_bytes``, ``n_microbatches``, ``by``, ``flops_per_second``, ``bandwidth`` and
+                ``optimizer_states`` are deprecated; ``cluster`` and ``recipe`` replace them.
+
+        Returns:
+            The plans, fastest first; each is a ``StepEstimate``.
+
+        Raises:
+            InputError: an argument is unusable, or nothing fits.
+
+        >>> from modelsummary.cluster import Cluster
+        >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        >>> plans = Statistics(model, (1, 64)).plan(Cluster("A100", devices_per_node=2), global_batch=8)
+        >>> plans[0].fits, plans[0].plan.devices <= 2
+        (True, True)
+        """
+        from modelsummary.cluster import entry
+
+        live = self._live_for("planning")
+        if not isinstance(cluster, entry.Cluster) and (cluster is not None or entry.is_deprecated(options)):
+            splitter = self._current_splitter()
+            return entry.pipeline_plans(self.root, splitter.facts, splitter.n_samples, cluster, global_batch, options)
+        return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options)
 
     @exclusive
     def parallel_plan(
@@ -214,6 +256,7 @@ class Statistics(FormulaStatistics):
         shard: int = 1,
         pipeline: int = 1,
         *,
+        sequence: bool = False,
         checkpoint: Sequence[str] | str | None = None,
         precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
@@ -231,6 +274,7 @@ class Statistics(FormulaStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
+            sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
@@ -245,20 +289,17 @@ class Statistics(FormulaStatistics):
             InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
             SplitError: the model cannot be cut into as many stages.
         """
-        from modelsummary.parallel.make import block_boundaries, make_plan
+        from modelsummary.parallel.make import make_plan
 
-        live = self._live_for("a parallel plan")
-        stages = None
-        if type(pipeline) is int and pipeline > 1:
-            stages = self.split(pipeline, boundaries=block_boundaries(self.root, self.split(pipeline).calls))
         return make_plan(
-            live,
+            self._live_for("a parallel plan"),
             self.root,
             tensor=tensor,
             data=data,
             shard=shard,
             pipeline=pipeline,
-            stages=stages,
+            sequence=sequence,
+            split=self.split,
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,

@@ -115,8 +115,8 @@ def column_of(by: str) -> str | None:
     return name.removeprefix("self_") if name in without else columns.get(name, name)
 
 
-def find_amounts(root: LayerInfo, by: str) -> Amounts:
-    """Return the amount called ``by`` of all rows of the tree.
+def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
+    """Return the amount called ``by`` of all rows of the tree; messages call the argument ``name``.
 
     Raises:
         InputError: the name is unknown, the amount was not measured, or it is zero for the whole model.
@@ -129,14 +129,14 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
     """
     if not isinstance(by, str) or by not in ADDITIVE:
         raise InputError(
-            f"by must be an amount that adds up over modules, got {by!r}; known: {', '.join(ADDITIVE)}"
-            f"{close_to(by, ADDITIVE)}"
+            f"{name} must be an amount that adds up over modules, got {by!r}{close_to(by, ADDITIVE)}; "
+            f"known: {', '.join(ADDITIVE)}"
         )
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())
     values = {row: getattr(row, attribute) for row in rows}
     if all(value is None for value in values.values()):
-        raise InputError(f"by={by!r} was not measured; call {_FILLED_BY[attribute]} first")
+        raise InputError(f"{name}={by!r} was not measured; call {_FILLED_BY[attribute]} first")
     own: dict[LayerInfo, float] = {row: value or 0 for row, value in values.items()}
     total = dict(own)
     for row in reversed(rows):
@@ -144,5 +144,5 @@ def find_amounts(root: LayerInfo, by: str) -> Amounts:
             total[row.parent_info] += total[row]
     if not total[root]:
         hint = "" if root.executed else "; pass an input to Statistics to count what a forward does"
-        raise InputError(f"by={by!r} is 0 for all modules of {root.class_name}{hint}")
+        raise InputError(f"{name}={by!r} is 0 for all modules of {root.class_name}{hint}")
     return Amounts(title, Unit.of(kind, total[root]), own, total)

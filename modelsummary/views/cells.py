@@ -141,7 +141,7 @@ def rows_shown(root: LayerInfo, options: TableOptions) -> list[Shown]:
 
 def _sorted(shown: list[Shown], root: LayerInfo, options: TableOptions) -> list[Shown]:
     """Return the rows that have some of the amount, largest first; deeper rows count for the row above them."""
-    amounts = find_amounts(root, options.sort or "")
+    amounts = find_amounts(root, options.sort or "", "sort")
 
     def amount(row: LayerInfo) -> float:
         return (amounts.total if row.depth == options.level else amounts.own)[row]

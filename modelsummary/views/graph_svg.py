@@ -16,14 +16,15 @@ __all__ = ["to_svg"]
 
 _CHAR, _LINE = 7.3, 15.0  # of a monospaced font of 12 pixels
 _PAD, _TITLE = 12.0, 20.0
-_STYLE = (
-    "text{font:12px monospace;text-anchor:middle}.e{fill:none;stroke:#666}.l{font-size:10px;fill:#555;stroke:#fff;"
-    "stroke-width:3px;paint-order:stroke}.n{stroke:#333}.g{fill:#00000008;stroke:#999;stroke-dasharray:4}"
-    ".t{text-anchor:start;fill:#555}"
-)
+# Attributes instead of a style sheet, which would apply to the whole page that the picture is in.
+_TEXT = 'font-family="monospace" font-size="12" text-anchor="middle"'
+_GROUPS = 'fill="#888" fill-opacity="0.06" stroke="#999" stroke-dasharray="4"'
+_TITLES = 'text-anchor="start" fill="#555"'
+_EDGES = 'fill="none" stroke="#666"'
+_LABELS = 'font-size="10" fill="#555" stroke="#fff" stroke-width="3" paint-order="stroke"'
 _ARROW = (
-    '<defs><marker id="a" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-    '<path d="M0 0L8 4L0 8z" fill="#666"/></marker></defs>'
+    '<defs><marker id="modelsummary-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
+    'orient="auto"><path d="M0 0L8 4L0 8z" fill="#666"/></marker></defs>'
 )
 _Path = tuple[str, ...]  # keys of the groups around a node, the model first, and its own key
 
@@ -55,14 +56,14 @@ def to_svg(graph: Graph, colour_of: Mapping[str, str]) -> str:
     width, height = whole.width + 2 * _PAD, whole.height + 2 * _PAD
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{_STYLE}</style>{_ARROW}',
+        f'viewBox="0 0 {width:.0f} {height:.0f}" {_TEXT}>{_ARROW}',
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
         *_groups(graph.model, laid, corners),
-        *(_edge(edge, paths, laid, corners) for edge in graph.edges),
-        *_nodes(graph.model, laid, corners, colour_of),
-        "</svg>",
     ]
-    return "\n".join(parts)
+    for edge in graph.edges:
+        points = _points(edge, paths, laid, corners)
+        parts += [_curve(points), _label(edge, points)]
+    return "\n".join([*parts, *_nodes(graph.model, laid, corners, colour_of), "</svg>"])
 
 
 # ---------------------------------------------------------------------------------------------- layout
@@ -122,9 +123,10 @@ def _groups(group: Group, laid: Mapping[str, _Laid], corners: _Corners) -> Itera
         if isinstance(item, Group):
             box = laid[group.key].boxes[item.key]
             left, top = x + box.x - box.width / 2, y + box.y
-            yield f'<rect class="g" x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"/>'
+            size = f'width="{box.width:.1f}" height="{box.height:.1f}"'
+            yield f'<rect class="group" x="{left:.1f}" y="{top:.1f}" {size} {_GROUPS}/>'
             label = escape(one_line(item.label))
-            yield f'<text class="t" x="{left + 6:.1f}" y="{top + 15:.1f}">{label}</text>'
+            yield f'<text x="{left + 6:.1f}" y="{top + 15:.1f}" {_TITLES}>{label}</text>'
             yield from _groups(item, laid, corners)
 
 
@@ -138,28 +140,37 @@ def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of
         middle, top = x + box.x, y + box.y
         radius = 4 if item.kind == "module" else box.height / 2
         yield (
-            f'<rect class="n" x="{middle - box.width / 2:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
+            f'<rect class="node" stroke="#333" x="{middle - box.width / 2:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
             f'height="{box.height:.1f}" rx="{radius:.1f}" fill="{colour_of.get(item.key) or "#fff"}"/>'
         )
         for number, line in enumerate(item.lines):
             yield f'<text x="{middle:.1f}" y="{top + 17 + _LINE * number:.1f}">{escape(one_line(line))}</text>'
 
 
-def _edge(edge: Edge, paths: Mapping[str, _Path], laid: Mapping[str, _Laid], corners: _Corners) -> str:
+def _points(
+    edge: Edge, paths: Mapping[str, _Path], laid: Mapping[str, _Laid], corners: _Corners
+) -> list[tuple[float, float]]:
+    """Return the points that an edge leads through: below its source, along its lanes, above its target."""
     group, source, target = _meeting(paths[edge.source], paths[edge.target])
     left, top = corners[group]
     x, y, height = _place(paths[edge.source], laid, corners)
     points = [(x, y + height)]
     for lane in laid[group].lanes[source, target]:
         points += [(left + lane.x, top + lane.y), (left + lane.x, top + lane.y + lane.height)]
-    points.append(_place(paths[edge.target], laid, corners)[:2])
+    return [*points, _place(paths[edge.target], laid, corners)[:2]]
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> str:
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for (x, y), (next_x, next_y) in pairwise(points):
         middle = (y + next_y) / 2
         path += f"C{x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
+    return f'<path class="edge" {_EDGES} marker-end="url(#modelsummary-arrow)" d="{path}"/>'
+
+
+def _label(edge: Edge, points: Sequence[tuple[float, float]]) -> str:
     x, y = ((first + second) / 2 for first, second in zip(points[0], points[1], strict=True))
-    label = f'<text class="l" x="{x:.1f}" y="{y + 3:.1f}">{escape(edge.label)}</text>'
-    return f'<path class="e" marker-end="url(#a)" d="{path}"/>{label}'
+    return f'<text x="{x:.1f}" y="{y + 3:.1f}" {_LABELS}>{escape(edge.label)}</text>'
 
 
 def _place(path: _Path, laid: Mapping[str, _Laid], corners: _Corners) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ def one_line(text: str) -> str:
     >>> one_line("a\nb")  # a module may have this name
     'a b'
     """
-    return "".join(char if char.isprintable() else " " for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 
 def row_label(row: LayerInfo) -> str:

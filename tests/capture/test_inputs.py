@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelsummary import ForwardError, InputError, ModelFileError, ModelSummaryError, Statistics
+from modelsummary.capture.inputs import OPTIONS
 from tests.models import Call, Pair
 
 
@@ -150,6 +153,7 @@ def test_input_size_is_another_name_unless_the_forward_has_it():
         ((3, 8, 8), r"; did you forget the batch dimension\? \(1, 3, 8, 8\) works$"),
         (torch.rand(3, 8, 8), r"; did you forget the batch dimension\? \(1, 3, 8, 8\) works$"),
         ((2, 8, 8, 3), r"; did you mean \(2, 3, 8, 8\)\? Channels come second, before height and width$"),
+        ((1, 3, 9, 8), r"; the layer takes 288 features in the last dimension, and got 336$"),
         ((1, 4, 8, 8), r"to have 3 channels, but got 4 channels instead$"),
     ],
 )
@@ -273,6 +277,11 @@ def test_the_error_of_a_wrong_call_says_what_to_do():
         Statistics(nn.Linear(1, 1), (1, 1), sizes=(1, 1))
     with pytest.raises(InputError, match=r"remove 'col_names', or call modelsummary\.summary"):
         Statistics(nn.Linear(1, 1), (1, 1), col_names=["macs"])
+    with pytest.raises(InputError, match=r"remove 'batchdim'; did you mean 'batch_dim'\?"):
+        Statistics(nn.Linear(1, 1), (1, 1), batchdim=0)
+    with pytest.raises(InputError, match=r"remove 'inputs'; did you mean .*'input'"):
+        Statistics(nn.Linear(1, 1), None, inputs=torch.rand(1, 1))
+    assert [*inspect.signature(Statistics).parameters][1:] == ["input_data", "args", *OPTIONS[1:], "kwargs"]
     with pytest.raises(InputError, match=r"did you mean \(3, 8, 8\)\?$"):
         Statistics(nn.Conv2d(3, 1, 1), 3, 8, 8)
 
@@ -285,6 +294,13 @@ def test_a_text_is_the_path_of_a_file():
 def test_nothing_found_explains_a_failing_forward():
     with pytest.raises(InputError, match=r"no tensor found in input_data="):
         Statistics(nn.Linear(1, 1), [{}])
+
+
+def test_what_is_not_a_model_is_told_what_to_pass():
+    with pytest.raises(InputError, match=r"got tuple: \(1, 1\); the model comes first: Statistics\(model"):
+        Statistics((1, 1), nn.Linear(1, 1))
+    with pytest.raises(InputError, match=r"got OrderedDict.*; if these are weights, make the model and call its load_"):
+        Statistics(nn.Linear(1, 1).state_dict(), (1, 1))
 
 
 def test_a_class_instead_of_an_instance():

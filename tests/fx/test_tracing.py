@@ -19,7 +19,7 @@ from torch import nn
 
 from modelsummary import InputError, TraceError, symbolic_trace
 from tests.graphs import assert_same, tensors, written
-from tests.idioms import IDIOMS
+from tests.idioms import IDIOMS, in_both_modes, some
 from tests.untouched import untouched
 
 
@@ -30,8 +30,10 @@ def traced(name, *, train=True):
         return model, symbolic_trace(model, meta_args=inputs(3, 0)), inputs
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize(
+    ("name", "train"),
+    in_both_modes(IDIOMS.keys() - {"gpt2", "bert"}, ["experts", "unet", "lstm", "in place", "dense"]),
+)
 def test_a_graph_does_what_the_model_does(name, train):
     model, graph, inputs = traced(name, train=train)
     for batch in (3, 5, 2):
@@ -40,7 +42,7 @@ def test_a_graph_does_what_the_model_does(name, train):
 
 
 @pytest.mark.filterwarnings("ignore:Node .* does not reference an nn.Module")  # what lint says in torch 2.6
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize("name", some("gpt2", "t5", "experts", "unet", "in place"))
 def test_nodes_know_shapes_and_paths(name):
     model, graph, inputs = traced(name)
     paths = {fqn for fqn, _ in model.named_modules()}

@@ -65,6 +65,73 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
+class Experts(nn.Module):
+    """Stacked experts with biases, gate and up projection in one parameter."""
+
+    def __init__(self, n: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.n = n
+        self.gate_up = nn.Parameter(torch.randn(n, 2 * inner, width) / 4)
+        self.gate_up_bias = nn.Parameter(torch.randn(n, 2 * inner) / 4)
+        self.down = nn.Parameter(torch.randn(n, width, inner) / 4)
+        self.down_bias = nn.Parameter(torch.randn(n, width) / 4)
+
+    def forward(self, x, index, weight):
+        ids, each = index.reshape(-1), x.repeat_interleave(index.shape[-1], dim=0)
+        gate_up = torch.bmm(self.gate_up[ids], each.unsqueeze(-1)).squeeze(-1) + self.gate_up_bias[ids]
+        gate, up = gate_up.chunk(2, dim=-1)
+        y = torch.bmm(self.down[ids], (nn.functional.silu(gate) * up).unsqueeze(-1)).squeeze(-1) + self.down_bias[ids]
+        return (y * weight.reshape(-1, 1)).view(*index.shape, -1).sum(1)
+
+
+class Mixture(nn.Module):
+    """A router and stacked experts."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(width, 4), Experts(4, width, 8)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        weight, index = self.gate(flat).softmax(-1).topk(2, dim=-1)
+        return self.experts(flat, index, weight).view_as(x)
+
+
+class SinkAttention(nn.Module):
+    """Multi-query attention with a parameter per head, as in GPT-OSS, and one head of keys and values."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.q, self.o = nn.Linear(width, width), nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * self.size)
+        self.sinks = nn.Parameter(torch.randn(heads))
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q = self.q(x).view(b, t, -1, self.size).transpose(1, 2)
+        k, v = (each.unsqueeze(1).expand(b, self.heads, t, self.size) for each in self.kv(x).split(self.size, dim=-1))
+        scores = q @ k.transpose(-1, -2) / self.size**0.5
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(b, -1, t, 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+        return self.o((weights @ v).transpose(1, 2).reshape(b, t, -1))
+
+
+class MixtureDecoder(nn.Module):
+    """Attention with sinks and stacked experts."""
+
+    def __init__(self, vocab: int = 48, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.mixture = SinkAttention(width, 4), Mixture(width)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        x = x + self.attention(self.norm1(x))
+        return self.head(x + self.mixture(self.norm2(x)))
+
+
 def cnn() -> nn.Module:
     def block(inner: int, outer: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
@@ -112,6 +179,7 @@ MODELS = {
     "bert": lambda: (idioms.Bert(depth=2), {"input_ids": _ids()}),
     "cnn": lambda: (cnn(), (torch.randn(4, 3, 8, 8, dtype=torch.float64),)),
     "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
+    "mixture": lambda: (MixtureDecoder(), (_ids(),)),
     "vit": _vit,
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
     "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def _sharded(rank, n, cases, counts=True):
         plan = Statistics(model, inputs).parallel_plan(**sizes)
         plan.apply(model, plan.device_mesh("cpu"))
         ran = {}
-        if set(sizes) == {"tensor"}:
+        if set(sizes) <= {"tensor", "sequence"}:
             args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
             with CommDebugMode() as forward:
                 out = model(*args, **kwargs)
@@ -36,7 +37,7 @@ def _sharded(rank, n, cases, counts=True):
             model.zero_grad()
             for phase, counted in (("forward", forward), ("backward", backward)):
                 for operation, count in counted.get_comm_counts().items():
-                    ran[phase, str(operation).split(".")[-1].split("'")[0].removesuffix("_into_tensor")] = count
+                    ran[phase, re.sub(r"(_into)?_tensor$", "", str(operation).split(".")[-1].split("'")[0])] = count
         planned = {key: count for key, (count, _) in plan.collectives.items()}
         found[(name, *sizes)] = (processes.compare(whole, model, inputs), ran, planned if ran else {})
     return found
@@ -52,13 +53,17 @@ def _check(results):
 
 
 def test_two_processes_are_the_model():
-    _check(processes.run(_sharded, 2, [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2})]))
+    cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
+    cases += [("mixture", {"tensor": 2})]
+    _check(processes.run(_sharded, 2, cases))
 
 
 @pytest.mark.slow
 def test_idioms_over_two_processes():
     names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
     cases = [(name, {"tensor": 2}) for name in names]
+    chunked = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in chunked]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
     _check(processes.run(_sharded, 2, [*cases, ("decoder", {"data": 2})]))
 

@@ -233,3 +233,46 @@ def test_memory_of_a_rank():
     estimate = sharded.memory(0, optimizer="sgd-momentum")
     assert estimate.params == estimate.grads == estimate.optimizer_state == 8 * sharded.params_per_rank
     assert estimate.peak > estimate.held_after_forward > estimate.params
+
+
+def test_activations_between_split_layers_are_chunks_of_the_sequence():
+    plan = plan_of("decoder", tensor=2, sequence=True)
+    styles = {layer.fqn: (layer.style, layer.options) for layer in plan.layers}
+    assert styles["blocks.0.norm1"] == ("SequenceParallel", {"sequence_dim": 1, "use_local_output": True})
+    assert styles["blocks.0.attention.wo"] == ("RowwiseParallel", {"output_layouts": "Shard(1)"})
+    assert styles["blocks.0.mlp"][1]["input_layouts"] == ("Shard(1)",)
+    activation = 4 * 8 * 16 * 8  # as in the test of collectives above: each all-reduce is now two halves
+    assert plan.collectives == {
+        ("forward", "reduce_scatter"): (5, 5 * activation),
+        ("forward", "all_gather"): (6, 5 * activation + 4 * 8 * 48 * 8),
+        ("backward", "reduce_scatter"): (5, 5 * activation),
+        ("backward", "all_gather"): (5, 5 * activation),
+    }
+
+
+def test_a_sequence_that_does_not_divide_or_is_read_by_blocks_is_refused():
+    with pytest.raises(InputError, match="pass tensor > 1, too"):
+        plan_of("decoder", sequence=True)
+    with pytest.raises(InputError, match="must be a multiple of 2"):
+        Statistics(Decoder(), torch.ones(2, 7, dtype=torch.long)).parallel_plan(tensor=2, sequence=True)
+    with pytest.raises(InputError, match="Gpt2 does not run on chunks of the sequence"):
+        plan_of("gpt2", tensor=2, sequence=True)  # its blocks read the length before the attention
+
+
+def test_experts_sinks_and_shared_keys():
+    plan = plan_of("mixture", tensor=2)
+    found = {layer.fqn: layer for layer in plan.layers if layer.style in ("LocalParallel", "ReduceGradient")}
+    experts = found["mixture.experts"]
+    assert experts.options["shards"] == {
+        "gate_up": "_StridedShard(1, split_factor=2)",
+        "gate_up_bias": "_StridedShard(1, split_factor=2)",
+        "down": "Shard(2)",
+    }
+    assert experts.options["once"] == ("down_bias",)
+    assert experts.params == 4 * (16 * 16 + 16 + 16 * 8) // 2 + 4 * 16
+    assert found["attention"].options == {"shards": {"sinks": "Shard(0)"}}
+    assert found["attention.kv"].options == {"parts": ((0, 8),)}  # one head of four keys and four values
+    code = plan.to_code()
+    compile(code, "plan", "exec")
+    assert "class LocalParallel(ParallelStyle)" in code
+    assert "import _StridedShard" in code

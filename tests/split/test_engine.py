@@ -31,32 +31,42 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def _torchrun(*arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(EXAMPLE), *arguments]
+def _torchrun(n_ranks, *arguments):
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(n_ranks),
+        str(EXAMPLE),
+        *arguments,
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, check=False)
 
 
 @needs_engine
 @pytest.mark.parametrize(
-    ("model", "schedule"),
+    ("n_ranks", "model", "schedule"),
     [
-        ("decoder", "1f1b"),
-        pytest.param("decoder", "zbv", marks=pytest.mark.slow),
-        pytest.param("resnet18", "interleaved1f1b", marks=pytest.mark.slow),
+        (2, "decoder", "1f1b"),
+        pytest.param(4, "decoder", "1f1b", marks=pytest.mark.slow),
+        pytest.param(4, "decoder", "zbv", marks=pytest.mark.slow),
+        pytest.param(4, "resnet18", "interleaved1f1b", marks=pytest.mark.slow),
     ],
 )
-def test_four_processes_train_like_one(model, schedule):
+def test_processes_train_like_one(n_ranks, model, schedule):
     if model == "resnet18":
         pytest.importorskip("torchvision", exc_type=Exception)
-    result = _torchrun("--model", model, "--schedule", schedule)
+    result = _torchrun(n_ranks, "--model", model, "--schedule", schedule)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("largest difference of a weight") == 4
+    assert result.stdout.count("largest difference of a weight") == n_ranks
 
 
 @needs_engine
+@pytest.mark.slow
 def test_when_a_rank_dies_the_others_end():
-    result = _torchrun("--dies", "2")
+    result = _torchrun(4, "--dies", "2")
     assert result.returncode != 0
     assert "largest difference" not in result.stdout
 

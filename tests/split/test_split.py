@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import modelsummary
-from modelsummary import InputError, SplitError, Statistics
+from modelsummary import ForwardError, InputError, SplitError, Statistics
 from modelsummary.split.schedule import StageLoad, simulate
-from tests.idioms import IDIOMS, Dense, Gpt2, InPlace, ids, rows
+from tests.idioms import IDIOMS, Dense, Gpt2, InPlace, ids, in_both_modes, rows, some
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -45,8 +45,10 @@ def steps(forward, model, inputs, mode):
     return [*seen, *(each.clone() for each in model.state_dict().values()), torch.rand(1)]
 
 
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    in_both_modes(IDIOMS.keys() - {"gpt2", "bert"}, ["experts", "unet", "lstm", "in place", "dense"]),
+)
 def test_training_the_stages_trains_the_model(name, mode):
     model, inputs = made(name, mode)
     twin = copy.deepcopy(model)
@@ -63,8 +65,13 @@ def test_training_the_stages_trains_the_model(name, mode):
             torch.testing.assert_close(one, other, equal_nan=True)
 
 
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    in_both_modes(
+        ["gpt2 with loss", "t5", "bert with all", "unet", "in place"],
+        ["llama", "experts", "lstm", "transformer", "dense"],
+    ),
+)
 def test_detached_stages_are_exact_at_other_batch_sizes_and_in_the_other_mode(name, mode):
     model, inputs = made(name, mode)
     stages = Statistics(model, inputs(2, 5)).split(3)
@@ -77,7 +84,7 @@ def test_detached_stages_are_exact_at_other_batch_sizes_and_in_the_other_mode(na
             assert found.gradients < 1e-5
 
 
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize("name", some("gpt2", "t5", "experts", "unet", "lstm", "in place"))
 def test_keys_are_those_of_the_model_and_tensors_its_own(name):
     model, inputs = made(name)
     stages = Statistics(model, inputs(2, 5)).split(4)
@@ -480,7 +487,7 @@ def test_misspelt_names_are_refused_before_anything_is_recorded(arguments, messa
     stats = Statistics(nn.Sequential(OrderedDict(layer=nn.Sequential(nn.Linear(4, 4), nn.ReLU()))), rows(2, 4))
     with pytest.raises(InputError, match=message):
         stats.split(2, **arguments)
-    with pytest.raises(AssertionError, match="recorded"):
+    with pytest.raises(ForwardError, match="AssertionError: recorded"):
         stats.split(2)
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.split.stage import Stage, StageScope
 from modelsummary.split.verify import _difference
-from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows
+from tests.idioms import IDIOMS, Bert, BertOutput, Dense, Gpt2, UNet, ids, rows, some
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -53,7 +53,7 @@ def gpt2():
     return model, Statistics(model, ids()).split(3)
 
 
-@pytest.mark.parametrize("name", IDIOMS)
+@pytest.mark.parametrize("name", some("gpt2", "t5", "bert", "unet", "in place", "dense"))
 def test_pickled_saved_and_copied_stages_run(name):
     torch.manual_seed(0)
     kind, inputs = IDIOMS[name]
@@ -106,10 +106,11 @@ def test_sequence_protocol():
 
 @recent
 def test_compiled_stages():
-    model, stages = gpt2()
-    expected = model(ids())
+    torch.manual_seed(0)
+    model = Gpt2(depth=2).eval()
+    stages, expected = Statistics(model, ids()).split(2), model(ids())
     torch.compiler.reset()
-    compiled = [torch.compile(stage, backend="aot_eager", fullgraph=True) for stage in stages]
+    compiled = [torch.compile(stage, backend="eager", fullgraph=True) for stage in stages]
     with torch.no_grad():
         value = run(compiled, ids())
     torch.testing.assert_close(value, expected)

@@ -190,12 +190,12 @@ def test_what_it_looks_like():
 
 def rectangles(svg):
     """Left, top, right and bottom of each group, and of each node."""
-    found = {"g": [], "n": []}
+    found = {"group": [], "node": []}
     for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect"):
         if "class" in each.attrib:
             x, y, width, height = (float(each.attrib[name]) for name in ("x", "y", "width", "height"))
             found[each.attrib["class"]].append((x, y, x + width, y + height))
-    return found["g"], found["n"]
+    return found["group"], found["node"]
 
 
 @pytest.mark.parametrize("depth", [1, 2, None])
@@ -204,7 +204,7 @@ def test_in_a_picture_no_boxes_overlap_and_groups_hold_their_nodes(depth, tmp_pa
     svg = graph.save(tmp_path / "graph.svg").read_text()
     groups, nodes = rectangles(svg)
     assert len(nodes) == len(graph.nodes)
-    assert svg.count('<path class="e"') == len(graph.edges)
+    assert svg.count('<path class="edge"') == len(graph.edges)
 
     def apart(one, other):
         return one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]

@@ -14,7 +14,7 @@ from modelsummary.views.labels import one_line
 
 __all__ = ["MOST_CHILDREN", "Node", "nodes_of"]
 
-MOST_CHILDREN = 300  # of one node, equal neighbours counted once; more are put into ranges, so that levels stay small
+MOST_CHILDREN = 200  # of one node, equal neighbours counted once; more are put into ranges, so that levels stay small
 
 
 @dataclass(eq=False, slots=True)

@@ -97,7 +97,7 @@ const drawStage = async ({ fits = false, anchor = null } = {}) => {
       canvas.size = laid;
       addTo(legend, laid.legend);
       if (fits) fit(canvas);
-      else if (number === state.side) keep(canvas, anchor ?? side.shown(side.selected), before);
+      else keep(canvas, (number === state.side && anchor) || side.shown(side.selected), before);
     } else {
       canvas.svg.call(canvas.zoom.transform, d3.zoomIdentity);
       canvas.content.selectChildren().remove();
@@ -142,6 +142,8 @@ const partnerOf = (side, node) => {
   return 0;
 };
 
+const othersOf = (side) => (state.diff ? state.sides.filter((other) => other !== side) : []);
+
 const act = {
   say,
   select(side, node, moves = false) {
@@ -150,8 +152,9 @@ const act = {
     side.selected = node;
     const wasVisible = visibleIn(side, node);
     side.reveal(node);
-    for (const other of state.sides) {
-      if (other !== side && state.diff) other.selected = other.shown(partnerOf(side, node));
+    for (const other of othersOf(side)) {
+      other.selected = partnerOf(side, node);
+      other.reveal(other.selected);
     }
     if (state.view === "changes" && moves) state.view = "graph";
     if (state.view === "graph" && !wasVisible) draw({ anchor: side.shown(node) });
@@ -164,21 +167,24 @@ const act = {
   },
   toggle(side, node) {
     state.side = side.number;
-    side.toggle(node);
-    draw({ anchor: node });
+    const shown = side.shown(node);
+    const isOpen = !side.open.has(shown);
+    side.setOpen(shown, isOpen);
+    for (const other of othersOf(side)) {
+      if (side.partner.has(shown)) other.setOpen(other.shown(side.partner.get(shown)), isOpen);
+    }
+    draw({ anchor: shown });
   },
   focus(side, node) {
     state.side = side.number;
     side.focus = side.model.isOpenable(node) ? side.shown(node) : side.focus;
     side.selected = node;
-    if (state.diff) {
-      for (const other of state.sides) if (other !== side) other.focus = other.shown(partnerOf(side, side.focus));
-    }
+    for (const other of othersOf(side)) other.focus = other.shown(partnerOf(side, side.focus));
     draw({ fits: true });
   },
   unfold(side, node) {
-    side.toggleEquals(side.folding.head.get(node));
-    draw({ anchor: node });
+    side.toggleEquals(side.folding.head.get(side.shown(node)));
+    draw({ anchor: side.shown(node) });
   },
   search(text) {
     state.query = byId("search").value = text;
@@ -194,6 +200,7 @@ const drawPanels = () => {
   for (const tab of byId("views").children) tab.setAttribute("aria-selected", tab.dataset.view === state.view);
   for (const canvas of canvases) canvas.box.classList.toggle("active", state.sides.length > 1 && +canvas.box.dataset.side === state.side);
   for (const button of byId("sides").children) button.setAttribute("aria-pressed", +button.dataset.side === state.side);
+  byId("colour-label").hidden = state.view === "memory" || state.view === "changes";
   byId("device-label").hidden = state.view !== "roofline";
   byId("size-label").hidden = state.view === "roofline" || state.view === "memory" || state.view === "changes";
   byId("colour").value = state.colour;
@@ -211,10 +218,11 @@ const drawCrumbs = () => {
   ]).filter(Boolean));
 };
 
-const draw = (how) => {
+const draw = async (how) => {
   drawPanels();
   noteAddress();
-  return drawStage(how);
+  await drawStage(how);
+  document.body.dataset.drawn = "true";
 };
 
 // --------------------------------------------------------------------------------- controls and keys
@@ -251,7 +259,7 @@ const zoomBy = (factor) => { for (const canvas of canvases) canvas.zoom.scaleBy(
 
 const KEYS = {
   "/": () => byId("search").focus(),
-  Enter: () => act.toggle(active(), active().shown(active().selected)),
+  Enter: () => act.toggle(active(), active().selected),
   f: () => act.focus(active(), active().selected),
   Backspace: () => act.focus(active(), Math.max(0, active().model.outer[active().focus])),
   u: () => act.unfold(active(), active().selected),
@@ -317,7 +325,7 @@ const start = () => {
   document.addEventListener("keydown", onKey);
   startTree({
     select: (node) => act.select(active(), node),
-    expand: (node) => act.toggle(active(), active().shown(node)),
+    expand: (node) => act.toggle(active(), node),
     list: (node) => { const { listed } = active(); if (!listed.delete(node)) listed.add(node); drawTree(false); },
     unfold: (node) => { active().toggleEquals(node); draw({ anchor: node }); },
   });

@@ -6,7 +6,7 @@ import { state } from "./state.js";
 
 const FONT = "11px ui-sans-serif, system-ui, sans-serif";
 const SMALLEST = 3; // pixels: smaller parts are not drawn
-const ROW = 22;
+const LEAST_ROW = 20, MOST_ROW = 46; // pixels
 
 const empty = (into, size, text) => {
   into.append("text").attr("class", "none").attr("x", size.width / 2).attr("y", size.height / 2).attr("text-anchor", "middle").text(text);
@@ -74,12 +74,17 @@ export const drawIcicle = (into, side, size, act) => {
   const figure = areaFigure(side);
   if (!figure || !figure.total[side.focus]) return empty(into, size, figure ? `${figure.title}: none here` : "no figures");
   const root = partsOf(side, figure);
-  d3.partition().size([size.width, ROW * (root.height + 1)])(root);
+  const row = Math.max(LEAST_ROW, Math.min(MOST_ROW, size.height / (root.height + 1)));
+  d3.partition().size([size.width, row * (root.height + 1)])(root);
   const parts = root.descendants().filter((part) => part.x1 - part.x0 >= SMALLEST / 2);
   const look = colouring(side, parts.filter((part) => !part.children).map((part) => part.data.node), true);
-  const shape = (part) => ({ x: part.x0, y: part.depth * ROW, width: part.x1 - part.x0 - 0.5, height: ROW - 1 });
+  const shape = (part) => ({ x: part.x0, y: part.depth * row, width: part.x1 - part.x0 - 0.5, height: row - 1 });
   const found = boxes(into, side, parts, look, figure, act, shape);
   found.append("text").attr("x", 4).attr("y", 15).text((part) => fitting(label(side, part), part.x1 - part.x0 - 8, FONT));
+  if (row > 34) {
+    found.append("text").attr("class", "small").attr("x", 4).attr("y", 30)
+      .text((part) => fitting(scaled(part.value, figure.unit), part.x1 - part.x0 - 8, FONT));
+  }
   return [{ text: `width: ${figure.title}` }, ...look.legend];
 };
 
@@ -122,7 +127,7 @@ export const drawRoofline = (into, side, size, act) => {
   axes(into, size, x, y, ["FLOP per byte moved", "FLOP/s"], { x: few, y: few });
   const corner = [x.domain()[0], ridge, x.domain()[1]];
   into.append("path").attr("class", "roof").attr("d", d3.line()(corner.map((each) => [x(each), y(Math.min(device.peak, each * device.bandwidth))])));
-  into.append("text").attr("class", "title").attr("x", x(ridge) + 6).attr("y", y(device.peak) - 6)
+  into.append("text").attr("class", "title").attr("x", size.width - MARGIN.right).attr("y", MARGIN.top - 8).attr("text-anchor", "end")
     .text(`${device.name}, ${device.dtype}: ${scaled(device.peak)}FLOP/s, ${scaled(device.bandwidth)}B/s`);
   const look = colouring(side, points.map((each) => each.node), true);
   const most = Math.max(...points.map((each) => each.flops));

@@ -13,7 +13,7 @@ export const drawFacts = (side, act) => {
   const node = side.selected;
   const panel = byId("facts");
   const name = model.label(node);
-  const times = side.folding.count(node);
+  const times = side.folding.count(side.shown(node));
   const parts = [
     make("h2", {}, name),
     make("p", { class: "kind" }, model.type(node) || model.kind(node), times > 1 ? make("span", { class: "times" }, `× ${times}`) : ""),
@@ -37,10 +37,10 @@ const buttons = (side, node, act) => {
   const { model } = side;
   const found = [];
   if (model.isOpenable(node) && node !== side.focus) {
-    found.push(make("button", { onclick: () => act.toggle(side, node) }, side.open.has(node) ? "Collapse" : "Expand"));
+    found.push(make("button", { onclick: () => act.toggle(side, node) }, side.open.has(side.shown(node)) ? "Collapse" : "Expand"));
     found.push(make("button", { onclick: () => act.focus(side, node), title: "Show only this module (f)" }, "Focus"));
   }
-  const head = side.folding.head.get(node);
+  const head = side.folding.head.get(side.shown(node));
   if (head !== undefined) {
     found.push(make("button", { onclick: () => act.unfold(side, node), title: "Key u" },
       side.unfolded.has(head) ? "Fold equal blocks" : "Show each"));
@@ -53,9 +53,9 @@ const figures = (side, node, times) => {
   const rows = [...model.figures.values()].filter((figure) => figure.total[node]).map((figure) => {
     const value = figure.total[node];
     const share = figure.adds ? percent(value, figure.total[0]) : "";
-    const cells = [full(value, figure.unit), node ? share : ""];
-    if (times > 1) cells.push(figure.adds ? scaled(value * times, figure.unit) : "");
-    return row(figure.title, ...cells);
+    if (times === 1) return row(figure.title, full(value, figure.unit), node ? share : "");
+    const exact = (number) => make("span", { title: full(number, figure.unit) }, scaled(number, figure.unit));
+    return row(figure.title, exact(value), share, figure.adds ? exact(value * times) : "");
   });
   if (!rows.length) return "";
   const head = times > 1 ? make("tr", {}, make("td"), make("td", {}, "one"), make("td", {}, "share"), make("td", {}, `all ${times}`)) : "";

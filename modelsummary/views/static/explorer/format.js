@@ -51,10 +51,10 @@ export const textWidth = (text, font) => {
 
 export const cut = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 
-// The text, cut so that it fits into a width in pixels; empty if nothing of it does.
+// The end of a text that fits into a width in pixels: names of equal blocks differ at their ends.
 export const fitting = (text, width, font) => {
   if (textWidth(text, font) <= width) return text;
   let most = Math.floor((text.length * width) / textWidth(text, font));
-  while (most > 1 && textWidth(cut(text, most), font) > width) most -= 1;
-  return most > 2 ? cut(text, most) : "";
+  while (most > 1 && textWidth(`…${text.slice(1 - most)}`, font) > width) most -= 1;
+  return most > 2 ? `…${text.slice(1 - most)}` : "";
 };

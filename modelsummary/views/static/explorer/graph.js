@@ -9,11 +9,11 @@ const FONT = "12px ui-sans-serif, system-ui, sans-serif";
 const SMALL = "10.5px ui-sans-serif, system-ui, sans-serif";
 const LINE = 14, PAD = 10, HEAD = 26, LONGEST_NAME = 34;
 const MOST_NODES = 1500;
+const FEW_NODES = 80; // up to which there is time for the better placement
 const LAYOUT = {
   "elk.algorithm": "layered",
   "elk.hierarchyHandling": "INCLUDE_CHILDREN",
   "elk.layered.considerModelOrder.strategy": "NODES_AND_EDGES",
-  "elk.layered.nodePlacement.strategy": "NETWORK_SIMPLEX",
   "elk.layered.spacing.nodeNodeBetweenLayers": "26",
   "elk.layered.spacing.edgeNodeBetweenLayers": "12",
   "elk.layered.mergeEdges": "true",
@@ -44,7 +44,11 @@ export const layOut = async (side) => {
   elk ??= new ELK();
   const root = {
     id: "root",
-    layoutOptions: { ...LAYOUT, "elk.direction": state.direction },
+    layoutOptions: {
+      ...LAYOUT,
+      "elk.direction": state.direction,
+      "elk.layered.nodePlacement.strategy": items.length > FEW_NODES ? "BRANDES_KOEPF" : "NETWORK_SIMPLEX",
+    },
     children: [...graph.outside, ...tops].map(forElk),
     edges: graph.edges.map((edge, place) => ({ id: `e${place}`, sources: [`n${edge.source}`], targets: [`n${edge.target}`] })),
   };

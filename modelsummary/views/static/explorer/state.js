@@ -44,10 +44,9 @@ export class Side {
     if (!this.model.contains(this.focus, node)) this.focus = 0;
   }
 
-  toggle(node) {
-    if (!this.model.isOpenable(node)) return;
-    if (this.open.has(node)) this.open.delete(node);
-    else this.open.add(node);
+  setOpen(node, isOpen) {
+    if (isOpen && this.model.isOpenable(node)) this.open.add(node);
+    else this.open.delete(node);
   }
 
   // Show equal neighbours one by one, or as one again; ``head`` is the first of them.
@@ -56,7 +55,6 @@ export class Side {
     if (this.unfolded.has(head)) this.unfolded.delete(head);
     else this.unfolded.add(head);
     this.refold();
-    this.selected = this.shown(this.selected);
   }
 }
 
@@ -96,7 +94,7 @@ export const follow = (hash) => {
   side.refold();
   side.open = parts.has("open") ? new Set(numbers(parts.get("open"))) : firstOpen(side.model, side.folding);
   side.focus = parts.has("in") ? side.shown(side.model.find(parts.get("in"))) : 0;
-  side.selected = parts.has("at") ? side.shown(side.model.find(parts.get("at"))) : 0;
+  side.selected = parts.has("at") ? side.model.find(parts.get("at")) : 0;
   if (side.selected && !parts.has("open")) side.reveal(side.selected);
   for (const each of side.model.way(side.selected).slice(0, -1)) side.listed.add(each);
 };

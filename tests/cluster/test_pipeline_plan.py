@@ -5,6 +5,8 @@ from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
 
+pytestmark = pytest.mark.filterwarnings("ignore:plan.devices, memory_bytes:DeprecationWarning")
+
 
 def _stats(depth=8):
     """Return equal layers of 64 x 64: 16,384 bytes of weights, 4,096 MACs per sample, 256 bytes of result."""

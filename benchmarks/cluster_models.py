@@ -1,0 +1,150 @@
+"""Models of published training runs, as plain modules on the meta device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["gpt", "llama", "token_loss"]
+
+
+class CoreAttention(nn.Module):
+    """Attention between scores and context, operator by operator, as before fused kernels."""
+
+    def __init__(self, size: int, length: int) -> None:
+        super().__init__()
+        self.scale = size**-0.5
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("mask", torch.ones(length, length, dtype=torch.bool).triu(1))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length = q.shape[-2]
+        scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
+        scores = scores.masked_fill(self.mask[:length, :length], -10000.0)
+        return torch.matmul(self.dropout(F.softmax(scores, dim=-1)), v)
+
+
+class GptAttention(nn.Module):
+    """Self-attention with one projection for queries, keys and values, laid out head by head."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.qkv, self.dense = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.core = CoreAttention(self.size, length)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, self.heads, 3 * self.size).transpose(1, 2).chunk(3, -1)
+        return self.dense(self.core(q, k, v).transpose(1, 2).reshape(batch, length, -1))
+
+
+class GptBlock(nn.Module):
+    """A block of GPT-3 with dropout, as in Megatron-LM."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = GptAttention(width, heads, length)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout1, self.dropout2 = nn.Dropout(0.1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout1(self.attention(self.norm1(x)))
+        return x + self.dropout2(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+class Gpt(nn.Module):
+    """A GPT whose head shares the weights of the embedding."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.dropout = nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(GptBlock(width, heads, length) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.dropout(self.tokens(ids) + self.positions.weight[: ids.shape[1]])
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def gpt(layers: int, width: int, heads: int, *, length: int = 2048, vocabulary: int = 51200) -> nn.Module:
+    """Return a GPT on the meta device, in half precision."""
+    with torch.device("meta"):
+        return Gpt(layers, width, heads, length, vocabulary).half()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return queries or keys turned by their positions."""
+    one, other = x.chunk(2, -1)
+    return x * cos + torch.cat([-other, one], -1) * sin
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention with rotary positions and a fused kernel."""
+
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, groups * self.size, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (each(x).view(batch, length, -1, self.size).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class LlamaBlock(nn.Module):
+    """A block of Llama."""
+
+    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention = LlamaAttention(width, heads, groups)
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), cos, sin)
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """A Llama."""
+
+    def __init__(self, layers: int, width: int, heads: int, groups: int, inner: int, vocabulary: int, length: int):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, groups, inner) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.register_buffer("cos", torch.ones(length, width // heads))
+        self.register_buffer("sin", torch.ones(length, width // heads))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, length = self.tokens(ids), ids.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:length], self.sin[:length])
+        return self.head(self.norm(x))
+
+
+def llama(
+    layers: int, width: int, heads: int, groups: int, inner: int, *, vocabulary: int = 128256, length: int = 131072
+) -> nn.Module:
+    """Return a Llama on the meta device, in bfloat16."""
+    with torch.device("meta"):
+        return Llama(layers, width, heads, groups, inner, vocabulary, length).bfloat16()
+
+
+def token_loss(logits: Tensor) -> Tensor:
+    """Return the cross entropy of next tokens; the labels do not matter for a step without values."""
+    flat = logits.float().flatten(0, 1)
+    return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device))

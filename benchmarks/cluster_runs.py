@@ -1,0 +1,180 @@
+"""Predict published training runs and print how far off the predictions are.
+
+    python benchmarks/cluster_runs.py [--memory] [--causes]
+
+The models are plain modules on meta. Nothing of the prediction is fitted to these runs.
+
+- Megatron-LM 2021: table 1 of arXiv:2104.04473, with the micro-batches and stages in ``examples/sc21/run_table_1.sh``
+  of NVIDIA/Megatron-LM. Achieved FLOP/s become seconds with the paper's own formula, which counts recomputation.
+- Korthikanti 2022: table 5 of arXiv:2205.05198, with the configurations of its table 3.
+- Llama 3 405B: table 4 of arXiv:2407.21783. The paper does not say how it counts FLOPs; here attention counts causally,
+  which is the only count under which the run with sequences of 131,072 tokens stays below the peak.
+- Memory: figures 1 and 7 of arXiv:2205.05198, as GiB and shares that Calculon (SC 2023) read from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from cluster_models import gpt, llama, token_loss
+from tabulate import tabulate
+from torch import nn
+
+from modelsummary import Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate
+
+MEGATRON = Recipe(
+    dtype=torch.float16,
+    gradient_dtype=torch.float16,
+    loss=token_loss,
+    overlap_gradients=False,
+    share_messages=True,
+)
+# The 18 bytes per parameter of the paper's figure 1 hold gradients in float32.
+KORTHIKANTI = replace(MEGATRON, gradient_dtype=torch.float32, overlap_tensor=True)
+LLAMA = Recipe(dtype=torch.bfloat16, loss=token_loss)
+
+
+class Run(NamedTuple):
+    """A published run."""
+
+    table: str
+    name: str
+    model: nn.Module
+    plan: Plan
+    cluster: Cluster
+    batch: int
+    sequence: int
+    recipe: Recipe
+    seconds: float
+
+
+def megatron() -> Iterator[Run]:
+    """Table 1 of Narayanan et al. 2021."""
+    rows = [  # name, heads, width, layers, tensor, pipeline, GPUs, batch, teraFLOP/s, micro-batch, virtual stages
+        ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137, 16, 1),
+        ("3.6B", 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
+        ("7.5B", 32, 4096, 36, 4, 1, 128, 512, 142, 16, 1),
+        ("18.4B", 48, 6144, 40, 8, 1, 256, 1024, 135, 8, 1),
+        ("39.1B", 64, 8192, 48, 8, 2, 512, 1536, 138, 4, 1),
+        ("76.1B", 80, 10240, 60, 8, 4, 1024, 1792, 140, 2, 3),
+        ("145.6B", 96, 12288, 80, 8, 8, 1536, 2304, 148, 2, 2),
+        ("310.1B", 128, 16384, 96, 8, 16, 1920, 2160, 155, 1, 2),
+        ("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 163, 1, 3),
+        ("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 163, 1, 1),
+    ]
+    s, v = 2048, 51200
+    for name, heads, h, layers, t, p, gpus, batch, rate, micro, virtual in rows:
+        flops = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+        plan = Plan(
+            tensor=t,
+            pipeline=p,
+            virtual_stages=virtual,
+            data=gpus // (t * p),
+            micro_batch=micro,
+            recompute="full",
+            schedule="interleaved1f1b" if virtual > 1 else "1f1b",
+        )
+        cluster = Cluster.preset("DGX A100", nodes=gpus // 8)
+        seconds = flops / (gpus * rate * 1e12)
+        yield Run("Megatron-LM 2021", name, gpt(layers, h, heads), plan, cluster, batch, s, MEGATRON, seconds)
+
+
+def korthikanti() -> Iterator[Run]:
+    """Table 5 of Korthikanti et al. 2022."""
+    rows = [  # name, heads, width, layers, pipeline, virtual stages, batch, micro-batch, seconds
+        ("22B", 64, 6144, 48, 1, 1, 4, 4, 1.42, 1.10),
+        ("175B", 96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
+        ("530B", 128, 20480, 105, 35, 3, 280, 1, 49.05, 37.83),
+        ("1T", 160, 25600, 128, 64, 1, 512, 1, 94.42, 71.49),
+    ]
+    for name, heads, width, layers, p, virtual, batch, micro, full, selective in rows:
+        model = gpt(layers, width, heads)
+        for recompute, sequence_parallel, seconds in (("full", False, full), ("selective", True, selective)):
+            plan = Plan(
+                tensor=8,
+                sequence_parallel=sequence_parallel,
+                pipeline=p,
+                virtual_stages=virtual,
+                micro_batch=micro,
+                recompute=recompute,
+                schedule="interleaved1f1b" if virtual > 1 else "1f1b",
+            )
+            cluster = Cluster.preset("DGX A100", nodes=p)
+            yield Run(
+                "Korthikanti 2022", f"{name} {recompute}", model, plan, cluster, batch, 2048, KORTHIKANTI, seconds
+            )
+
+
+def llama_405b() -> Iterator[Run]:
+    """Table 4 of the Llama 3 paper."""
+    layers, width = 126, 16384
+    model = llama(layers, width, 128, 8, 53248)
+    params = sum(each.numel() for each in model.parameters())
+    rows = [  # GPUs, context, data, sequence, samples of a copy, teraFLOP/s
+        (8192, 1, 64, 8192, 32, 430),
+        (16384, 1, 128, 8192, 16, 400),
+        (16384, 16, 8, 131072, 16, 380),
+    ]
+    for gpus, context, data, s, samples, rate in rows:
+        batch = samples * data
+        flops = batch * s * (6 * params + 6 * layers * width * s)
+        plan = Plan(
+            tensor=8,
+            sequence_parallel=True,
+            context=context,
+            pipeline=16,
+            virtual_stages=8,
+            data=data,
+            zero=2,
+            micro_batch=1,
+            schedule="interleaved1f1b",
+        )
+        cluster = Cluster.preset("DGX H100", nodes=gpus // 8)
+        name = f"{gpus:,} GPUs, {s // 1024}k tokens"
+        yield Run("Llama 3 405B", name, model, plan, cluster, batch, s, LLAMA, flops / (gpus * rate * 1e12))
+
+
+def predicted(run: Run) -> StepEstimate:
+    """Return the estimate of a run."""
+    ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
+    stats = Statistics(run.model, ids)
+    return stats.simulate(run.plan, run.cluster, run.batch, sequence=run.sequence, recipe=run.recipe)
+
+
+def main() -> None:
+    """Print predicted and measured seconds of each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
+    parser.add_argument("--only", default="", help="tables whose name contains this text")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    errors: dict[str, list[float]] = {}
+    rows = []
+    for run in (*megatron(), *korthikanti(), *llama_405b()):
+        if options.only not in run.table:
+            continue
+        begin = time.perf_counter()
+        step = predicted(run)
+        took = time.perf_counter() - begin
+        ratio = step.step_seconds / run.seconds
+        errors.setdefault(run.table, []).append(abs(ratio - 1))
+        rows.append([run.table, run.name, run.seconds, step.step_seconds, ratio, step.memory_bytes / 2**30, took])
+        if options.causes:
+            print(run.name, {name: round(value, 4) for name, value in step.seconds_by_cause.items() if value})
+    headers = ["Table", "Run", "Measured (s)", "Predicted (s)", "Ratio", "Memory (GiB)", "Took (s)"]
+    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".3f", ".1f", ".1f"), tablefmt="github"))
+    for name, own in errors.items():
+        print(f"{name}: mean error {sum(own) / len(own):.1%}, worst {max(own):.1%}")
+    every = [each for own in errors.values() for each in own]
+    print(f"all {len(every)} runs: mean error {sum(every) / len(every):.1%}, worst {max(every):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Time of collectives, by the algorithms that NCCL uses.
+
+A ring moves ``(n - 1) / n`` of the data per pass over each link: one pass for an all-gather or a reduce-scatter, two
+for an all-reduce. Each of its ``n - 1`` steps per pass adds the latency of a message. A tree halves the number of steps
+again and again, and serves all-reduces of small messages over many nodes. Where a group has several ranks in a node,
+the rings of a node leave it through as many network interfaces as these ranks have. Otherwise a group may work in three
+phases: reduce-scatter inside the nodes, all-reduce between them, all-gather inside; the fastest of these ways counts.
+
+What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``) and kept in
+``collective_fits.json``. Between nodes nothing was measured for the fit: the efficiency is the share that InfiniBand
+leaves after its headers, and the latencies are constants of NCCL's tuner (``src/graph/tuning.cc``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from math import ceil, log2
+from typing import Any, NamedTuple
+
+from modelsummary.cluster.devices import Cluster
+from modelsummary.errors import InputError
+
+__all__ = ["OPERATIONS", "Group", "Network", "collective_fits"]
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+class Group(NamedTuple):
+    """The ranks that communicate.
+
+    Attributes:
+        size: number of ranks.
+        per_node: how many of them are in one node.
+    """
+
+    size: int
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes that the group spans."""
+        return ceil(self.size / self.per_node)
+
+
+@lru_cache(maxsize=1)
+def collective_fits() -> dict[str, Any]:
+    """Return the fitted coefficients with their source and error.
+
+    >>> sorted(collective_fits())[:2]
+    ['date', 'error']
+    """
+    text = files("modelsummary.cluster").joinpath("collective_fits.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@dataclass(frozen=True)
+class Network:
+    """The times of collectives on a cluster.
+
+    Args:
+        cluster: the cluster.
+
+    >>> network = Network(Cluster("A100", nodes=4))
+    >>> half = network.seconds("all_gather", 2**30, Group(8, 8))
+    >>> 1.9 < network.seconds("all_reduce", 2**30, Group(8, 8)) / half < 2.1
+    True
+    """
+
+    cluster: Cluster
+
+    def group(self, size: int, stride: int = 1) -> Group:
+        """Return the group of ``size`` ranks that are ``stride`` ranks apart."""
+        per_node = max(1, min(size, self.cluster.devices_per_node // stride)) if stride else 1
+        return Group(size, per_node)
+
+    def seconds(self, operation: str, nbytes: float, group: Group) -> float:
+        """Return the seconds of a collective.
+
+        Args:
+            operation: one of ``OPERATIONS``.
+            nbytes: bytes of the whole tensor: what each rank gives to an all-reduce, reduce-scatter or all-to-all, and
+                gets from an all-gather.
+            group: the ranks.
+
+        Raises:
+            InputError: the operation is unknown.
+        """
+        if operation not in OPERATIONS:
+            raise InputError(f"operation must be one of {', '.join(map(repr, OPERATIONS))}, got {operation!r}")
+        n = group.size
+        if n == 1 or not nbytes:
+            return 0.0
+        if operation == "all_to_all":
+            return self._all_to_all(nbytes, group)
+        passes = 2 if operation == "all_reduce" else 1
+        found = [self._ring(passes, nbytes, group)]
+        if group.nodes > 1:
+            if group.per_node > 1:
+                found.append(self._in_phases(passes, nbytes, group))
+            if operation == "all_reduce":
+                found.append(self._tree(nbytes, group))
+        return min(found)
+
+    def send(self, nbytes: float, stride: int) -> float:
+        """Return the seconds of a message to the rank that is ``stride`` ranks away."""
+        if not nbytes:
+            return 0.0
+        if stride < self.cluster.devices_per_node:
+            return self._base + self._link_step + nbytes / self._link
+        return self._base + self._network_step + nbytes / self._network
+
+    def _ring(self, passes: int, nbytes: float, group: Group) -> float:
+        n, crossings = group.size, group.nodes if group.nodes > 1 else 0
+        steps = passes * (
+            (n - 1 - max(crossings - 1, 0)) * self._link_step + max(crossings - 1, 0) * self._network_step
+        )
+        return self._base + steps + passes * (n - 1) / n * nbytes / self._bandwidth(group)
+
+    def _tree(self, nbytes: float, group: Group) -> float:
+        """Return the seconds of NCCL's double binary tree: chains inside the nodes, a tree between them."""
+        inside = 2 * (group.per_node - 1) * self._link_step
+        between = 2 * ceil(log2(group.nodes)) * self._network_step
+        return self._base + inside + between + 2 * nbytes / self._bandwidth(group)
+
+    def _in_phases(self, passes: int, nbytes: float, group: Group) -> float:
+        inside, across = Group(group.per_node, group.per_node), Group(group.nodes, 1)
+        return self._ring(passes, nbytes, inside) + self._ring(passes, nbytes / group.per_node, across)
+
+    def _all_to_all(self, nbytes: float, group: Group) -> float:
+        n, away = group.size, group.size - group.per_node
+        inside = (group.per_node - 1) / n * nbytes / self._link
+        between = away / n * nbytes / self._network if away > 0 else 0.0
+        steps = (group.per_node - 1) * self._link_step + (self._network_step if away > 0 else 0.0)
+        return self._base + steps + max(inside, between)
+
+    def _bandwidth(self, group: Group) -> float:
+        """Return the bytes per second that each rank of a ring passes on."""
+        link = self._link * (1 - float(collective_fits()["link"]["loss"]) / group.per_node)
+        if group.nodes == 1:
+            return link
+        outside = group.per_node * self._network
+        return min(link, outside) if group.per_node > 1 else outside
+
+    @property
+    def _base(self) -> float:
+        return float(collective_fits()["link"]["base_us"]) * 1e-6
+
+    @property
+    def _link(self) -> float:
+        own = self.cluster.link_efficiency
+        return self.cluster.link_bandwidth * (float(collective_fits()["link"]["efficiency"]) if own is None else own)
+
+    @property
+    def _link_step(self) -> float:
+        own = self.cluster.link_latency
+        return float(collective_fits()["link"]["step_us"]) * 1e-6 if own is None else own
+
+    @property
+    def _network(self) -> float:
+        """Bytes per second between nodes for one device."""
+        own, cluster = self.cluster.network_efficiency, self.cluster
+        efficiency = float(collective_fits()["network"]["efficiency"]) if own is None else own
+        return cluster.network_bandwidth * efficiency * min(1.0, cluster.interfaces_per_node / cluster.devices_per_node)
+
+    @property
+    def _network_step(self) -> float:
+        own = self.cluster.network_latency
+        return float(collective_fits()["network"]["step_us"]) * 1e-6 if own is None else own

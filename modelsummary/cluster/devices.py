@@ -1,0 +1,183 @@
+"""``Cluster``: nodes of devices, and the links inside and between nodes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelsummary.costs.devices import DeviceSpec
+from modelsummary.errors import InputError, MissingExtraError, close_to
+
+__all__ = ["PRESETS", "Cluster"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The devices to train on, and the links between them.
+
+    Bandwidths are as in a data sheet, for one direction; ``collectives`` knows which fraction is reached.
+
+    Attributes:
+        device: a ``DeviceSpec``, or the name of an accelerator.
+        nodes: number of nodes. Default: 1.
+        devices_per_node: devices in a node. Default: 8.
+        link_bandwidth: bytes per second that a device sends to others of its node. Default: half of the device's
+            ``interconnect``, which counts both directions.
+        network_bandwidth: bytes per second that a network interface sends. Default: 25e9 (200 Gbit/s).
+        interfaces_per_node: network interfaces of a node, shared evenly by its devices. Default: one per device.
+        link_latency: seconds of a message inside a node; None: as fitted.
+        network_latency: seconds of a message between nodes; None: as NCCL's own model has it.
+        link_efficiency: fraction of ``link_bandwidth`` that large messages reach; None: as fitted.
+        network_efficiency: fraction of ``network_bandwidth`` that large messages reach; None: see ``collectives``.
+        memory_bytes: memory of a device that training may use. Default: the device's memory.
+
+    Raises:
+        InputError: a value is out of range, or the device is unknown.
+
+    >>> cluster = Cluster("A100", nodes=16)
+    >>> cluster.devices, cluster.link_bandwidth, cluster.memory_bytes
+    (128, 300000000000.0, 80000000000)
+    """
+
+    device: DeviceSpec
+    nodes: int = 1
+    devices_per_node: int = 8
+    link_bandwidth: float = 0.0
+    network_bandwidth: float = 25e9
+    interfaces_per_node: int = 0
+    link_latency: float | None = None
+    network_latency: float | None = None
+    link_efficiency: float | None = None
+    network_efficiency: float | None = None
+    memory_bytes: int = 0
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if isinstance(self.device, str):
+            put(self, "device", DeviceSpec(self.device))
+        if not isinstance(self.device, DeviceSpec):
+            raise InputError(f"device must be a DeviceSpec or the name of an accelerator, got {self.device!r:.80}")
+        for name in ("nodes", "devices_per_node"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise InputError(f"{name} must be an integer >= 1, got {value!r}")
+        put(self, "link_bandwidth", self.link_bandwidth or (self.device.interconnect or 0.0) / 2)
+        put(self, "interfaces_per_node", self.interfaces_per_node or self.devices_per_node)
+        put(self, "memory_bytes", self.memory_bytes or self.device.memory_bytes or 0)
+        for name in ("link_bandwidth", "network_bandwidth", "interfaces_per_node", "memory_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise InputError(f"{name} of a cluster of {self.device.name} must be a number > 0, got {value!r}")
+        for name in ("link_latency", "network_latency", "link_efficiency", "network_efficiency"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
+                raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.nodes * self.devices_per_node
+
+    @classmethod
+    def preset(cls, name: str, nodes: int = 1, **changes: Any) -> Cluster:
+        """Return a common kind of machine, with changed attributes if some are given.
+
+        Args:
+            name: one of ``PRESETS``, such as ``"DGX A100"``.
+            nodes: number of nodes.
+            **changes: other attributes of the cluster.
+
+        Raises:
+            InputError: the preset or an attribute is unknown, or a value is out of range.
+
+        >>> Cluster.preset("DGX H100", nodes=4, interfaces_per_node=4).devices
+        32
+        """
+        if name not in PRESETS:
+            known = ", ".join(map(repr, PRESETS))
+            raise InputError(f"no preset {name!r}{close_to(name, PRESETS)}; expected one of {known}, or Cluster(...)")
+        return _made({**PRESETS[name], "nodes": nodes, "name": name, **changes})
+
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str]) -> Cluster:
+        """Return the cluster that a TOML file describes.
+
+        The keys of the file are the attributes of the cluster. ``preset`` names the kind of machine that they change.
+        ``device`` is a name, or a table with the arguments of ``DeviceSpec``.
+
+        Raises:
+            InputError: the file cannot be read, or a key or value is unusable.
+            MissingExtraError: Python is older than 3.11, and tomli is not installed.
+        """
+        try:
+            data = _toml().loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"path={str(path)!r} is not a readable TOML file: {error}") from error
+        preset = data.pop("preset", None)
+        if isinstance(data.get("device"), dict):
+            data["device"] = _device(data["device"])
+        return _made(data) if preset is None else cls.preset(preset, **data)
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """Return the same kind of machine with another number of nodes."""
+        return replace(self, nodes=nodes)
+
+
+def _made(values: Mapping[str, Any]) -> Cluster:
+    known = [each.name for each in fields(Cluster)]
+    for name in values:
+        if name not in known:
+            raise InputError(
+                f"unknown attribute {name!r} of a cluster{close_to(name, known)}; expected {', '.join(known)}"
+            )
+    if "device" not in values:
+        raise InputError("a cluster needs a device: the name of an accelerator, such as 'A100 80GB'")
+    return Cluster(**values)
+
+
+def _device(values: dict[str, Any]) -> DeviceSpec:
+    peaks = values.get("peak_flops", {})
+    if peaks:
+        values = {**values, "peak_flops": {key if key == "tf32" else getattr(torch, key): peaks[key] for key in peaks}}
+    try:
+        return DeviceSpec(**values)
+    except TypeError as error:
+        raise InputError(f"device: {error}") from error
+
+
+def _toml() -> Any:
+    try:
+        return import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError as error:
+        raise MissingExtraError("tomli", "toml") from error
+
+
+# Network bandwidths are bytes per second of one interface and direction.
+PRESETS: dict[str, dict[str, Any]] = {
+    "DGX A100": {"device": "A100 80GB", "devices_per_node": 8, "network_bandwidth": 25e9},
+    "DGX H100": {"device": "H100", "devices_per_node": 8, "network_bandwidth": 50e9},
+    "HGX H200": {"device": "H200", "devices_per_node": 8, "network_bandwidth": 50e9},
+    "GB200 NVL72": {"device": "GB200", "devices_per_node": 72, "network_bandwidth": 50e9},
+    "A100 PCIe": {
+        "device": "A100 80GB PCIe",
+        "devices_per_node": 8,
+        "link_bandwidth": 32e9,
+        "network_bandwidth": 25e9,
+        "interfaces_per_node": 2,
+    },
+    "RTX 4090": {
+        "device": "RTX 4090",
+        "devices_per_node": 8,
+        "link_bandwidth": 32e9,
+        "network_bandwidth": 12.5e9,
+        "interfaces_per_node": 1,
+    },
+}

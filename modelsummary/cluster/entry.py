@@ -1,0 +1,116 @@
+"""The functions behind ``Statistics.simulate`` and ``Statistics.plan``: they check what was passed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.cluster.pipeline_plan import PipelinePlans, cluster_of, make_plans
+from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.cluster.plans import Plans
+from modelsummary.cluster.search import SearchOptions, find_plans
+from modelsummary.cluster.step import StepSimulator
+from modelsummary.cluster.step_model import StepModel
+from modelsummary.errors import InputError, close_to
+from modelsummary.layer_info import LayerInfo
+from modelsummary.split.stage_facts import StageFacts
+
+__all__ = ["Cluster", "is_deprecated", "pipeline_plans", "search", "simulate"]
+
+_DEPRECATED: dict[str, Any] = {
+    "devices": None,
+    "memory_bytes": None,
+    "n_microbatches": (8, 16, 32, 64),
+    "schedules": ("gpipe", "1f1b", "interleaved1f1b", "zb"),
+    "by": "macs",
+    "flops_per_second": 1e14,
+    "bandwidth": 25e9,
+    "optimizer_states": 2,
+}
+
+
+def simulate(
+    live: LiveModel,
+    root: LayerInfo,
+    plan: Plan,
+    cluster: Cluster,
+    global_batch: int,
+    sequence: int | None,
+    recipe: Recipe | None,
+) -> StepEstimate:
+    """Return the estimate of a step as ``Statistics.simulate`` says."""
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan must be a Plan, such as Plan(tensor=8, data=2), got {plan!r:.80}")
+    return _simulator(live, root, cluster, global_batch, sequence, recipe).simulate(plan)
+
+
+def search(
+    live: LiveModel,
+    root: LayerInfo,
+    cluster: Cluster | None,
+    global_batch: int | None,
+    sequence: int | None,
+    recipe: Recipe | None,
+    options: Mapping[str, Any],
+) -> Plans:
+    """Return the best plans as ``Statistics.plan`` says."""
+    known = SearchOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise InputError(f"unknown option {name!r} of plan{close_to(name, known)}; expected {', '.join(known)}")
+    simulator = _simulator(live, root, cluster, global_batch, sequence, recipe)
+    return find_plans(simulator, live, root, options)  # type: ignore[arg-type]
+
+
+def _simulator(
+    live: LiveModel, root: LayerInfo, cluster: Any, global_batch: Any, sequence: Any, recipe: Any
+) -> StepSimulator:
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster must be a Cluster, such as Cluster.preset('DGX H100', nodes=4), got {cluster!r:.80}")
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise InputError(f"recipe must be a Recipe or None, got {recipe!r:.80}")
+    model = StepModel(live, root, recipe or Recipe())
+    length = model.recorded_sequence if sequence is None else sequence
+    if type(length) is not int or length < 0:
+        raise InputError(f"sequence must be an integer >= 1 or None, got {sequence!r}")
+    return StepSimulator(model, cluster, global_batch, length)
+
+
+# ------------------------------------------------------------------------------------------- deprecated
+
+
+def is_deprecated(options: Mapping[str, Any]) -> bool:
+    """Return True if a call of ``plan`` passes arguments of version 0.1."""
+    return bool((_DEPRECATED.keys() - {"schedules"}) & options.keys())
+
+
+def pipeline_plans(
+    root: LayerInfo,
+    facts: Callable[..., Sequence[StageFacts] | None],
+    n_samples: int,
+    devices: Any,
+    memory_bytes: Any,
+    options: Mapping[str, Any],
+) -> PipelinePlans:
+    """Return the plans of pipeline x data parallelism, for the arguments that version 0.1 had."""
+    warnings.warn(
+        "plan(devices, memory_bytes, ...) is deprecated: pass plan(Cluster(device, nodes=...), global_batch=...); "
+        "Cluster and Recipe replace the other arguments",
+        DeprecationWarning,
+        stacklevel=5,
+    )
+    given = {"devices": devices, "memory_bytes": memory_bytes}
+    values = {**_DEPRECATED, **{name: value for name, value in given.items() if value is not None}, **options}
+    for name in values:
+        if name not in _DEPRECATED:
+            raise InputError(f"unknown option {name!r} of plan; expected {', '.join(_DEPRECATED)}")
+    names = ("flops_per_second", "devices", "memory_bytes", "bandwidth", "optimizer_states")
+    cluster = cluster_of(root, values["by"], *(values[name] for name in names))
+    return make_plans(
+        partial(facts, by=values["by"]), n_samples, cluster, values["n_microbatches"], values["schedules"]
+    )

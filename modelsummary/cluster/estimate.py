@@ -1,0 +1,137 @@
+"""``StepEstimate``: what a simulated training step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.memory import RankMemory
+from modelsummary.cluster.plan import Plan
+from modelsummary.split.schedule import Simulation
+from modelsummary.tables import Printed, Report
+from modelsummary.units import percent, scaled
+
+__all__ = ["CAUSES", "StepEstimate"]
+
+CAUSES = (
+    "compute",
+    "recomputation",
+    "accumulation",
+    "tensor",
+    "context",
+    "fsdp",
+    "pipeline",
+    "bubble",
+    "gradients",
+    "optimizer",
+)
+
+
+@dataclass(frozen=True, repr=False)
+class StepEstimate(Printed):
+    """The time and memory of a training step; ``print`` shows it as a table.
+
+    Attributes:
+        plan: how the step is spread over devices.
+        cluster: the devices.
+        global_batch: samples in a step.
+        sequence: tokens in a sample; 0 if samples are not sequences.
+        microbatches: micro-batches of one copy.
+        seconds_by_cause: seconds by cause, on the rank that computes for longest: kernels (``compute``,
+            ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for collectives (``tensor``,
+            ``context``, ``fsdp``), for messages between stages (``pipeline``), for other stages (``bubble``), for the
+            reduction of gradients, and the optimizer. They add up to the step.
+        memory: bytes on each rank of the pipeline by category.
+        model_flops: floating point operations of products in forward and backward, dense.
+        hardware_flops: the same with what is recomputed.
+        peak_flops: peak of one device in the dtype of the products.
+        simulation: the schedule, simulated for one step, or for a part of it if it repeats itself.
+    """
+
+    plan: Plan
+    cluster: Cluster
+    global_batch: int
+    sequence: int
+    microbatches: int
+    seconds_by_cause: Mapping[str, float]
+    memory: tuple[RankMemory, ...]
+    model_flops: float
+    hardware_flops: float
+    peak_flops: float
+    simulation: Simulation = field(repr=False, compare=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return sum(self.seconds_by_cause.values())
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second of all devices together."""
+        return self.global_batch / self.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all devices together; samples per second if samples are not sequences."""
+        return self.samples_per_second * (self.sequence or 1)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: ``model_flops`` / (step x devices x peak)."""
+        return self.model_flops / (self.step_seconds * self.plan.devices * self.peak_flops)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization: with what is recomputed."""
+        return self.hardware_flops / (self.step_seconds * self.plan.devices * self.peak_flops)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes on the fullest rank."""
+        return max(each.total for each in self.memory)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank fits into the memory of a device."""
+        return self.memory_bytes <= self.cluster.memory_bytes
+
+    def device_hours(self, tokens: float) -> float:
+        """Return the hours that all devices together need for a number of tokens (samples without sequences)."""
+        return tokens / self.tokens_per_second * self.plan.devices / 3600
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the plan and the figures as one flat dict."""
+        fullest = max(self.memory, key=lambda each: each.total)
+        plan = {name: getattr(self.plan, name) for name in self.plan.__dataclass_fields__}
+        causes = {f"{name}_seconds": self.seconds_by_cause.get(name, 0.0) for name in CAUSES}
+        return {
+            **plan,
+            "devices": self.plan.devices,
+            "microbatches": self.microbatches,
+            "step_seconds": self.step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            **causes,
+            **{f"{name}_bytes": value for name, value in fullest.to_dict().items()},
+        }
+
+    def _report(self) -> Report:
+        step = self.step_seconds
+        causes = [(name, self.seconds_by_cause.get(name, 0.0)) for name in CAUSES]
+        rows = [[name, f"{seconds:.4g}", percent(seconds / step)] for name, seconds in causes if seconds]
+        held = max(self.memory, key=lambda each: each.total).to_dict()
+        total = scaled(held.pop("total"), "B", binary=True)
+        parts = ", ".join(f"{name} {scaled(nbytes, 'B', binary=True)}" for name, nbytes in held.items() if nbytes)
+        unit = "tokens" if self.sequence else "samples"
+        has = f"{'it fits into' if self.fits else 'more than'} {scaled(self.cluster.memory_bytes, 'B', binary=True)}"
+        above = [f"{self.plan.describe()}: {self.plan.devices} x {self.cluster.device.name}"]
+        below = [
+            f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
+            f"Fullest rank: {total}, {has}: {parts}",
+        ]
+        rows.append(["step", f"{step:.4g}", "100.0%"])
+        return Report(rows, ["Cause", "Time (s)", "Share"], "lrr", above=above, below=below)

@@ -1,0 +1,105 @@
+"""Fold equal blocks: only the first of them runs, and the others return what they take.
+
+A model of any depth then takes the time of its distinct blocks.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.capture.values import map_leaves, tensors_of
+from modelsummary.errors import InputError
+
+__all__ = ["copied", "fold"]
+
+
+def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:
+    """Return a copy of a model, with parameters on meta, in which blocks return their input.
+
+    Args:
+        model: the model; the copy shares its buffers.
+        same: FQN of a block that does not run -> FQN of the equal block that runs before it.
+
+    Raises:
+        InputError: the model cannot be copied.
+    """
+    twin = copied(model, lambda parameter: tuple(parameter.shape))
+    _pass_through(twin, same)
+    return twin
+
+
+def _weak(value: Any) -> Any:
+    return weakref.ref(value) if isinstance(value, Tensor) else value
+
+
+def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]) -> nn.Module:
+    """Return a copy of a model that shares its buffers, with parameters on meta of the given shapes.
+
+    Raises:
+        InputError: the model cannot be copied.
+    """
+    memo: dict[int, Any] = {id(each): each for each in model.buffers()}
+    for each in model.parameters():
+        made = torch.empty(shape_of(each), dtype=each.dtype, device="meta")
+        memo[id(each)] = nn.Parameter(made, requires_grad=each.requires_grad)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise InputError(f"the model cannot be copied, which simulating a plan needs: {error!r:.200}") from error
+
+
+def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:
+    kept: dict[str, list[Any]] = {fqn: [] for fqn in same.values()}
+    for fqn, notes in kept.items():
+        block = twin.get_submodule(fqn)
+        block.register_forward_hook(_keep(notes), with_kwargs=True)
+    for fqn, first in same.items():
+        twin.get_submodule(fqn).forward = _PassThrough(kept[first])
+
+
+def _keep(notes: list[Any]) -> Any:
+    def hook(_module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        place = _hidden_place(args, kwargs, out)
+        notes[:] = [place, map_leaves(_weak, out)]
+
+    return hook
+
+
+def _hidden_place(args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
+    """Return the number of the tensor that a block passes on, among what it takes and among what it returns."""
+    given, made = list(tensors_of((args, kwargs))), list(tensors_of(out))
+    for number, result in enumerate(made):
+        for place, tensor in enumerate(given):
+            if tensor.shape == result.shape and tensor.dtype == result.dtype and tensor.dtype.is_floating_point:
+                return place, number
+    raise InputError("equal blocks must return a tensor of the size that they take")
+
+
+class _PassThrough:
+    """The forward of a folded block: it returns what it takes, in the form in which the block that ran returned."""
+
+    def __init__(self, notes: list[Any]) -> None:
+        self._notes = notes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        (place, number), form = self._notes
+        hidden = list(tensors_of((args, kwargs)))[place]
+        count = -1
+
+        def put(reference: Any) -> Any:
+            nonlocal count
+            if not isinstance(reference, weakref.ref):
+                return reference
+            count += 1
+            return hidden if count == number else reference()
+
+        return map_leaves(put, form)
+
+    def __deepcopy__(self, memo: Any) -> _PassThrough:
+        return self

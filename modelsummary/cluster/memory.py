@@ -1,0 +1,73 @@
+"""Bytes on each rank, by what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.cluster.stages import Stage
+
+__all__ = ["RankMemory", "memory_of"]
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on one rank at the fullest moment of a step.
+
+    Attributes:
+        parameters: weights, in the dtype of the recipe.
+        gradients: sums of gradients.
+        optimizer: states of the optimizer, and master weights.
+        activations: kept from forwards to backwards, of all micro-batches in flight.
+        recomputed: activations of the block whose backward runs, where it is recomputed.
+        gathered: whole parameters of the units of FSDP that are used, and their gradients.
+        temporary: results of operators that are used at once.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    recomputed: int = 0
+    gathered: int = 0
+    temporary: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(getattr(self, each.name) for each in fields(self))
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the bytes by category, and the total."""
+        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "total": self.total}
+
+
+def memory_of(stages: Sequence[Stage], held: float, plan: Plan, recipe: Recipe, weight_bytes: int) -> RankMemory:
+    """Return the memory of a rank.
+
+    Args:
+        stages: stages of the rank.
+        held: bytes of activations at the fullest moment.
+        plan: the plan.
+        recipe: what is trained with.
+        weight_bytes: bytes of an element of the parameters.
+    """
+    params = sum(each.params for each in stages)
+    shards = plan.data * plan.context
+    sharded = -(-params // shards)
+    gradient_bytes = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
+    master = 4 if recipe.master_weights and weight_bytes < 4 else 0
+    gathered = 0
+    if plan.zero == 3 and shards > 1:  # the unit at hand and the one gathered ahead, and the gradient of one
+        unit = max(each.unit_params for each in stages)
+        gathered = 2 * unit * weight_bytes + unit * weight_bytes
+    return RankMemory(
+        parameters=(sharded if plan.zero == 3 else params) * weight_bytes,
+        gradients=(sharded if plan.zero >= 2 else params) * gradient_bytes,
+        optimizer=(sharded if plan.zero >= 1 else params) * (recipe.state_bytes + master),
+        activations=int(held),
+        recomputed=max(each.working_bytes for each in stages),
+        gathered=gathered,
+        temporary=max(each.temporary_bytes for each in stages),
+    )

@@ -1,0 +1,302 @@
+"""The parts of a model on one rank: the kernels, collectives and bytes of its ends and of each kind of block.
+
+A step of the rank's model runs once on shapes. Its operators are dealt to the part of the model that they belong to:
+what precedes the blocks, the blocks, and what follows them. Operators of a backward go with their forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from modelsummary.costs.kernels import StepOperator, kernels_of
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.costs.operator_work import Work
+from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
+from modelsummary.memory.step import Saved, StepRun
+
+__all__ = ["AFTER", "BEFORE", "Collective", "OnAccelerator", "Part", "parts_of"]
+
+BEFORE, AFTER = "before the blocks", "after the blocks"
+_NAMESPACE = "_c10d_functional."
+_OPERATIONS = {
+    f"{_NAMESPACE}all_reduce": "all_reduce",
+    f"{_NAMESPACE}all_gather_into_tensor": "all_gather",
+    f"{_NAMESPACE}reduce_scatter_tensor": "reduce_scatter",
+}
+_PLAIN, _CORE, _COLUMN = range(3)  # marks of operators
+
+
+class Collective(NamedTuple):
+    """A collective of one micro-batch.
+
+    Attributes:
+        operation: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
+        phase: ``"forward"`` or ``"backward"``.
+        nbytes: bytes of the whole tensor.
+        group: ``"tensor"`` or ``"context"``.
+    """
+
+    operation: str
+    phase: str
+    nbytes: int
+    group: str = "tensor"
+
+
+Works = tuple[tuple[Work, int], ...]  # distinct kernels, and how often each runs
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank does and holds for a part of the model and one micro-batch.
+
+    Attributes:
+        works: ``"forward"`` and ``"backward"`` -> kernels; ``"core"``: kernels of the forward from the scores to the
+            context of attention; ``"columns"``: the products in the backward of column-parallel layers.
+        operators: phase -> number of operators that the host dispatches.
+        collectives: what is communicated for tensor and context parallelism.
+        kept_bytes: bytes kept for the backward.
+        core_bytes: bytes among them that attention between scores and context makes.
+        entered_bytes: bytes of the tensors with a gradient that it takes.
+        temporary_bytes: most bytes that are alive for a moment while it runs.
+        params: id of a parameter -> its elements on the rank.
+        flops: floating point operations of products in the forward.
+    """
+
+    works: Mapping[str, Works] = field(default_factory=dict)
+    operators: Mapping[str, int] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    kept_bytes: int = 0
+    core_bytes: int = 0
+    entered_bytes: int = 0
+    temporary_bytes: int = 0
+    params: Mapping[int, int] = field(default_factory=dict)
+    flops: int = 0
+
+
+class OnAccelerator(TorchFunctionMode):
+    """A context in which functions run the operators that torch has for a GPU, where those for the CPU differ.
+
+    Dropout is one operator that keeps a mask of one byte per element. Fused attention drops out in its kernel.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **kwargs)
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
+    return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+class Observed(NamedTuple):
+    """What a step on shapes showed.
+
+    Attributes:
+        operators: in the order in which they ran.
+        saved: storages kept for the backward.
+        timeline: bytes alive at each operator.
+    """
+
+    operators: list[StepOperator]
+    saved: list[Saved]
+    timeline: list[TimelinePoint]
+
+    @classmethod
+    def of(cls, run: StepRun, how: Any) -> Observed:
+        """Return the facts of a run."""
+        return cls(run.operators(), run.saved(), run.estimate(*how).timeline)
+
+
+def parts_of(
+    seen: Observed,
+    blocks: Sequence[str],
+    entered: Mapping[str, int],
+    params: Mapping[str, Mapping[int, int]],
+    columns: Iterable[str],
+    mode: str,
+    *,
+    ranks: int = 1,
+    context: int = 1,
+) -> dict[str, Part]:
+    """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
+
+    Args:
+        seen: what the step showed.
+        blocks: FQNs of the blocks that ran, in order.
+        entered: FQN of a block -> bytes of the tensors with a gradient that it takes.
+        params: part -> its parameters, as ``Part`` has them.
+        columns: FQNs of column-parallel layers.
+        mode: ``"eager"`` or ``"compiled"``.
+        ranks: of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
+        context: ranks over which the sequence is split; attention sees keys of all of them.
+    """
+    places = _places(seen.operators, blocks)
+    marks = _marks(seen.operators, set(columns))
+    labelled = [
+        each._replace(row=(place, mark)) for each, place, mark in zip(seen.operators, places, marks, strict=True)
+    ]
+    works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
+    counts: Counter[tuple[str, str]] = Counter()
+    for kernel in kernels_of(labelled, mode):
+        assert kernel.row is not None
+        place, mark = kernel.row
+        work = _with_context(kernel.work, context)
+        works[place, kernel.phase][work] += 1
+        counts[place, kernel.phase] += kernel.n_operators if mode == "eager" else 1
+        if mark == _CORE and kernel.phase == "forward":
+            works[place, "core"][work] += 1
+        elif mark == _COLUMN and kernel.phase == "backward" and kernel.flops:
+            works[place, "columns"][work] += 1
+    collectives = _collectives(seen.operators, places, context)
+    kept, core = _kept(seen, places, marks, ranks)
+    temporary = _temporary(seen.timeline, places)
+    found = {}
+    for name in (BEFORE, *blocks, AFTER):
+        phases = ("forward", "backward", "core", "columns")
+        found[name] = Part(
+            works={phase: tuple(works[name, phase].items()) for phase in phases},
+            operators={phase: counts[name, phase] for phase in phases[:2]},
+            collectives=tuple(collectives[name]),
+            kept_bytes=kept[name],
+            core_bytes=core[name],
+            entered_bytes=entered.get(name, 0),
+            temporary_bytes=temporary[name],
+            params=params.get(name, {}),
+            flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
+        )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- dealing
+
+
+def _places(operators: Sequence[StepOperator], blocks: Sequence[str]) -> list[str]:
+    """Return the part that each operator belongs to."""
+    known: dict[str, str | None] = {}
+
+    def block_of(each: StepOperator) -> str | None:
+        fqn = each.row[0] if each.row is not None else ""
+        if fqn not in known:
+            known[fqn] = next((block for block in blocks if f"{fqn}.".startswith(f"{block}.")), None)
+        return known[fqn]
+
+    found = [block_of(each) for each in operators]
+    forward = [number for number, each in enumerate(operators) if each.phase == "forward"]
+    last = max((number for number in forward if found[number] is not None), default=-1)
+    ends: dict[str, str] = {}  # FQN of a module outside of the blocks -> its part
+    places = []
+    for number, (each, block) in enumerate(zip(operators, found, strict=True)):
+        if block is not None:
+            places.append(block)
+        elif each.phase == "forward":
+            place = BEFORE if number < last else AFTER
+            if each.row is not None and each.row[0]:
+                ends.setdefault(each.row[0], place)
+            places.append(place)
+        else:
+            places.append("")
+    backward = [number for number, each in enumerate(operators) if each.phase == "backward"]
+    first = min((number for number in backward if found[number] is not None), default=len(operators))
+    for number in backward:
+        if found[number] is None:
+            row = operators[number].row
+            own = ends.get(row[0]) if row is not None else None
+            places[number] = own or (AFTER if number < first or not blocks else BEFORE)
+    return [place or AFTER for place in places]
+
+
+def _marks(operators: Sequence[StepOperator], columns: set[str]) -> list[int]:
+    """Mark the operators of the forward between scores and context, and the backward of column-parallel layers."""
+    marks = [_PLAIN] * len(operators)
+    products: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for number, each in enumerate(operators):
+        if each.phase == "forward" and each.row is not None and _multiplies_activations(each.run.call):
+            products[each.row].append(number)
+        if each.phase == "backward" and each.row is not None and each.row[0] in columns:
+            marks[number] = _COLUMN
+    for numbers in products.values():
+        if len(numbers) > 1:
+            first, last = numbers[0], numbers[-1]
+            marks[first : last + 1] = [_CORE] * (last + 1 - first)
+    return marks
+
+
+def _multiplies_activations(call: OperatorCall) -> bool:
+    return call.name in ("aten.bmm", "aten.baddbmm") and not any(spec.is_param for spec in call.tensors)
+
+
+def _with_context(work: Work, context: int) -> Work:
+    """Return the work of attention whose keys and values come from all ranks of context parallelism."""
+    if context == 1 or work.op_class != "attention":
+        return work
+    outer, queries, keys, size = work.sizes
+    return work._replace(sizes=(outer, queries, keys * context, size), flops=work.flops * context)
+
+
+def _collectives(
+    operators: Sequence[StepOperator], places: Sequence[str], context: int
+) -> defaultdict[str, list[Collective]]:
+    found: defaultdict[str, list[Collective]] = defaultdict(list)
+    for each, place in zip(operators, places, strict=True):
+        call = each.run.call
+        operation = _OPERATIONS.get(call.name)
+        if operation is not None:
+            whole = max(spec.nbytes for spec in (*call.tensors, *call.outputs))
+            found[place].append(Collective(operation, each.phase, whole))
+        elif context > 1 and "scaled_dot_product" in call.name:
+            whole = context * _keys_nbytes(call)
+            if each.phase == "forward":
+                found[place].append(Collective("all_gather", "forward", whole, "context"))
+            else:
+                found[place].append(Collective("all_gather", "backward", whole, "context"))
+                found[place].append(Collective("reduce_scatter", "backward", whole, "context"))
+    return found
+
+
+def _keys_nbytes(call: OperatorCall) -> int:
+    """Return the bytes of the keys and values that an attention takes."""
+    tensors = [spec for spec in call.tensors if len(spec.shape) >= 3]
+    first = 2 if "backward" in call.name else 1
+    return tensors[first].nbytes + tensors[first + 1].nbytes
+
+
+def _kept(seen: Observed, places: Sequence[str], marks: Sequence[int], ranks: int) -> tuple[Counter[str], Counter[str]]:
+    """Return the bytes that each part keeps, and the bytes among them that the core of attention makes."""
+    by_row: dict[Any, str] = {}
+    for each, place in zip(seen.operators, places, strict=True):
+        if each.phase == "forward":
+            by_row.setdefault(each.row, place)
+    last_core = {place: number for number, (place, mark) in enumerate(zip(places, marks, strict=True)) if mark == _CORE}
+    kept: Counter[str] = Counter()
+    core: Counter[str] = Counter()
+    for saved in seen.saved:
+        made_in = places[saved.operator] if 0 <= saved.operator < len(places) else BEFORE
+        place = by_row.get(saved.row, made_in)
+        nbytes = saved.nbytes
+        if 0 <= saved.operator < len(places):
+            name = seen.operators[saved.operator].run.call.name
+            nbytes = nbytes // ranks if name == f"{_NAMESPACE}all_gather_into_tensor" else nbytes
+            is_core = marks[saved.operator] == _CORE and saved.operator != last_core.get(made_in)
+            if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
+                core[place] += nbytes
+        kept[place] += nbytes
+    return kept, core
+
+
+def _temporary(timeline: Sequence[TimelinePoint], places: Sequence[str]) -> Counter[str]:
+    column = CATEGORIES.index("temporary")
+    most: Counter[str] = Counter()
+    for point, place in zip(timeline, places, strict=False):
+        most[place] = max(most[place], point.held[column])
+    return most

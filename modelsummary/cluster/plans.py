@@ -1,0 +1,92 @@
+"""``Plans``: the result of a search, as a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.errors import MissingExtraError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.tables import Printed, Report
+from modelsummary.units import percent, scaled
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Plans"]
+
+
+class Plans(Printed, Sequence[StepEstimate]):
+    """Plans that fit into memory, fastest first; ``print`` shows a table with one row per plan.
+
+    Attributes:
+        pareto: the plans that no other one beats in time, memory and devices, fastest first.
+        tried: number of plans that were considered.
+        fitting: number of plans among them that fit into memory.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[StepEstimate],
+        pareto: Sequence[StepEstimate],
+        tried: int,
+        fitting: int,
+        live: LiveModel | None = None,
+        root: LayerInfo | None = None,
+    ) -> None:
+        self._steps, self.pareto = list(steps), list(pareto)
+        self.tried, self.fitting = tried, fitting
+        for step in self._steps:
+            object.__setattr__(step, "_source", (live, root))
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> StepEstimate: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StepEstimate]: ...
+    def __getitem__(self, index: int | slice) -> StepEstimate | list[StepEstimate]:
+        return self._steps[index]
+
+    def __iter__(self) -> Iterator[StepEstimate]:
+        return iter(self._steps)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one flat dict per plan: its parallelism, times in seconds and memory in bytes."""
+        return [step.to_record() for step in self._steps]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the records as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas") from error
+        frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
+        return frame
+
+    def _report(self) -> Report:
+        headers = ["Devices", "Plan", "Step (s)", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto"]
+        if self._steps and not self._steps[0].sequence:
+            headers[3] = "Samples/s"
+        rows = [
+            [
+                step.plan.devices,
+                step.plan.describe(),
+                f"{step.step_seconds:.4g}",
+                f"{step.tokens_per_second:,.4g}",
+                percent(step.mfu),
+                percent(step.seconds_by_cause["bubble"] / step.step_seconds),
+                scaled(step.memory_bytes, "B", binary=True),
+                "*" if step in self.pareto else "",
+            ]
+            for step in self._steps
+        ]
+        below = [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
+        return Report(rows, headers, "rlrrrrrl", below=below)

@@ -1,0 +1,183 @@
+"""A copy of a model with the shapes of one rank, whose forward and backward call the collectives of that rank.
+
+Parameters have the shapes of one rank of tensor parallelism, and hooks put the collectives where tensor and sequence
+parallelism have them:
+
+- tensor parallelism: an all-reduce of what a row-parallel layer returns, and of the gradient of what column-parallel
+  layers take.
+- sequence parallelism (Korthikanti et al. 2022): between the regions of tensor parallelism each rank holds its share of
+  the tokens. Column-parallel layers take an all-gather of them, row-parallel layers return a reduce-scatter. In the
+  backward the two change places, and what column-parallel layers took is gathered again instead of kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.cluster.folding import copied
+from modelsummary.cluster.tensor_functions import Enter, Gather, Join, Leave, Scatter, ShareOut, Take
+from modelsummary.errors import InputError
+from modelsummary.parallel.inputs import PreparedInput
+from modelsummary.parallel.plan import ParallelPlan
+
+__all__ = ["RankModel"]
+
+
+class RankModel:
+    """The copy of a model that one rank runs.
+
+    Args:
+        model: the folded model.
+        plan: how its modules are split over the ranks of tensor parallelism.
+        prepared: modules whose input goes to column-parallel layers alone.
+        blocks: FQNs of the blocks that run, in order.
+        last: FQN of the last block of the model.
+        sequence_parallel: between the split layers of a block each rank holds a share of the tokens.
+        gather_head: output heads return whole results.
+
+    Attributes:
+        module: the copy.
+        entered: FQN of a block -> bytes of the tensors with a gradient that it takes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: ParallelPlan,
+        prepared: Sequence[PreparedInput],
+        blocks: Sequence[str],
+        *,
+        last: str = "",
+        sequence_parallel: bool = False,
+        gather_head: bool = False,
+    ) -> None:
+        self.tensor = plan.tensor
+        self.entered: dict[str, int] = {}
+        self._layers, self._blocks = plan.layers, tuple(blocks)
+        self._sequence_parallel, self._gather_head = sequence_parallel, gather_head
+        self._last = last
+        cut = self._cut(model)
+        self.module = copied(model, lambda each: _local_shape(each.shape, cut.get(id(each)), plan.tensor))
+        for attribute in plan.attributes:
+            if attribute.name != "inplace":
+                setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
+        self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
+        self._tokens = 0  # bytes of a rank's share
+        self._shared: tuple[Any, Any] = (lambda: None, lambda: None)  # the last input that was entered, and the result
+        self._add_hooks(prepared)
+
+    def _cut(self, model: nn.Module) -> dict[int, int]:
+        """Return the dimension along which each split parameter is cut, by the id of the parameter."""
+        return {
+            id(model.get_parameter(f"{layer.fqn}.{name}" if layer.fqn else name)): dim
+            for layer in self._layers
+            for name, dim in layer.shards.items()
+            if dim is not None
+        }
+
+    def _add_hooks(self, prepared: Sequence[PreparedInput]) -> None:
+        for fqn in self._blocks:
+            block = self.module.get_submodule(fqn)
+            block.register_forward_pre_hook(self._begin(fqn), with_kwargs=True)
+        if self._sequence_parallel and self._last:
+            self.module.get_submodule(self._last).register_forward_hook(self._end)
+        done = {fqn for each in prepared for fqn in each.columns}
+        for each in prepared:
+            self.module.get_submodule(each.fqn).register_forward_pre_hook(self._before(each.position), with_kwargs=True)
+        for layer in self._layers:
+            module = self.module.get_submodule(layer.fqn)
+            whole = bool(layer.options.get("output_layouts" if layer.role in ("column", "head") else "input_layouts"))
+            if layer.role in ("column", "head") and not isinstance(module, nn.Embedding) and layer.fqn not in done:
+                module.register_forward_pre_hook(self._before(0), with_kwargs=True)
+            if (layer.role == "column" and whole) or (layer.role == "head" and self._gather_head):
+                module.register_forward_hook(self._join)
+            if layer.role == "row" and whole:
+                module.register_forward_pre_hook(self._take)
+            if layer.role in ("row", "embedding"):
+                module.register_forward_hook(self._after_rows)
+
+    # ----------------------------------------------------------------------------------------------- hooks
+
+    def _begin(self, fqn: str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if self._sequence_parallel and self._dim is None:
+                args, kwargs = self._share_out(args, kwargs)
+            held = {id(each): each for each in tensors_of((args, kwargs)) if each.requires_grad}
+            self.entered[fqn] = sum(each.numel() * each.dtype.itemsize for each in held.values())
+            return args, kwargs
+
+        return hook
+
+    def _share_out(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Replace the first tensor that a block takes by the share of one rank."""
+        first = next((each for each in tensors_of((args, kwargs)) if each.requires_grad and each.dim() > 1), None)
+        dims = [] if first is None else [dim for dim in range(first.dim() - 1) if first.shape[dim] % self.tensor == 0]
+        if first is None or not dims:
+            shape = None if first is None else tuple(first.shape)
+            raise InputError(
+                f"sequence_parallel=True: the tokens of a block's input {shape} do not divide by {self.tensor}"
+            )
+        self._dim = dims[-1]
+        own = ShareOut.apply(first, self.tensor, self._dim)
+        self._tokens = own.numel() // own.shape[-1]
+        shared: tuple[Any, Any] = map_tensors(lambda each: own if each is first else each, (args, kwargs))
+        return shared
+
+    def _end(self, _module: nn.Module, _args: Any, out: Any) -> Any:
+        """Gather what the last block returns."""
+        dim, self._dim = self._dim, None
+        if dim is None:
+            return None
+
+        def whole(tensor: Tensor) -> Tensor:
+            if not self._is_share(tensor):
+                return tensor
+            gathered: Tensor = Join.apply(tensor, self.tensor, dim)
+            return gathered
+
+        return map_tensors(whole, out)
+
+    def _is_share(self, x: Tensor) -> bool:
+        return x.dim() > 1 and x.numel() // x.shape[-1] == self._tokens
+
+    def _before(self, position: int | str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if isinstance(position, str):
+                return args, {**kwargs, position: self._enter(kwargs[position])}
+            return (*args[:position], self._enter(args[position]), *args[position + 1 :]), kwargs
+
+        return hook
+
+    def _enter(self, x: Tensor) -> Tensor:
+        """Return the input of column-parallel layers, entered once for all layers that take the same tensor."""
+        before, after = self._shared
+        entered: Tensor | None = after() if before() is x else None
+        if entered is None:
+            if self._dim is not None and self._is_share(x):
+                entered = Gather.apply(x, self.tensor, self._dim)
+            else:
+                entered = Enter.apply(x) if x.requires_grad else x
+            assert entered is not None
+            self._shared = weakref.ref(x), weakref.ref(entered)
+        return entered
+
+    def _after_rows(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
+        if self._dim is not None and out.numel() // out.shape[-1] == self._tokens * self.tensor:
+            return Scatter.apply(out, self.tensor, self._dim)
+        return Leave.apply(out)
+
+    def _join(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:
+        return Join.apply(out, self.tensor, out.dim() - 1)
+
+    def _take(self, _module: nn.Module, args: Any) -> Any:
+        x, *others = args
+        return (Take.apply(x, self.tensor, x.dim() - 1), *others)
+
+
+def _local_shape(shape: Sequence[int], dim: int | None, ranks: int) -> tuple[int, ...]:
+    return tuple(size // ranks if place == dim else size for place, size in enumerate(shape))

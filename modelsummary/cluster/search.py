@@ -1,0 +1,194 @@
+"""The search for the best plan: enumerate, prune by memory, simulate the plans that a bound of their time keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple, TypedDict
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.plans import Plans
+from modelsummary.cluster.step import StepSimulator
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+
+__all__ = ["SearchOptions", "candidates", "find_plans"]
+
+_SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
+_MICRO_BATCHES = (1, 2, 4, 8)
+
+
+class SearchOptions(TypedDict, total=False):
+    """What ``Statistics.plan`` searches; all options are optional.
+
+    Attributes:
+        devices: numbers of devices to use. Default: all of the cluster.
+        tensor: ranks of tensor parallelism. Default: powers of two up to the devices of a node.
+        sequence_parallel: whether it shares tokens out. Default: both.
+        context: ranks of context parallelism. Default: 1; up to 16 for sequences of 32,768 tokens and more.
+        pipeline: ranks of the pipeline. Default: divisors of the devices up to the number of blocks.
+        virtual_stages: stages per rank of the interleaved schedule. Default: 2, 3, 4, and one block per stage.
+        zero: stages of ZeRO. Default: 0 to 3.
+        micro_batch: samples in a micro-batch. Default: 1, 2, 4, 8.
+        recompute: recomputation. Default: none, selective and full.
+        schedules: names of schedules. Default: all but GPipe.
+        limit: number of plans to return, besides the Pareto set. Default: 10.
+    """
+
+    devices: Sequence[int]
+    tensor: Sequence[int]
+    sequence_parallel: Sequence[bool]
+    context: Sequence[int]
+    pipeline: Sequence[int]
+    virtual_stages: Sequence[int]
+    zero: Sequence[int]
+    micro_batch: Sequence[int]
+    recompute: Sequence[str | int]
+    schedules: Sequence[str]
+    limit: int
+
+
+class _Candidate(NamedTuple):
+    least: float
+    memory: int
+    devices: int
+    number: int
+    plan: Plan
+
+
+def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Plan]:
+    """Yield the plans of the search space that use their devices and the batch evenly."""
+    cluster, blocks = simulator.timer.cluster, len(simulator.model.blocks)
+    powers = [2**each for each in range(20)]
+    long = simulator.sequence >= 32768
+    tensors = options.get("tensor", [each for each in powers if each <= cluster.devices_per_node])
+    contexts = options.get("context", [each for each in powers if each <= (16 if long else 1)])
+    for devices in options.get("devices", [cluster.devices]):
+        for tensor, context in product(tensors, contexts):
+            rest, uneven = divmod(devices, tensor * context)
+            if uneven or not rest:
+                continue
+            depths = options.get("pipeline", [each for each in range(1, min(rest, blocks + 2) + 1) if rest % each == 0])
+            for pipeline in depths:
+                if rest % pipeline == 0:
+                    yield from _with_stages(simulator, options, tensor, context, pipeline, rest // pipeline)
+
+
+def _with_stages(
+    simulator: StepSimulator, options: SearchOptions, tensor: int, context: int, pipeline: int, data: int
+) -> Iterator[Plan]:
+    shards = [each for each in options.get("zero", (0, 1, 2, 3)) if data * context > 1 or not each]
+    sequence_parallel = [each for each in options.get("sequence_parallel", (False, True)) if tensor > 1 or not each]
+    batches = options.get("micro_batch", _MICRO_BATCHES)
+    batches = [each for each in batches if simulator.global_batch % (data * each) == 0]
+    stages = list(_stages(simulator, options, pipeline))
+    again = options.get("recompute", ("none", "selective", "full") if simulator.model.has_core else ("none", "full"))
+    for (schedule, virtual), parallel, zero, batch, recompute in product(
+        stages, sequence_parallel, shards, batches, again
+    ):
+        yield Plan(tensor, parallel, context, pipeline, virtual, data, zero, batch, recompute, schedule)
+
+
+def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> Iterator[tuple[str, int]]:
+    """Yield schedules with their stages per rank."""
+    blocks, schedules = len(simulator.model.blocks), options.get("schedules", _SCHEDULES)
+    if pipeline == 1:
+        yield (schedules[0] if schedules[0] in ("gpipe", "1f1b", "zb") else "1f1b"), 1
+        return
+    each = max(blocks // pipeline, 1)
+    for schedule in schedules:
+        if schedule == "interleaved1f1b":
+            deepest = (blocks + 2) // pipeline
+            for virtual in options.get("virtual_stages", sorted({2, 3, 4, each, deepest})):
+                if 1 < virtual <= deepest:
+                    yield schedule, virtual
+        elif schedule in ("zbv", "dualpipev"):
+            if 2 * pipeline <= blocks:
+                yield schedule, 2
+        else:
+            yield schedule, 1
+
+
+def find_plans(simulator: StepSimulator, live: LiveModel, root: LayerInfo, options: SearchOptions) -> Plans:
+    """Return the fastest plans that fit, and the Pareto set of time, memory and devices.
+
+    Plans are simulated in the order of a bound of their time. A plan is left out if enough simulated ones are faster
+    than its bound, and one of them needs neither more memory nor more devices.
+
+    Raises:
+        InputError: an option is unusable, or no plan fits.
+    """
+    _check(options)
+    limit, tried = options.get("limit", 10), 0
+    capacity = simulator.timer.cluster.memory_bytes
+    fitting: list[_Candidate] = []
+    leanest: tuple[int, Plan] | None = None
+    refused: Counter[str] = Counter()
+    for tried, plan in enumerate(candidates(simulator, options), 1):
+        try:
+            if simulator.least_state_bytes(plan) > capacity:
+                refused["memory"] += 1
+                continue
+            memory = max(each.total for each in simulator.memory(plan))
+            if memory <= capacity:
+                least = simulator.prepare(plan).least_seconds
+                fitting.append(_Candidate(least, memory, plan.devices, tried, plan))
+            elif leanest is None or memory < leanest[0]:
+                leanest = memory, plan
+        except InputError as error:
+            refused[str(error)] += 1
+    if not fitting:
+        raise InputError(_nothing_fits(capacity, tried, leanest, refused))
+    steps = _simulated(simulator, sorted(fitting), limit)
+    pareto = _pareto(steps)
+    steps.sort(key=lambda step: step.step_seconds)
+    kept = [step for number, step in enumerate(steps) if number < limit or step in pareto]
+    return Plans(kept, pareto, tried, len(fitting), live, root)
+
+
+def _simulated(simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int) -> list[StepEstimate]:
+    """Return the simulated steps of the plans that can be among the fastest, or in the Pareto set."""
+    steps: list[StepEstimate] = []
+    for each in ordered:
+        faster = [step for step in steps if step.step_seconds <= each.least]
+        beaten = any(step.memory_bytes <= each.memory and step.plan.devices <= each.devices for step in faster)
+        if len(faster) >= limit and beaten:
+            continue
+        try:
+            steps.append(simulator.simulate(each.plan))
+        except InputError:  # the schedule does not work with that many micro-batches
+            continue
+    return steps
+
+
+def _pareto(steps: Sequence[StepEstimate]) -> list[StepEstimate]:
+    """Return the steps that no other one beats in time, memory and devices, fastest first."""
+    kept: list[StepEstimate] = []
+    for step in sorted(steps, key=lambda each: (each.step_seconds, each.memory_bytes, each.plan.devices)):
+        if not any(
+            other.memory_bytes <= step.memory_bytes and other.plan.devices <= step.plan.devices for other in kept
+        ):
+            kept.append(step)
+    return kept
+
+
+def _nothing_fits(capacity: int, tried: int, leanest: tuple[int, Plan] | None, refused: Counter[str]) -> str:
+    if leanest is not None:
+        return (
+            f"none of {tried:,} plans fits into {capacity:,} bytes per device: the smallest ({leanest[1].describe()}) "
+            f"needs {leanest[0]:,}; use more devices, or search more kinds of parallelism"
+        )
+    reason = f"; most often: {refused.most_common(1)[0][0]}" if refused else ""
+    return f"none of {tried:,} plans is possible{reason}; widen the options of the search"
+
+
+def _check(options: SearchOptions) -> None:
+    for name, value in options.items():
+        if name == "limit":
+            if type(value) is not int or value < 1:
+                raise InputError(f"limit must be an integer >= 1, got {value!r}")
+        elif isinstance(value, str) or not isinstance(value, Sequence) or not value:
+            raise InputError(f"{name} must be a list of values to try, got {value!r}")

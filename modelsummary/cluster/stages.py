@@ -1,0 +1,170 @@
+"""The stages of a pipeline: which blocks each has, and what it takes for one micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from modelsummary.cluster.parts import AFTER, BEFORE, Part
+from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.step_model import StepModel
+from modelsummary.cluster.timing import PartSeconds
+from modelsummary.errors import InputError
+from modelsummary.split.partition import Chain, partition
+
+__all__ = ["Stage", "deal", "stages_of"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the pipeline on one rank, for one micro-batch.
+
+    Attributes:
+        counts: kind of block -> how many the stage has.
+        is_first, is_last: it has what precedes, or follows, the blocks.
+        forward, backward: seconds of its kernels, without recomputation.
+        recomputation: seconds of what the backward computes again.
+        waits_forward, waits_backward: seconds for which it waits for collectives, by group; the backward with what
+            recomputation communicates again.
+        crossing_bytes: bytes that it takes from the stage before it.
+        kept_bytes: bytes of activations kept from the forward to the backward.
+        working_bytes: bytes of activations that exist only while a block is recomputed.
+        temporary_bytes: the most bytes alive for a moment.
+        params: parameters on the rank.
+        unit_params: parameters of its largest block or end.
+    """
+
+    counts: Mapping[str, int]
+    is_first: bool
+    is_last: bool
+    forward: float
+    backward: float
+    recomputation: float
+    waits_forward: Mapping[str, float]
+    waits_backward: Mapping[str, float]
+    crossing_bytes: int
+    kept_bytes: int
+    working_bytes: int
+    temporary_bytes: int
+    params: int
+    unit_params: int
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of a forward."""
+        return self.forward + sum(self.waits_forward.values())
+
+    @property
+    def backward_seconds(self) -> float:
+        """Seconds of a backward, with recomputation."""
+        return self.backward + self.recomputation + sum(self.waits_backward.values())
+
+
+def deal(costs: Sequence[int], stages: int) -> list[int]:
+    """Return how many consecutive blocks each stage gets.
+
+    Equal blocks are dealt evenly. If they do not divide, the last stage has one less, then the first, then the others
+    from the end: the ends hold the head and the embedding, and may have no block at all. Blocks of different costs are
+    cut so that the largest stage is the smallest possible.
+
+    Raises:
+        InputError: there are fewer blocks than stages.
+
+    >>> deal([1] * 126, 16)
+    [7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7]
+    >>> deal([1] * 4, 6), deal([5, 1, 1, 5], 2)
+    ([0, 1, 1, 1, 1, 0], [2, 2])
+    """
+    count = len(costs)
+    if count < max(stages - 2, 1):
+        raise InputError(
+            f"{stages} stages need {stages - 2} blocks or more, but the model has {count}; use fewer stages"
+        )
+    if len(set(costs)) > 1 and count >= stages:
+        cuts = partition(Chain(list(costs), dict.fromkeys(range(1, count), 1)), stages)
+        assert cuts is not None
+        return [end - begin for begin, end in zip([0, *cuts], [*cuts, count], strict=True)]
+    each = -(-count // stages)
+    missing = each * stages - count
+    dealt = [each] * stages
+    for place in [stages - 1, 0, *range(stages - 2, 0, -1)][:missing]:
+        dealt[place] -= 1
+    return dealt
+
+
+def stages_of(
+    model: StepModel, parts: Mapping[str, Part], seconds: Mapping[str, PartSeconds], plan: Plan
+) -> list[Stage]:
+    """Return the stages of a plan, in order.
+
+    Raises:
+        InputError: the model has too few blocks.
+    """
+    kinds = [model.kind_of[fqn] for fqn in model.blocks]
+    n_stages = plan.stages
+    if not kinds and n_stages > 1:
+        raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
+    dealt = deal([max(parts[kind].flops, 1) for kind in kinds], n_stages) if kinds else [0]
+    made, begin = [], 0
+    known: dict[tuple[tuple[str, ...], bool, bool], Stage] = {}
+    for number, count in enumerate(dealt):
+        own = tuple(kinds[begin : begin + count])
+        begin += count
+        key = own, number == 0, number == n_stages - 1
+        if key not in known:
+            known[key] = _stage(own, parts, seconds, plan, is_first=key[1], is_last=key[2])
+        made.append(known[key])
+    return made
+
+
+def _stage(
+    kinds: Sequence[str],
+    parts: Mapping[str, Part],
+    seconds: Mapping[str, PartSeconds],
+    plan: Plan,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> Stage:
+    counts = Counter(kinds)
+    ends = [name for name, there in ((BEFORE, is_first), (AFTER, is_last)) if there]
+    again = len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
+    recomputed, kept = Counter(kinds[:again]), Counter(kinds[again:])
+    selective = plan.recompute == "selective"
+    names = [*counts.items(), *((name, 1) for name in ends)]
+    waits_forward, waits_backward = Counter[str](), Counter[str]()
+    for name, count in names:
+        for group, value in seconds[name].forward_communication.items():
+            waits_forward[group] += count * value  # type: ignore[assignment]
+            waits_backward[group] += recomputed[name] * value  # type: ignore[assignment]
+        for group, value in seconds[name].backward_communication.items():
+            waits_backward[group] += count * value  # type: ignore[assignment]
+    recomputation = sum(count * seconds[name].forward for name, count in recomputed.items())
+    if selective:
+        recomputation = sum(count * seconds[name].core for name, count in counts.items())
+    held = sum(count * parts[name].entered_bytes for name, count in recomputed.items())
+    core = sum(count * parts[name].core_bytes for name, count in kept.items()) if selective else 0
+    held += sum(count * parts[name].kept_bytes for name, count in kept.items()) - core
+    working = [parts[name].kept_bytes - parts[name].entered_bytes for name in recomputed]
+    working += [parts[name].core_bytes for name in counts] if selective else []
+    params = sum(count * sum(parts[name].params.values()) for name, count in counts.items())
+    own_ends: dict[int, int] = {}
+    for name in ends:
+        own_ends.update(parts[name].params)
+    return Stage(
+        counts=counts,
+        is_first=is_first,
+        is_last=is_last,
+        forward=sum(count * seconds[name].forward for name, count in names),
+        backward=sum(count * seconds[name].backward for name, count in names),
+        recomputation=recomputation,
+        waits_forward=waits_forward,
+        waits_backward=waits_backward,
+        crossing_bytes=0 if is_first else max(part.entered_bytes for part in parts.values()),
+        kept_bytes=held + sum(parts[name].kept_bytes for name in ends),
+        working_bytes=max(working, default=0),
+        temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),
+        params=params + sum(own_ends.values()),
+        unit_params=max([*(sum(parts[name].params.values()) for name in counts), sum(own_ends.values()), 0]),
+    )

@@ -1,0 +1,308 @@
+"""``StepSimulator``: the time and memory of a training step of one model on one cluster, for any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import mul
+from typing import NamedTuple
+
+from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.cluster.memory import RankMemory, memory_of
+from modelsummary.cluster.parts import AFTER, BEFORE, Part
+from modelsummary.cluster.pipeline import PipelineTime, StageTime, in_flight, least_seconds, pipeline_time, rank_of
+from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.stages import Stage, stages_of
+from modelsummary.cluster.step_model import Share, StepModel
+from modelsummary.cluster.timing import Timer
+from modelsummary.errors import InputError
+
+__all__ = ["Prepared", "StepSimulator"]
+
+
+class _Layout(NamedTuple):
+    """What the stages of a plan depend on."""
+
+    share: Share
+    pipeline: int
+    virtual_stages: int
+    recompute: str | int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a plan before its schedule is simulated.
+
+    Attributes:
+        plan: the plan.
+        microbatches: micro-batches of one copy in a step.
+        stages: stages of the pipeline.
+        times: their seconds.
+        accumulation: seconds in which the rank of each stage adds the gradients of a micro-batch to those before.
+        once: seconds after the last backward, of the slowest rank: what gradients wait for, and the optimizer.
+    """
+
+    plan: Plan
+    microbatches: int
+    stages: Sequence[Stage]
+    times: Sequence[StageTime]
+    accumulation: Sequence[float]
+    once: tuple[float, float]
+
+    @property
+    def least_seconds(self) -> float:
+        """A bound that the simulated step is not below."""
+        return least_seconds(self.times, self.plan, self.microbatches) + sum(self.once)
+
+
+class StepSimulator:
+    """Simulates training steps of one model on one cluster. What several plans share is computed once.
+
+    Args:
+        model: the model.
+        cluster: the devices.
+        global_batch: samples in a step.
+        sequence: tokens in a sample; 0 if samples are not sequences.
+
+    Raises:
+        InputError: ``global_batch`` is not positive.
+    """
+
+    def __init__(self, model: StepModel, cluster: Cluster, global_batch: int, sequence: int) -> None:
+        if type(global_batch) is not int or global_batch < 1:
+            raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
+        self.model, self.timer = model, Timer(cluster)
+        self.global_batch, self.sequence = global_batch, sequence
+        self._stages: dict[_Layout, list[Stage]] = {}
+        self._held: dict[tuple[_Layout, str, int], list[int]] = {}
+        self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
+        self._once: dict[tuple[object, ...], tuple[float, float]] = {}
+
+    def simulate(self, plan: Plan) -> StepEstimate:
+        """Return the estimate of a step.
+
+        Raises:
+            InputError: model, plan, batch and cluster do not fit together.
+        """
+        ready = self.prepare(plan)
+        pipeline = pipeline_time(ready.times, plan, ready.microbatches)
+        spec, dtype = self.timer.device.spec, self.model.compute_dtype
+        return StepEstimate(
+            plan=plan,
+            cluster=self.timer.cluster,
+            global_batch=self.global_batch,
+            sequence=self.sequence,
+            microbatches=ready.microbatches,
+            seconds_by_cause=_causes(ready, pipeline),
+            memory=tuple(self.memory(plan)),
+            model_flops=self._flops(plan, again=False),
+            hardware_flops=self._flops(plan, again=True),
+            peak_flops=spec.peak(dtype),
+            simulation=pipeline.simulation,
+        )
+
+    def prepare(self, plan: Plan) -> Prepared:
+        """Return the stages of a plan with their times.
+
+        Raises:
+            InputError: model, plan, batch and cluster do not fit together.
+        """
+        microbatches = plan.microbatches(self.global_batch)
+        layout = self._layout(plan)
+        stages = self.stages(plan)
+        inside = plan.tensor * plan.context * plan.data < self.timer.cluster.devices_per_node
+        fsdp = (plan.data, plan.zero) if plan.zero == 3 else None
+        key = (layout, microbatches > 1, inside, fsdp)
+        if key not in self._times:
+            self._times[key] = self._stage_times(stages, plan, microbatches)
+        times, accumulation = self._times[key]
+        group = (*key, plan.schedule in ("zbv", "dualpipev"), plan.data, plan.zero)
+        if group not in self._once:
+            self._once[group] = self._slowest_once(stages, times, plan)
+        return Prepared(plan, microbatches, stages, times, accumulation, self._once[group])
+
+    # ----------------------------------------------------------------------------------------- stages
+
+    def _layout(self, plan: Plan) -> _Layout:
+        if plan.devices > self.timer.cluster.devices:
+            raise InputError(
+                f"the plan needs {plan.devices} devices ({plan.describe()}), but the cluster has "
+                f"{self.timer.cluster.devices}; use more nodes, or smaller groups"
+            )
+        if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
+            raise InputError(f"context={plan.context} must divide the sequence length, got {self.sequence}")
+        share = Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
+        return _Layout(share, plan.pipeline, plan.virtual_stages, plan.recompute)
+
+    def stages(self, plan: Plan) -> list[Stage]:
+        """Return the stages of a plan, in order.
+
+        Raises:
+            InputError: model, plan, batch and cluster do not fit together.
+        """
+        layout = self._layout(plan)
+        if layout not in self._stages:
+            parts = self.model.parts(layout.share)
+            gathers = any(each.group == "context" for part in parts.values() for each in part.collectives)
+            if plan.context > 1 and not gathers:
+                raise InputError(
+                    f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
+                )
+            seconds = {name: self.timer.part(part, plan, self.model.recipe) for name, part in parts.items()}
+            self._stages[layout] = stages_of(self.model, parts, seconds, plan)
+        return self._stages[layout]
+
+    def memory(self, plan: Plan) -> list[RankMemory]:
+        """Return the memory of each rank of the pipeline.
+
+        Raises:
+            InputError: model, plan, batch and cluster do not fit together.
+        """
+        layout, microbatches, stages = self._layout(plan), plan.microbatches(self.global_batch), self.stages(plan)
+        ranks = _by_rank(stages, plan)
+        key = (layout, plan.schedule, microbatches)
+        if key not in self._held:
+            held = []
+            for rank, own in enumerate(ranks):
+                kept = [each.kept_bytes for each in own]
+                counts = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
+                held.append(max(sum(map(mul, each, kept)) for each in counts))
+            self._held[key] = held
+        recipe, nbytes = self.model.recipe, self.model.weight_bytes
+        return [memory_of(own, most, plan, recipe, nbytes) for own, most in zip(ranks, self._held[key], strict=True)]
+
+    def least_state_bytes(self, plan: Plan) -> float:
+        """Return a bound that the bytes of weights, gradients and optimizer on the fullest rank are not below.
+
+        It needs no run of the model: the ranks of the pipeline hold all parameters together.
+        """
+        recipe, shards = self.model.recipe, plan.data * plan.context
+        master = 4 if recipe.master_weights and self.model.weight_bytes < 4 else 0
+        sizes = (recipe.state_bytes + master, self.model.gradient_bytes, self.model.weight_bytes)
+        each = sum(size / (shards if plan.zero >= level else 1) for level, size in enumerate(sizes, 1))
+        return each * self.model.n_params / (plan.tensor * plan.pipeline)
+
+    # ------------------------------------------------------------------------------------------ times
+
+    def _stage_times(
+        self, stages: Sequence[Stage], plan: Plan, microbatches: int
+    ) -> tuple[list[StageTime], list[float]]:
+        """Return the times of the stages, and within them the seconds of adding gradients up.
+
+        Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
+        backward, while it computes; it waits for what takes longer than that, and for the first unit.
+        """
+        timer, model, network = self.timer, self.model, self.timer.network
+        group = timer.groups(plan)["gradients"]
+        sharded = plan.zero == 3 and group.size > 1
+        known: dict[tuple[int, int], tuple[StageTime, float]] = {}
+        found = []
+        for number, each in enumerate(stages):
+            following = stages[number + 1].crossing_bytes if number + 1 < len(stages) else 0
+            key = id(each), following
+            if key not in known:
+                forward, params = each.forward_seconds, each.params // (group.size if sharded else 1)
+                adding = timer.accumulation(params, model.recipe, model.weight_bytes) if microbatches > 1 else 0.0
+                backward = each.backward_seconds + adding
+                if sharded:
+                    gather = network.seconds("all_gather", model.weight_bytes * each.params, group)
+                    reduce = network.seconds("reduce_scatter", model.gradient_bytes * each.params, group)
+                    forward = max(forward, gather) + gather * each.unit_params / max(each.params, 1)
+                    backward = max(backward, gather + reduce)
+                transfer = self._transfer(following, plan) if plan.pipeline > 1 else 0.0
+                known[key] = StageTime(forward, backward / 2, backward / 2, transfer, each.kept_bytes), adding
+            found.append(known[key])
+        return [time for time, _ in found], [adding for _, adding in found]
+
+    def _transfer(self, nbytes: int, plan: Plan) -> float:
+        """Return the seconds of sending a result to the next stage."""
+        stride = plan.tensor * plan.context * plan.data
+        if not self.model.recipe.share_messages or plan.sequence_parallel or plan.tensor == 1:
+            return self.timer.network.send(nbytes, stride)
+        gather = self.timer.network.seconds("all_gather", nbytes, self.timer.groups(plan)["tensor"])
+        return self.timer.network.send(nbytes / plan.tensor, stride) + gather
+
+    def _slowest_once(self, stages: Sequence[Stage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
+        ranks = zip(_by_rank(stages, plan), _by_rank(times, plan), strict=True)
+        distinct = {tuple(map(id, own)): (own, seconds) for own, seconds in ranks}
+        return max((self._once_on(own, seconds, plan) for own, seconds in distinct.values()), key=sum)
+
+    def _once_on(self, stages: Sequence[Stage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
+        """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
+
+        Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
+        least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
+        the next forward.
+        """
+        timer, model = self.timer, self.model
+        params = sum(each.params for each in stages)
+        group = timer.groups(plan)["gradients"]
+        reduction = gather = 0.0
+        if plan.zero == 0:
+            reduction = timer.network.seconds("all_reduce", model.gradient_bytes * params, group)
+        elif plan.zero < 3:
+            reduction = timer.network.seconds("reduce_scatter", model.gradient_bytes * params, group)
+            gather = timer.network.seconds("all_gather", model.weight_bytes * params, group)
+        if model.recipe.overlap_gradients:
+            units = max(sum(sum(each.counts.values()) for each in stages), 1)
+            reduction = max(reduction / units, reduction - sum(each.backward for each in times))
+            gather = max(gather / units, gather - sum(each.forward for each in times))
+        elements = params / (group.size if plan.zero else 1)
+        return reduction + gather, timer.optimizer(elements, model.recipe, model.weight_bytes)
+
+    def _flops(self, plan: Plan, *, again: bool) -> float:
+        """Return the floating point operations of products in a step; with what is recomputed if ``again``.
+
+        A product of the forward has two in the backward. Attention counts densely.
+        """
+        model = self.model
+        parts = model.parts(Share(1, False, 1, plan.micro_batch, self.sequence))
+        blocks = sum(count * parts[kind].flops for kind, count in model.counts.items())
+        forward = blocks + parts[BEFORE].flops + parts[AFTER].flops
+        repeated = 0.0
+        if again and plan.recompute == "full":
+            repeated = blocks
+        elif again and plan.recompute == "selective":
+            repeated = sum(count * _core_flops(parts[kind]) for kind, count in model.counts.items())
+        elif again and isinstance(plan.recompute, int):
+            repeated = blocks * min(1.0, plan.recompute * plan.stages / max(len(model.blocks), 1))
+        return (3 * forward + repeated) * self.global_batch / plan.micro_batch
+
+
+def _by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore[type-arg]
+    """Return the values of the stages of each rank of the pipeline."""
+    ranks: list[list[object]] = [[] for _ in range(plan.pipeline)]
+    for number, each in enumerate(values):
+        ranks[rank_of(number, plan)].append(each)
+    return ranks
+
+
+def _causes(ready: Prepared, pipeline: PipelineTime) -> dict[str, float]:
+    """Return the seconds of a step by cause, on the rank that is busy for longest."""
+    plan, m = ready.plan, ready.microbatches
+    rank = max(range(plan.pipeline), key=lambda each: pipeline.busy[each])
+    numbers = [number for number in range(len(ready.stages)) if rank_of(number, plan) == rank]
+    own = [ready.stages[number] for number in numbers]
+    causes = {
+        "compute": m * sum(each.forward + each.backward for each in own),
+        "recomputation": m * sum(each.recomputation for each in own),
+        "accumulation": m * sum(ready.accumulation[number] for number in numbers),
+    }
+    for group in ("tensor", "context"):
+        causes[group] = m * sum(
+            each.waits_forward.get(group, 0.0) + each.waits_backward.get(group, 0.0) for each in own
+        )
+    busy = m * sum(ready.times[number].forward + ready.times[number].backward for number in numbers)
+    causes["fsdp"] = busy - sum(causes.values()) if plan.zero == 3 else 0.0
+    transfers = any(each.transfer for each in ready.times)
+    alone = [replace(each, transfer=0.0) for each in ready.times]
+    without = pipeline_time(alone, plan, m).seconds if transfers else pipeline.seconds
+    causes["pipeline"] = pipeline.seconds - without
+    causes["bubble"] = max(without - busy, 0.0)
+    causes["gradients"], causes["optimizer"] = ready.once
+    return causes
+
+
+def _core_flops(part: Part) -> int:
+    return sum(times * work.flops for work, times in part.works["core"])

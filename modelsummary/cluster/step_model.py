@@ -1,0 +1,261 @@
+"""``StepModel``: a model ready to be costed under many plans. Equal blocks run once, and results are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.folding import fold
+from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
+from modelsummary.cluster.plan import Recipe
+from modelsummary.cluster.rank_model import RankModel
+from modelsummary.errors import InputError
+from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.checkpointing import blocks_of
+from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.predict import check_initialized, run_step
+from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.make import make_plan
+from modelsummary.parallel.plan import ParallelPlan
+from modelsummary.record.runs import record_once
+
+__all__ = ["Share", "StepModel"]
+
+
+class Share(NamedTuple):
+    """What one rank computes of a micro-batch.
+
+    Attributes:
+        tensor, sequence_parallel, context: as in ``Plan``.
+        micro_batch: samples in a micro-batch.
+        sequence: length of the whole sequence; 0 if the model's input has none.
+    """
+
+    tensor: int
+    sequence_parallel: bool
+    context: int
+    micro_batch: int
+    sequence: int
+
+
+class StepModel:
+    """A model whose training step is costed on one rank, for any share of the work.
+
+    Args:
+        live: the model and its call.
+        root: root of the tree of its statistics.
+        recipe: what it is trained with.
+
+    Attributes:
+        blocks: FQNs of its blocks in the order of their calls.
+        kind_of: FQN of a block -> FQN of the equal block that runs for it.
+        recorded_batch: samples in the recorded input.
+        recorded_sequence: length of the recorded sequences; 0 if the first input is neither token numbers (batch x
+            length) nor features of tokens (batch x length x features).
+
+    Raises:
+        InputError: the model cannot be copied, or is not initialised.
+    """
+
+    def __init__(self, live: LiveModel, root: LayerInfo, recipe: Recipe) -> None:
+        check_initialized(live)
+        self.recipe, self._root, self._live = recipe, root, live
+        rows = blocks_of(root)
+        self.blocks = [row.fqn for row in rows]
+        self.kind_of = _kinds(root, rows)
+        same = {fqn: kind for fqn, kind in self.kind_of.items() if fqn != kind}
+        self._folded = fold(live.model, same)
+        args, kwargs = live.call.on_meta(lambda each: each.detach().to("meta").requires_grad_(each.requires_grad))
+        self._call = replace(live.call, args=args, kwargs=kwargs)
+        self._batch_dim = live.batch_dim or 0
+        self.recorded_batch = self._call.size_along(self._batch_dim) or 1
+        self.recorded_sequence = _sequence_of(self._call)
+        self._plans: dict[int, ParallelPlan] = {}
+        self._parts: dict[Share, dict[str, Part]] = {}
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the parameters: of the recipe's dtype, or of the model's largest one."""
+        sizes = [each.dtype.itemsize for each in self._folded.parameters() if each.dtype.is_floating_point]
+        return self.recipe.dtype.itemsize if self.recipe.dtype is not None else max(sizes, default=4)
+
+    @cached_property
+    def n_params(self) -> int:
+        """Elements of all trained parameters."""
+        return sum(each.numel() for each in self._folded.parameters() if each.requires_grad)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of the gradients."""
+        dtype = self.recipe.gradient_dtype
+        return self.weight_bytes if dtype is None else dtype.itemsize
+
+    @cached_property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of the products: the recipe's, or the dtype that most parameters have."""
+        if self.recipe.dtype is not None:
+            return self.recipe.dtype
+        elements: dict[torch.dtype, int] = {}
+        for each in self._folded.parameters():
+            if each.dtype.is_floating_point:
+                elements[each.dtype] = elements.get(each.dtype, 0) + each.numel()
+        return max(elements, key=lambda dtype: elements[dtype], default=torch.float32)
+
+    @cached_property
+    def has_core(self) -> bool:
+        """Whether attention runs as several kernels, so that selective recomputation frees memory."""
+        parts = self.parts(Share(1, False, 1, self.recorded_batch, self.recorded_sequence))
+        return any(part.core_bytes for part in parts.values())
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Kind of block -> how many blocks are of that kind."""
+        found: dict[str, int] = {}
+        for kind in self.kind_of.values():
+            found[kind] = found.get(kind, 0) + 1
+        return found
+
+    def parallel_plan(self, tensor: int) -> ParallelPlan:
+        """Return how the folded model is split over ranks of tensor parallelism.
+
+        Raises:
+            InputError: it cannot be split over that many.
+        """
+        if tensor not in self._plans:
+            live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
+            self._plans[tensor] = make_plan(live, self._root, tensor=tensor)
+        return self._plans[tensor]
+
+    def parts(self, share: Share) -> dict[str, Part]:
+        """Return the parts of the model on one rank: what precedes the blocks, each kind of block, what follows.
+
+        Raises:
+            InputError: the model or its input cannot be shared so.
+        """
+        if share not in self._parts:
+            try:
+                self._parts[share] = self._observe(share, gather_head=False)
+            except InputError:
+                raise
+            except Exception as error:  # the loss, or the model, needs the results of all ranks
+                try:
+                    self._parts[share] = self._observe(share, gather_head=True)
+                except Exception:
+                    raise InputError(f"{share}: the model does not run so: {error!r:.200}") from error
+        return self._parts[share]
+
+    def _observe(self, share: Share, *, gather_head: bool) -> dict[str, Part]:
+        kinds = list(self.counts)
+        plan = self.parallel_plan(share.tensor)
+        rank = RankModel(
+            self._folded,
+            plan,
+            self._prepared(plan),
+            kinds,
+            last=self.blocks[-1] if self.blocks else "",
+            sequence_parallel=share.sequence_parallel,
+            gather_head=gather_head,
+        )
+        call = self._call.with_batch(self._batch_dim, self.recorded_batch, share.micro_batch)
+        length = share.sequence // share.context
+        if length and length != self.recorded_sequence:
+            call = call.with_batch(1, self.recorded_sequence, length)
+        step = StepPlan(dtype=self.recipe.dtype, loss=self.recipe.loss)
+        with OnAccelerator():
+            seen, entered = run_step(
+                rank.module,
+                call,
+                step,
+                lambda run, how: (Observed.of(run, how), dict(rank.entered)),  # forgotten when the run is over
+                notes_operators=True,
+            )
+        columns = [layer.fqn for layer in plan.layers if layer.role in ("column", "head")]
+        return parts_of(
+            seen,
+            kinds,
+            entered,
+            self._params(rank.module, kinds),
+            columns,
+            self.recipe.kernels,
+            ranks=share.tensor,
+            context=share.context,
+        )
+
+    def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
+        """Return the modules whose input goes to column-parallel layers alone, one of them included."""
+        layers: Any = {layer.fqn: layer for layer in plan.layers if layer.role != "input"}
+        return prepared_inputs(self._calls, layers, least=1) if layers else []
+
+    @cached_property
+    def _calls(self) -> Calls:
+        return Calls(self._folded, record_once(self._folded, self._call, "shape"))
+
+    def _params(self, module: nn.Module, kinds: Sequence[str]) -> dict[str, dict[int, int]]:
+        """Return the trained parameters of each part. A parameter that both ends hold has one id."""
+        found: dict[str, dict[int, int]] = {name: {} for name in (BEFORE, *kinds, AFTER)}
+        first = {fqn: number for number, fqn in enumerate(_in_order(self._root))}
+        begin = min((first.get(fqn, 0) for fqn in self.blocks), default=0)
+        inside = tuple(f"{fqn}." for fqn in self.blocks)
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad:
+                continue
+            kind = next((fqn for fqn in kinds if name.startswith(f"{fqn}.")), None)
+            if kind is not None:
+                found[kind][id(parameter)] = parameter.numel()
+            elif not name.startswith(inside):
+                owner = name.rpartition(".")[0]
+                place = BEFORE if first.get(owner, begin) < begin or not owner else AFTER
+                found[place if self.blocks else AFTER][id(parameter)] = parameter.numel()
+        return found
+
+
+def _in_order(root: LayerInfo) -> list[str]:
+    return [row.fqn for row in root.walk()]
+
+
+def _kinds(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
+    """Return the block that runs for each block: the first one that looks the same.
+
+    The first block of a model without parameters before it takes no gradient, so it runs for itself alone. Leaf layers
+    are not folded: tensor parallelism splits neighbours differently.
+    """
+    found: dict[str, str] = {}
+    known: dict[Any, str] = {}
+    for number, row in enumerate(rows):
+        if row.is_leaf or (number == 0 and not _trains_before(root, row)):
+            found[row.fqn] = row.fqn
+        else:
+            found[row.fqn] = known.setdefault(_looks(row), row.fqn)
+    return found
+
+
+def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
+    for row in root.walk():
+        if row is block:
+            return False
+        if row.is_leaf and row.executed and row.num_params:
+            return True
+    return False
+
+
+def _looks(row: LayerInfo) -> tuple[Any, ...]:
+    inside = tuple(
+        (each.class_name, str(each.input_size), str(each.output_size), each.num_params, each.self_macs)
+        for each in row.walk()
+    )
+    return repr(row.module), inside
+
+
+def _sequence_of(call: CallArguments) -> int:
+    first = next(iter(call.tensors()), None)
+    if first is None or first.dim() != (3 if first.dtype.is_floating_point else 2):
+        return 0
+    return int(first.shape[1])

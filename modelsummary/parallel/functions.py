@@ -1,0 +1,20 @@
+"""Names of torch functions by what they do to shards."""
+
+from __future__ import annotations
+
+__all__ = ["ELEMENTWISE", "FACTORIES"]
+
+ELEMENTWISE = frozenset(
+    """
+abs add sub rsub mul div true_divide floor_divide neg pow square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh
+sigmoid erf reciprocal sign ceil floor round trunc clamp clamp_min clamp_max minimum maximum fmod remainder where
+masked_fill eq ne lt le gt ge logical_and logical_or logical_not and or xor invert bitwise_and bitwise_or bitwise_not
+isnan isinf isfinite nan_to_num relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid
+softplus softsign logsigmoid threshold dropout feature_dropout alpha_dropout lerp addcmul addcdiv to type type_as float
+half bfloat16 double long int bool contiguous clone detach requires_grad float_power atan2 iadd isub imul itruediv radd
+rmul rtruediv truediv rpow ipow xlogy rdiv real imag conj positive data fill zero tanhshrink softshrink hardshrink
+glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multiply subtract divide negative clip
+""".split()
+)
+# Each element is the same: a local tensor of fewer elements is a shard.
+FACTORIES = frozenset("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like".split())

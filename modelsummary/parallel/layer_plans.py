@@ -1,0 +1,205 @@
+"""What torch's styles do for each layer: their arguments, and the collectives that they cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from modelsummary.parallel.derive import Derivation, Layer
+from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.stream import Boundary, Stream
+from modelsummary.record.events import Value, values_in
+
+__all__ = ["layer_plans"]
+
+_STYLES = {
+    "column": "ColwiseParallel",
+    "row": "RowwiseParallel",
+    "embedding": "RowwiseParallel",
+    "head": "ColwiseParallel",
+    "norm": "SequenceParallel",
+    "local": "LocalParallel",
+}
+_WHOLE, _CHUNK, _STRIDED = "Replicate()", "Shard({})", "_StridedShard({}, split_factor={})"
+
+
+def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
+    """Return how torch's styles say what the layers do, in the order of their calls."""
+    stream = derivation.stream or Stream({})
+    prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
+    of_column = {fqn: each for each in prepared for fqn in each.columns}
+    plans: list[LayerPlan] = []
+    done: set[tuple[str, int | str]] = set()
+    for layer in derivation.in_order():
+        around = of_column.get(layer.fqn)
+        if around is not None and (around.fqn, around.position) not in done:
+            done.add((around.fqn, around.position))
+            plans.append(_input_plan(around, derivation))
+        if layer.role == "local":
+            plans.append(_local_plan(derivation, layer.fqn, n_ranks))
+            continue
+        plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=around is not None))
+    for region in derivation.regions:
+        plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
+    # A hook of a norm runs before the one that gathers its result.
+    plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
+    plans += [_boundary_plan(derivation, each, is_entry=True) for each in stream.entries]
+    plans += [_boundary_plan(derivation, each, is_entry=False) for each in stream.exits]
+    first = {fqn: place for place, fqn in enumerate(_order(derivation))}
+    return sorted(plans, key=lambda plan: first[plan.fqn])
+
+
+def _order(derivation: Derivation) -> Iterator[str]:
+    """Yield the FQNs of modules in the order of their first call, outer modules before inner ones."""
+    seen = set()
+    for event in derivation.calls.record.root.walk():
+        if event.is_module and event.fqn not in seen:
+            seen.add(event.fqn)
+            yield event.fqn
+
+
+def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
+    calls, stream = derivation.calls, derivation.stream
+    begin = next(begin for event, (begin, _) in calls.entered.items() if event.fqn == prepared.fqn)
+    layout = None if stream is None else stream.layout_at(prepared.values[0], begin)
+    options = prepared.options(_WHOLE if layout is None else _CHUNK.format(layout.dim), _WHOLE)
+    differentiable = [each for each in prepared.values if each.requires_grad]
+    if layout is None:
+        collectives = _collectives("all_reduce", "backward", differentiable)
+    else:
+        collectives = _collectives("all_gather", "forward", prepared.values)
+        collectives += _collectives("reduce_scatter", "backward", differentiable)
+    return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0, collectives)
+
+
+def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: int, *, is_prepared: bool) -> LayerPlan:
+    calls = derivation.calls
+    module = calls.modules[layer.fqn]
+    events = [calls.events[place] for place in calls.places.get(layer.fqn, ())]
+    given = [value for event in events for value in values_in(event.args)]
+    made = [value for event in events for value in values_in(event.result)]
+    differentiable = [value for value in given if value.requires_grad]
+    shards: dict[str, int | None] = {name: None for name, each in module._parameters.items() if each is not None}
+    options: dict[str, Any] = {}
+    collectives: tuple[Collective, ...] = ()
+    if layer.role == "norm":
+        options = {"sequence_dim": layer.dim, "use_local_output": True}
+    elif layer.role in ("column", "head"):
+        is_table = isinstance(module, nn.Embedding)
+        shards = dict.fromkeys(shards, 1 if is_table else 0)
+        is_chunk = layer.fqn in stream.gathered and not is_prepared
+        if is_chunk:
+            options = {"input_layouts": _CHUNK.format(1)}
+            collectives = _collectives("all_gather", "forward", given)
+            collectives += _collectives("reduce_scatter", "backward", differentiable)
+        if layer.gathers:
+            options |= {"output_layouts": _WHOLE}
+            collectives += _collectives("all_gather", "forward", made)
+        if not (is_prepared or is_table or is_chunk):
+            collectives += _collectives("all_reduce", "backward", differentiable)
+    else:
+        shards["weight"] = 1 if layer.role == "row" else 0
+        if layer.role == "embedding" or layer.gathers:
+            options = {"input_layouts": _WHOLE}
+            collectives = _collectives("all_gather", "backward", differentiable)
+        if layer.fqn in stream.scattered:
+            options |= {"output_layouts": _CHUNK.format(1)}
+            collectives += _collectives("reduce_scatter", "forward", made)
+            collectives += _collectives("all_gather", "backward", [each for each in made if each.requires_grad])
+        else:
+            collectives += _collectives("all_reduce", "forward", made)
+    params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
+    reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
+    return LayerPlan(layer.fqn, _STYLES[layer.role], options, layer.role, shards, params, _merged(collectives), reason)
+
+
+def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
+    """Return the plan of a module that runs on local shards of its own parameters."""
+    calls, region = derivation.calls, derivation.locals[fqn]
+    layouts = region.owners[fqn]
+    once = tuple(each.rpartition(".")[2] for each in region.once)
+    placements = {
+        name: _CHUNK.format(each.dim) if each.outer == 1 else _STRIDED.format(each.dim, each.outer)
+        for name, each in layouts.items()
+    }
+    options: dict[str, Any] = {"shards": placements}
+    collectives: tuple[Collective, ...] = ()
+    if region.module:
+        options |= {"once": once, "summed": region.summed, "sums_result": True}
+        event = next(each for each in calls.entered if each.fqn == fqn)
+        given = [event.kwargs[each] if isinstance(each, str) else event.args[each] for each in region.summed]
+        collectives = _collectives("all_reduce", "forward", values_in(event.result))
+        collectives += _collectives("all_reduce", "backward", [each for each in given if each.requires_grad])
+    shards: dict[str, int | None] = {name: each.dim for name, each in layouts.items()}
+    shards |= dict.fromkeys(once)
+    parameters = calls.modules[fqn]._parameters
+    own = {name: each for name, each in parameters.items() if each is not None}
+    params = sum(each.numel() // (1 if shards.get(name) is None else n_ranks) for name, each in own.items())
+    return LayerPlan(fqn, _STYLES["local"], options, "local", shards, params, collectives)
+
+
+def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
+    """Return the plan of a layer, the gradient of parts of whose result is summed."""
+    calls = derivation.calls
+    made = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    nbytes = sum(each.nbytes // each.shape[-1] * (stop - start) for each in made for start, stop in parts)
+    collectives = (Collective("all_reduce", "backward", len(made) * len(parts), nbytes),)
+    parameters = calls.modules[fqn]._parameters
+    shards: dict[str, int | None] = {name: None for name, each in parameters.items() if each is not None}
+    params = sum(each.numel() for each in parameters.values() if each is not None)
+    return LayerPlan(fqn, "ReduceGradient", {"parts": tuple(parts)}, "gradient", shards, params, collectives)
+
+
+def _norm_plan(derivation: Derivation, fqn: str, dim: int) -> LayerPlan:
+    """Return the plan of a norm whose input is a chunk of the sequence."""
+    parameters = derivation.calls.modules[fqn]._parameters
+    shards: dict[str, int | None] = {name: None for name, each in parameters.items() if each is not None}
+    params = sum(each.numel() for each in parameters.values() if each is not None)
+    return LayerPlan(fqn, "SequenceParallel", {"sequence_dim": dim, "use_local_output": True}, "norm", shards, params)
+
+
+def _boundary_plan(derivation: Derivation, boundary: Boundary, *, is_entry: bool) -> LayerPlan:
+    """Return the plan of a module at whose boundary a tensor is gathered or cut."""
+    events = [each for each in derivation.calls.record.root.walk() if each.is_module and each.fqn == boundary.fqn]
+    chunk = _CHUNK.format(boundary.layout.dim)
+    before, after = (chunk, _WHOLE) if boundary.gathers else (_WHOLE, chunk)
+    position = boundary.position
+    given: Any = [event.args if is_entry else event.result for event in events]
+    if isinstance(position, str):
+        values = [event.kwargs[position] for event in events]
+        options: dict[str, Any] = {
+            "input_kwarg_layouts": {position: before},
+            "desired_input_kwarg_layouts": {position: after},
+        }
+    else:
+        parts = [each if isinstance(each, tuple) else (each,) for each in given]
+        values = [part[position] for part in parts]
+        kind = "input" if is_entry else "output"
+        options = {
+            f"{kind}_layouts": tuple(before if place == position else None for place in range(len(parts[0]))),
+            f"desired_{kind}_layouts": tuple(after if place == position else None for place in range(len(parts[0]))),
+        }
+    if boundary.gathers:
+        collectives = _collectives("all_gather", "forward", values)
+    else:
+        collectives = _collectives("all_gather", "backward", [each for each in values if each.requires_grad])
+    style = "PrepareModuleInput" if is_entry else "PrepareModuleOutput"
+    options["use_local_output"] = True
+    return LayerPlan(boundary.fqn, style, options, "input" if is_entry else "output", {}, 0, collectives)
+
+
+def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[Collective, ...]:
+    return (Collective(operation, phase, len(values), sum(each.nbytes for each in values)),) if values else ()
+
+
+def _merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+    """Return one entry for each operation and phase."""
+    found: dict[tuple[str, str], Collective] = {}
+    for each in collectives:
+        key = (each.operation, each.phase)
+        before = found.get(key, Collective(*key, 0, 0))
+        found[key] = Collective(*key, before.count + each.count, before.nbytes + each.nbytes)
+    return tuple(found.values())

@@ -1,0 +1,366 @@
+"""Sequence parallelism: between row- and column-parallel layers, each rank holds a chunk of the sequence.
+
+A stream begins at the results of row-parallel layers and of embeddings, which are reduced and scattered by one
+collective. It passes through functions and norms, and column-parallel layers gather it. Where a whole tensor meets the
+stream, or a layer needs a whole tensor, the tensor is cut or gathered at the boundary of a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
+from modelsummary.parallel.derive import Layer
+from modelsummary.parallel.layouts import Blocked, Call, Needs, Sharded
+from modelsummary.parallel.rules import layout_after
+from modelsummary.parallel.stream import Boundary, Stream
+from modelsummary.record.events import Event, Value, attributes_in, values_in
+
+__all__ = ["find_stream"]
+
+_MOST_ATTEMPTS = 60
+
+
+def find_stream(
+    calls: Calls, layers: Mapping[str, Layer], n_ranks: int, *, with_embeddings: bool, cuts_inputs: bool
+) -> Stream | None:
+    """Return what can be sharded along the sequence; None if nothing can.
+
+    Args:
+        with_embeddings: the results of embeddings are scattered, too. A model that reads the length of the sequence
+            from them then sees the length of a chunk.
+        cuts_inputs: whole tensors that meet the stream are cut where they enter a module, if possible, rather than
+            where they leave one.
+    """
+    roles = ("row", "embedding") if with_embeddings else ("row",)
+    starts = [fqn for fqn, layer in layers.items() if layer.role in roles and _has_sequence(calls, fqn, n_ranks)]
+    stream = Stream(dict.fromkeys(starts))
+    for _ in range(_MOST_ATTEMPTS):
+        if not any(layers[fqn].role == "row" for fqn in stream.scattered):
+            return None
+        walk = _Walk(calls, layers, n_ranks, stream)
+        try:
+            walk.run()
+        except Needs as needs:
+            following = walk.cut(needs, cuts_inputs=cuts_inputs)
+        except Blocked:
+            following = walk.gather()
+        else:
+            wrong = walk.inconsistent()
+            if not wrong:
+                return walk.stream
+            following = stream.without(wrong)
+        if following is None:
+            return None
+        stream = following
+    return None
+
+
+def _has_sequence(calls: Calls, fqn: str, n_ranks: int) -> bool:
+    """Return True if every result of a layer has three dimensions, and the second one divides."""
+    results = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    return bool(results) and all(len(each.shape) == 3 and each.shape[1] % n_ranks == 0 for each in results)
+
+
+class _Walk:
+    """Follows the stream through a record.
+
+    Args:
+        stream: what is known so far; its scattered layers and boundaries are kept.
+    """
+
+    def __init__(self, calls: Calls, layers: Mapping[str, Layer], n_ranks: int, stream: Stream) -> None:
+        self._calls, self._layers, self._n_ranks = calls, layers, n_ranks
+        self.stream = Stream(stream.scattered, stream.entries, stream.exits)
+        self._origins: dict[Value, frozenset[str]] = {}
+        self._place = 0
+        self._event: Event | None = None
+        self._spans: dict[str, list[tuple[Event, int, int]]] = {}
+        for event, (begin, end) in calls.entered.items():
+            self._spans.setdefault(event.fqn, []).append((event, begin, end))
+        for fqn, places in calls.places.items():
+            self._spans.setdefault(fqn, []).extend((calls.events[place], place, place + 1) for place in places)
+        for boundary in (*stream.entries, *stream.exits):
+            self._apply(boundary)
+
+    def _apply(self, boundary: Boundary) -> None:
+        """Note the layouts that values have inside of a module, or behind it."""
+        is_entry = boundary in self.stream.entries
+        for event, begin, end in self._spans[boundary.fqn]:
+            value = _argument(event, boundary.position) if is_entry else _results(event)[int(boundary.position)]
+            if isinstance(value, Value):
+                first, last = (begin, end) if is_entry else (end, len(self._calls.events) + 1)
+                self.stream.change(value, first, last, _after(boundary))
+
+    def run(self) -> None:
+        """Fill the stream. Raises ``Blocked`` or ``Needs``."""
+        events = self._calls.events
+        while self._place < len(events):
+            place = self._place
+            event = self._event = events[place]
+            if place in self._calls.norms and self._norm_of_functions(*self._calls.norms[place]):
+                self._place = self._calls.norms[place][1]
+                continue
+            if event.is_module and event.fqn in self.stream.scattered:
+                self._start(event)
+            elif self._sharded(event):
+                self._layer(event) if event.is_module else self._function(event)
+            self._note_results(event, place)
+            self._place += 1
+        self._event = self._calls.record.root
+        if any(self.stream.layout_at(value, self._place) for value in values_in(self._event.result)):
+            raise Blocked("the model returns it")
+
+    def _sharded(self, event: Event) -> dict[Value, Sharded]:
+        found = ((each, self._layout(each)) for each in values_in((event.args, event.kwargs)))
+        return {value: layout for value, layout in found if layout is not None}
+
+    def _layout(self, value: Value) -> Sharded | None:
+        return self.stream.layout_at(value, self._place)
+
+    def _note_results(self, event: Event, place: int) -> None:
+        exits = {each.position: each for each in self.stream.exits if event.is_module and each.fqn == event.fqn}
+        values = values_in(event.result)
+        if any(value in self.stream.made for value in values) or exits:
+            changed = {_results(event)[int(position)]: each for position, each in exits.items()}
+            self.stream.results[place] = [
+                self.stream.layout_at(value, place) if value not in changed else _after(changed[value])
+                for value in values
+            ]
+
+    def _give(self, event: Event, layout: Sharded, origins: frozenset[str]) -> None:
+        for value in values_in(event.result):
+            self.stream.made[value] = layout
+            self._origins[value] = origins
+
+    def _origins_of(self, event: Event) -> frozenset[str]:
+        return frozenset().union(*(self._origins.get(value, frozenset()) for value in self._sharded(event)))
+
+    def _start(self, event: Event) -> None:
+        """Scatter the result of a row-parallel layer or an embedding."""
+        if self._sharded(event):
+            raise Blocked(f"{event.fqn} takes a chunk of the sequence")
+        self._give(event, Sharded(1), frozenset({event.fqn}))
+
+    def _layer(self, event: Event) -> None:
+        module = self._calls.modules[event.fqn]
+        layer = self._layers.get(event.fqn)
+        (value, layout), *others = self._sharded(event).items()
+        if others or not event.args or event.args[0] is not value or layout.outer != 1:
+            raise Blocked(f"{event.fqn} is not called with one tensor by position")
+        if layer is not None and layer.role in ("column", "head") and layout == Sharded(1) and len(value.shape) == 3:
+            self.stream.gathered[event.fqn] = None
+        elif isinstance(module, ELEMENTWISE_LAYERS) and layer is None:
+            self._give(event, layout, self._origins_of(event))
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and layer is None:
+            if layout.dim >= len(value.shape) - len(module.normalized_shape):
+                raise Blocked(f"{event.fqn} works along the sharded dimension")
+            self._add_norm(event, layout)
+        else:
+            raise Blocked(f"{event.fqn} takes no chunk of the sequence")
+
+    def _add_norm(self, event: Event, layout: Sharded) -> None:
+        has_parameters = any(True for _ in self._calls.modules[event.fqn].parameters())
+        if has_parameters and self.stream.norms.setdefault(event.fqn, layout.dim) != layout.dim:
+            raise Blocked(f"{event.fqn} takes tensors that are sharded along different dimensions")
+        self._give(event, layout, self._origins_of(event))
+
+    def _norm_of_functions(self, event: Event, end: int) -> bool:
+        """Follow a norm that is written in Python; return False if it takes nothing sharded."""
+        begin = self._place
+        given = self._sharded(event)
+        if not given or event.fqn in self._layers:
+            return False
+        (value, layout), *others = given.items()
+        if others or not event.args or event.args[0] is not value or layout.outer != 1:
+            return False
+        origins = self._origins_of(event)
+        reduced: set[object] = set()
+        for place in range(begin, end):
+            self._place, self._event = place, self._calls.events[place]
+            inner = self._event
+            reduced.update(attributes_in((inner.args, inner.kwargs)))
+            if self._sharded(inner):
+                self._function(inner, reduced)
+            else:
+                reduced.update(values_in(inner.result))
+            self._note_results(inner, place)
+        results = values_in(event.result)
+        if len(results) != 1 or self.stream.made.get(results[0]) != layout:
+            raise Blocked(f"{event.fqn} returns a tensor that is sharded otherwise than what it takes")
+        self._add_norm(event, layout)
+        self._origins[results[0]] = origins
+        return True
+
+    def _function(self, event: Event, reduced: set[object] | None = None) -> None:
+        if event.is_decision:
+            raise Blocked(f"{event.fqn} decides by values that are sharded")
+        call = self._call(event, reduced or set())
+        layout = layout_after(call)
+        if layout is None or any(size % self._n_ranks for size in call.sizes):
+            raise Blocked(f"{call.name}() gives sizes that do not divide")
+        self._give(event, layout, self._origins_of(event))
+
+    def _call(self, event: Event, reduced: set[object]) -> Call:
+        return Call(event, lambda leaf: self._calls.operand(leaf, self._layout), set(), reduced)
+
+    # ----------------------------------------------------------------------------------------- boundaries
+
+    def _around(self) -> Iterator[tuple[Event, int, int]]:
+        """Yield the running module and the modules around it but the model, innermost first, with their positions."""
+        event = self._event
+        while event is not None and event.parent is not None:
+            if event in self._calls.entered:
+                yield event, *self._calls.entered[event]
+            elif event.is_module:
+                yield event, self._place, self._place + 1
+            event = event.parent
+
+    def _with(self, added: Boundary, *, is_entry: bool) -> Stream | None:
+        """Return the stream with a further boundary; None if the module has it already."""
+        old = self.stream.entries if is_entry else self.stream.exits
+        if any((each.fqn, each.position) == (added.fqn, added.position) for each in old):
+            return None
+        more = {**old, added: None}
+        return Stream(
+            self.stream.scattered,
+            more if is_entry else self.stream.entries,
+            self.stream.exits if is_entry else more,
+        )
+
+    def _without(self, fqns: frozenset[str]) -> Stream | None:
+        kept = {fqn: None for fqn in self.stream.scattered if fqn not in fqns}
+        return Stream(kept, self.stream.entries, self.stream.exits) if len(kept) < len(self.stream.scattered) else None
+
+    def gather(self) -> Stream | None:
+        """Return the stream with a whole tensor at the event at hand; None if no module can gather it."""
+        boundary = self._taken_whole()
+        if boundary is not None:
+            return self._with(boundary, is_entry=True) or self._give_up()
+        for value, layout in self._values_at_hand().items():
+            maker = self._calls.maker.get(value)
+            if maker is not None and maker.is_module and maker.fqn in self.stream.scattered:
+                return self._without(frozenset({maker.fqn}))
+            for module, position in self._returners(value):
+                found = self._with(Boundary(module.fqn, position, layout, True), is_entry=False)
+                if found is not None:
+                    return found
+        return self._give_up()
+
+    def _taken_whole(self) -> Boundary | None:
+        """Return the module that takes a chunk which has to be whole.
+
+        That is the outermost module in which only layers take the chunk, else the innermost one.
+        """
+        found = None
+        for module, begin, end in self._around():
+            layer = self._layers.get(module.fqn)
+            if layer is not None and layer.role != "local":
+                break
+            for position, value in (*enumerate(module.args), *module.kwargs.items()):
+                layout = self.stream.layout_at(value, begin) if isinstance(value, Value) else None
+                if layout is None or layout.outer != 1:
+                    continue
+                takers = [self._calls.position[event] for event in self._calls.takers.get(value, ())]
+                events = [self._calls.events[place] for place in takers if begin <= place < end]
+                if found is None or all(self._is_layer(event) for event in events):
+                    found = Boundary(module.fqn, position, layout, True)
+        return found
+
+    def _is_layer(self, event: Event) -> bool:
+        """Return True for a layer that takes no chunk of the sequence, or gathers it."""
+        passes = (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)
+        return event.is_module and not isinstance(self._calls.modules[event.fqn], passes)
+
+    def _values_at_hand(self) -> dict[Value, Sharded]:
+        assert self._event is not None
+        if self._event.parent is None:  # the model returns
+            found = ((each, self.stream.layout_at(each, self._place)) for each in values_in(self._event.result))
+            return {value: layout for value, layout in found if layout is not None}
+        return self._sharded(self._event)
+
+    def _give_up(self) -> Stream | None:
+        """Return the stream without the layers from which the tensors at hand come."""
+        return self._without(frozenset().union(*(self._origins.get(each, ()) for each in self._values_at_hand())))
+
+    def cut(self, needs: Needs, *, cuts_inputs: bool) -> Stream | None:
+        """Return the stream with a chunk of a whole tensor at the event at hand; None if no module can cut it."""
+        value, layout = needs.value, needs.layout
+        if not isinstance(value, Value):
+            return self.gather()
+        if layout.outer != 1 or value.shape[layout.dim] % self._n_ranks:
+            return self._give_up()
+        ways = [self._cut_at_exit, self._cut_at_entry]
+        for way in reversed(ways) if cuts_inputs else ways:
+            found = way(value, layout)
+            if found is not None:
+                return found
+        return self._give_up()
+
+    def _cut_at_exit(self, value: Value, layout: Sharded) -> Stream | None:
+        for module, position in self._returners(value):
+            found = self._with(Boundary(module.fqn, position, layout, False), is_entry=False)
+            if found is not None:
+                return found
+        return None
+
+    def _cut_at_entry(self, value: Value, layout: Sharded) -> Stream | None:
+        for module, _, _ in reversed(list(self._around())):
+            for position, each in (*enumerate(module.args), *module.kwargs.items()):
+                if each is value:
+                    return self._with(Boundary(module.fqn, position, layout, False), is_entry=True)
+        return None
+
+    def _returners(self, value: Value) -> Iterator[tuple[Event, int]]:
+        """Yield the modules that returned a value before the event at hand: inner ones first."""
+        found = []
+        for fqn, spans in self._spans.items():
+            for event, begin, end in spans:
+                if fqn and end <= self._place and value in (results := _results(event)):
+                    found.append((len(spans), end - begin, -len(fqn), event, results.index(value)))
+        for *_, event, position in sorted(found, key=lambda each: each[:3]):
+            yield event, position
+
+    def inconsistent(self) -> list[Any]:
+        """Return the layers and boundaries that do not see the same layouts in all calls of their module."""
+        stream = self.stream
+        found: list[Any] = [
+            fqn
+            for fqn in (*stream.gathered, *stream.norms)
+            if any(stream.layout_at(event.args[0], begin) is None for event, begin, _ in self._spans[fqn])
+        ]
+        for boundary in stream.entries:
+            for event, begin, _ in self._spans[boundary.fqn]:
+                value = _argument(event, boundary.position)
+                before = stream.layout_at(value, begin, outside=begin) if isinstance(value, Value) else boundary
+                if before != (boundary.layout if boundary.gathers else None):
+                    found.append(boundary)
+        for boundary in stream.exits:
+            for event, _, end in self._spans[boundary.fqn]:
+                value = _results(event)[int(boundary.position)]
+                before = stream.layout_at(value, end, outside=end)
+                if before != (boundary.layout if boundary.gathers else None):
+                    found.append(boundary)
+        return found
+
+
+def _after(boundary: Boundary) -> Sharded | None:
+    """Return the layout behind a boundary."""
+    return None if boundary.gathers else boundary.layout
+
+
+def _argument(event: Event, position: int | str) -> object:
+    if isinstance(position, str):
+        return event.kwargs.get(position)
+    return event.args[position] if len(event.args) > position else None
+
+
+def _results(event: Event) -> list[Any]:
+    """Return what a module returns, alone or in a tuple; nothing for a tuple of one, which torch's style unpacks."""
+    result = event.result
+    if isinstance(result, tuple):
+        return list(result) if len(result) > 1 else []
+    return [result]

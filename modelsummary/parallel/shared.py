@@ -1,0 +1,124 @@
+"""Tensors that all heads share: each rank computes a part of their gradient, which a layer before them sums.
+
+In multi-query attention all heads share keys and values, in multi-head latent attention the rotary part of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from modelsummary.parallel.calls import Calls, is_linear
+from modelsummary.parallel.layouts import Sharded
+from modelsummary.record.events import Event, Value, attributes_in, values_in
+
+__all__ = ["Shared", "add_part", "find_shared"]
+
+_EXPANDS = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"})
+
+
+@dataclass
+class Shared:
+    """A tensor that all heads share, back to the layers it comes from.
+
+    Attributes:
+        values: what is made of the layers' results alone, until heads take it; whole on each rank.
+        expanded: copies of it, one for each head -> their layout.
+        parts: FQN of a ``Linear`` -> start and end of each part of its result, along the last dimension, in order.
+        events: the functions that make the values.
+    """
+
+    values: set[Value] = field(default_factory=set)
+    expanded: dict[Value, Sharded] = field(default_factory=dict)
+    parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    def is_alone(self, calls: Calls, functions: Collection[Event]) -> bool:
+        """Return True if nothing takes the values but these functions and the functions of the heads."""
+        own = {*self.events, *functions}
+        return all(event in own for value in self.values for event in calls.takers.get(value, ()))
+
+
+def find_shared(calls: Calls, value: Value) -> Shared | None:
+    """Return the shared tensor behind a value that meets sharded heads; None if it is something else."""
+    found = Shared()
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if each in found.values or each in found.expanded or not each.requires_grad:
+            continue
+        event = calls.maker.get(each)
+        if event is None or (event.is_module and not is_linear(calls.modules[event.fqn])):
+            return None
+        if event.is_module:
+            found.values.add(each)
+            add_part(found.parts, event.fqn, 0, each.shape[-1])
+            continue
+        part = _part_of_layer(calls, event, each)
+        if part is not None:
+            found.values.add(each)
+            add_part(found.parts, *part)
+            continue
+        if any(calls.needs_grad(each) for each in attributes_in((event.args, event.kwargs))):
+            return None  # the gradient of a parameter on the way would be in parts
+        found.events.append(event)
+        dim = _expanded_dim(event, each)
+        if dim is not None:
+            found.expanded[each] = Sharded(dim)
+        else:
+            found.values.add(each)
+        pending += values_in((event.args, event.kwargs))
+    # What is made of the copies is sharded like them.
+    after = set(found.expanded)
+    for event in sorted(found.events, key=calls.position.__getitem__):
+        if after & set(values_in((event.args, event.kwargs))):
+            after.update(values_in(event.result))
+    found.values -= after
+    return found if found.parts and (found.expanded or value in found.values) else None
+
+
+def add_part(parts: dict[str, list[tuple[int, int]]], fqn: str, start: int, stop: int) -> None:
+    """Add a part of a layer's result, and join parts that touch."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted([*parts.get(fqn, []), (start, stop)]):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    parts[fqn] = joined
+
+
+def _expanded_dim(event: Event, value: Value) -> int | None:
+    """Return the dimension in which a function copies a dimension of size one; None if it copies nothing, or more."""
+    assert event.function is not None
+    before = values_in(event.args)
+    if event.function.short_name not in _EXPANDS or not before:
+        return None
+    lead = len(value.shape) - len(before[0].shape)
+    sizes = (1,) * lead + before[0].shape
+    dims = [dim for dim, (one, many) in enumerate(zip(sizes, value.shape, strict=True)) if one == 1 < many]
+    return dims[0] if len(dims) == 1 else None
+
+
+def _part_of_layer(calls: Calls, event: Event, value: Value) -> tuple[str, int, int] | None:
+    """Return the layer and the range if a function cuts a value off the last dimension of a layer's result."""
+    assert event.function is not None
+    given = values_in(event.args)
+    if event.function.short_name not in ("split", "chunk", "split_with_sizes", "getitem") or len(given) != 1:
+        return None
+    maker = calls.maker.get(given[0])
+    if maker is None or not maker.is_module or not is_linear(calls.modules[maker.fqn]):
+        return None
+    width = given[0].shape[-1]
+    if event.function.short_name == "getitem":
+        index = event.args[1]
+        last = index[-1] if isinstance(index, (tuple, list)) and Ellipsis in index else None
+        if not isinstance(last, slice) or len(value.shape) != len(given[0].shape):
+            return None
+        start, stop, step = last.indices(width)
+        return (maker.fqn, start, stop) if step == 1 else None
+    pieces = values_in(event.result)
+    if sum(each.shape[-1] for each in pieces) != width:
+        return None
+    start = sum(each.shape[-1] for each in pieces[: pieces.index(value)])
+    return maker.fqn, start, start + value.shape[-1]

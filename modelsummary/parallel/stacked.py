@@ -1,0 +1,252 @@
+"""Modules whose functions take their own parameters, such as experts that are stacked in one tensor.
+
+Each rank holds a chunk of every parameter, and what the module returns is summed over the ranks. A value is then whole,
+sharded, or partial: the ranks' tensors sum up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
+from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded
+from modelsummary.parallel.regions import Region
+from modelsummary.parallel.rules import FACTORIES, layout_after
+from modelsummary.record.events import Event, Value, attributes_in, values_in
+
+__all__ = ["PARTIAL", "follow_partial", "grow_stacked"]
+
+PARTIAL = Sharded(-1)
+
+_PASSES = frozenset(
+    """
+view reshape view_as reshape_as flatten unflatten transpose permute t T mT movedim unsqueeze squeeze expand expand_as
+contiguous clone to type type_as float half bfloat16 double neg negative sum mean getitem select narrow index_select
+gather take_along_dim chunk split split_with_sizes unbind cat stack concat repeat_interleave flip
+""".split()
+)
+_PRODUCTS = frozenset("linear grouped_mm grouped_mm_fallback matmul bmm mm addmm baddbmm".split())
+
+
+class _Wants(Exception):
+    """A parameter has to be sharded, too, in one of these layouts; ``PARTIAL``: one rank adds it."""
+
+    def __init__(self, fqn: str, options: list[Sharded]) -> None:
+        super().__init__(f"{fqn} has to be sharded, too")
+        self.fqn, self.options = fqn, options
+
+
+def grow_stacked(calls: Calls, fqn: str) -> Region:
+    """Return the region of a module with stacked parameters; ``blocked`` says why it cannot be sharded."""
+    event, (begin, end) = next((each, span) for each, span in calls.entered.items() if each.fqn == fqn)
+    used = dict.fromkeys(
+        each.fqn for inner in calls.events[begin:end] for each in attributes_in((inner.args, inner.kwargs))
+    )
+    stacked = [name for name in used if name in calls.parameters and calls.parameters[name].dim() >= 3]
+    if not stacked or calls.users.get(fqn) != {fqn} or calls.n_calls[fqn] != 1 or calls.holders[fqn] != {fqn}:
+        return Region([], blocked="its parameters are used elsewhere, too")
+    search = _Search(calls, event, begin, end)
+    first = calls.parameters[stacked[0]]
+    for dim in range(1, first.dim()):
+        for outer in (1, 2):
+            found = search.run({stacked[0]: Sharded(dim, outer)}) if first.shape[dim] % outer == 0 else None
+            if found is not None:
+                return found
+    return Region([], blocked=search.reason)
+
+
+class _Search:
+    """Tries layouts of the parameters of a module, one after the other."""
+
+    def __init__(self, calls: Calls, module: Event, begin: int, end: int) -> None:
+        self._calls, self._module, self._begin, self._end = calls, module, begin, end
+        self.reason = ""
+
+    def run(self, parameters: Mapping[str, Sharded]) -> Region | None:
+        """Return the region with at least these parameters sharded; None if there is none."""
+        walk = _Walk(self._calls, parameters)
+        try:
+            walk.run(self._module, self._begin, self._end)
+        except _Wants as wants:
+            for layout in wants.options if wants.fqn not in parameters else ():
+                found = self.run({**parameters, wants.fqn: layout})
+                if found is not None:
+                    return found
+            return None
+        except (Blocked, Needs) as blocked:
+            self.reason = str(blocked)
+            return None
+        return walk.region
+
+
+class _Walk:
+    """Follows shards of parameters through the calls of one module."""
+
+    def __init__(self, calls: Calls, parameters: Mapping[str, Sharded]) -> None:
+        self._calls = calls
+        self._states: dict[Any, Sharded] = {Attribute(fqn): layout for fqn, layout in parameters.items()}
+        shards = {fqn: layout for fqn, layout in parameters.items() if layout != PARTIAL}
+        self.region = Region([], parameters=shards, once=dict.fromkeys(parameters.keys() - shards.keys()))
+        for fqn, layout in shards.items():
+            self.region.sizes.add(calls.parameters[fqn].shape[layout.dim] // layout.outer)
+
+    def run(self, module: Event, begin: int, end: int) -> None:
+        """Fill the region. Raises ``Blocked`` or ``_Wants``."""
+        self.region.module = module.fqn
+        self.region.summed = tuple(summed_arguments(module))
+        for event in self._calls.events[begin:end]:
+            if event.is_module:
+                self._layer(event)
+            else:
+                self._function(event)
+        for value in values_in(module.result):
+            if value.dtype.is_floating_point and self._states.get(value) != PARTIAL:
+                raise Blocked(f"{module.fqn} returns a tensor that is not a sum over the ranks")
+        for event in self._calls.events[begin:end]:
+            for each in attributes_in((event.args, event.kwargs)):
+                if self._calls.needs_grad(each) and each not in self._states:
+                    raise Blocked(f"the gradient of {each.fqn} would be in parts")
+        self.region.layouts = {
+            leaf: layout for leaf, layout in self._states.items() if isinstance(leaf, Value) and layout != PARTIAL
+        }
+
+    def _layer(self, event: Event) -> None:
+        module = self._calls.modules[event.fqn]
+        if any(True for _ in module.parameters()):
+            raise Blocked(f"{event.fqn} has parameters")
+        given = [each for each in values_in((event.args, event.kwargs)) if each in self._states]
+        if not given:
+            return
+        (value,) = given
+        if not isinstance(module, ELEMENTWISE_LAYERS):
+            raise Blocked(f"{event.fqn} takes no sharded tensor")
+        if self._states[value] == PARTIAL and not isinstance(module, nn.Identity):
+            raise Blocked(f"{event.fqn} takes a sum over the ranks")
+        self._states.update(dict.fromkeys(values_in(event.result), self._states[value]))
+
+    def _function(self, event: Event) -> None:
+        taken = {*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))}
+        call = Call(event, self._operand, set(), taken)  # the style of the module sums all gradients
+        layouts = [each.layout for each in call.operands if each.layout is not None]
+        if not layouts:
+            return
+        if event.is_decision:
+            raise Blocked(f"{event.fqn} decides by values that are sharded")
+        layout: Sharded | None
+        if PARTIAL in layouts:
+            layout = self._partial(call)
+        else:
+            try:
+                layout = _product(call) if call.name in _PRODUCTS else layout_after(call)
+            except Needs as needs:
+                raise self._wants(needs.value, needs.layout) from None
+        self.region.sizes |= call.sizes
+        self.region.functions.append(event)
+        assert layout is not None
+        self._states.update(dict.fromkeys(values_in(event.result), layout))
+        for bias in call.operands if layout == PARTIAL and PARTIAL not in layouts and call.name in _PRODUCTS else ():
+            if bias.layout is None and _is_float(bias.leaf):
+                raise self._wants(bias.leaf, PARTIAL)
+
+    def _operand(self, leaf: Any) -> Operand | None:
+        found = self._calls.operand(leaf, self._states.get)
+        if found is None or not isinstance(leaf, Attribute):
+            return found
+        return Operand(leaf, found.shape, self._states.get(leaf), found.needs_grad)
+
+    def _partial(self, call: Call) -> Sharded:
+        """Follow a function that takes a partial tensor; it must be linear in it."""
+        follow_partial(call)
+        for each in call.operands if call.name in ("add", "iadd", "sub", "isub") else ():
+            if each.layout is None and not self._is_zeros(each.leaf):
+                raise self._wants(each.leaf, PARTIAL)
+        if (
+            call.name in ("index_add", "scatter_add")
+            and call.first.layout is None
+            and not self._is_zeros(call.first.leaf)
+        ):
+            raise Blocked(f"{call.name}() adds a sum over the ranks to a whole tensor")
+        return PARTIAL
+
+    def _is_zeros(self, leaf: Any) -> bool:
+        maker = self._calls.maker.get(leaf) if isinstance(leaf, Value) else None
+        function = maker.function if maker is not None else None
+        return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
+
+    def _wants(self, leaf: Any, layout: Sharded) -> Exception:
+        """Return the request to shard the parameter that a tensor is made of."""
+        fqn = self._calls.parameter_behind(leaf)
+        if fqn is None:
+            return Blocked("a replicated tensor meets a sharded one")
+        if layout == PARTIAL:
+            return _Wants(fqn, [PARTIAL])
+        shape = self._calls.shape_of(leaf)
+        assert shape is not None
+        sizes = self._calls.parameters[fqn].shape
+        return _Wants(fqn, [Sharded(d, layout.outer) for d, size in enumerate(sizes) if size == shape[layout.dim]])
+
+
+def follow_partial(call: Call) -> None:
+    """Check that a function is linear in the partial tensors that it takes. Raises ``Blocked``."""
+    partial = [each for each in call.operands if each.layout == PARTIAL]
+    if any(each.layout not in (None, PARTIAL) for each in call.operands):
+        raise Blocked(f"{call.name}() takes a sharded tensor and a sum over the ranks")
+    name = call.name
+    if name in ("cat", "stack", "concat"):
+        fits = len(partial) == len(call.operands)
+    elif name in _PASSES or name in ("div", "truediv", "itruediv"):
+        fits = len(partial) == 1 and call.first is partial[0]
+    elif name in ("mul", "imul", "rmul", "multiply", *_PRODUCTS - {"addmm", "baddbmm"}):
+        fits = len(partial) == 1 and (name not in _PRODUCTS or len(call.operands) == 2)
+    elif name in ("index_add", "scatter_add"):
+        fits = call.operands[-1] is partial[-1]
+    elif name in ("masked_fill",):
+        fits = call.argument(2, "value") == 0
+    else:
+        fits = name in ("add", "iadd", "sub", "isub")
+    if not fits:
+        raise Blocked(f"{name}() takes a sum over the ranks")
+
+
+def summed_arguments(module: Event) -> Iterable[int | str]:
+    """Yield the arguments of a module that are floating point tensors. Raises ``Blocked`` for tensors in containers."""
+    for position, given in (*enumerate(module.args), *module.kwargs.items()):
+        if isinstance(given, Value):
+            if given.dtype.is_floating_point:
+                yield position
+        elif any(value.dtype.is_floating_point for value in values_in(given)):
+            raise Blocked(f"{module.fqn} takes tensors in a container")
+
+
+def _product(call: Call) -> Sharded | None:
+    """Return the layout of a product with a parameter."""
+    first = 1 if call.name in ("addmm", "baddbmm") else 0
+    given = call.operand(first)
+    weight = call.operand(first + 1, "weight")
+    ndim = len(weight.shape)
+    summed, free = (1, 0) if call.name == "linear" else (ndim - 2, ndim - 1)
+    last = len(given.shape) - 1
+    for (one, dim), (other, place) in (((given, last), (weight, summed)), ((weight, summed), (given, last))):
+        if one.layout is None or one.layout.dim != dim:
+            continue
+        if other.layout is None:
+            raise Needs(other.leaf, Sharded(place, one.layout.outer))
+        if other.layout != Sharded(place, one.layout.outer):
+            raise Blocked("a product takes tensors that are sharded along different dimensions")
+        return PARTIAL
+    if weight.layout is None or weight.layout.dim != free or given.layout is not None:
+        return layout_after(call)
+    result = Sharded(len(call.result_shape) - 1, weight.layout.outer)
+    for bias in call.operands:
+        wanted = Sharded(len(bias.shape) - 1, result.outer)
+        if bias not in (given, weight) and _is_float(bias.leaf) and bias.layout != wanted:
+            raise Needs(bias.leaf, wanted)
+    return result
+
+
+def _is_float(leaf: Any) -> bool:
+    return not isinstance(leaf, Value) or leaf.dtype.is_floating_point

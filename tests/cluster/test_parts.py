@@ -1,0 +1,110 @@
+"""Activations of a block of GPT: the formulas of Korthikanti et al. 2022 follow from a plain module.
+
+Their table 2, in bytes of half precision, without the means and deviations of two norms (4 x 2 bytes per token).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelsummary import Statistics
+from modelsummary.cluster import Recipe, StepModel
+from modelsummary.cluster.parts import AFTER, BEFORE
+from modelsummary.cluster.step_model import Share
+from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt
+
+S, H, A = LENGTH, WIDTH, HEADS
+STATISTICS = 8  # bytes per token that the norms keep
+
+
+@pytest.fixture(scope="module")
+def model():
+    stats = Statistics(*gpt())
+    return StepModel(stats.live, stats.root, Recipe(dtype=torch.float16))
+
+
+def parts(model, tensor, micro_batch=1, *, sequence_parallel=False):
+    return model.parts(Share(tensor, sequence_parallel, 1, micro_batch, LENGTH))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_activations_of_a_block(model, micro_batch):
+    block = parts(model, 1, micro_batch)["blocks.0"]
+    tokens = S * micro_batch
+    assert block.kept_bytes == tokens * (H * (34 + 5 * A * S / H) + STATISTICS)
+    assert block.core_bytes == tokens * 5 * A * S
+    assert block.entered_bytes == 2 * tokens * H
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_activations_with_tensor_parallelism(model, t):
+    block = parts(model, t)["blocks.0"]
+    assert block.kept_bytes == S * (H * (10 + 24 / t + 5 * A * S / (H * t)) + STATISTICS)
+    assert block.core_bytes == S * 5 * A * S / t
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_activations_with_sequence_parallelism(model, t):
+    block = parts(model, t, sequence_parallel=True)["blocks.0"]
+    assert block.kept_bytes == S / t * (H * (34 + 5 * A * S / H) + STATISTICS)
+    assert block.entered_bytes == 2 * S * H / t
+
+
+def test_collectives_of_a_block(model):
+    whole = 2 * S * H
+    for sequence_parallel, forward, backward in (
+        (False, {"all_reduce": 2}, {"all_reduce": 2}),
+        # in the backward, what the column-parallel layers took is gathered again
+        (True, {"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 4, "reduce_scatter": 2}),
+    ):
+        block = parts(model, 2, sequence_parallel=sequence_parallel)["blocks.0"]
+        assert {each.nbytes for each in block.collectives} == {whole}
+        for phase, wanted in (("forward", forward), ("backward", backward)):
+            found = [each.operation for each in block.collectives if each.phase == phase]
+            assert {name: found.count(name) for name in found} == wanted
+
+
+def test_parts_hold_all_work_and_all_parameters(model):
+    stats = Statistics(*gpt())
+    whole, halves = parts(model, 1), parts(model, 2)
+    assert model.counts == {"blocks.0": LAYERS}
+    ends = whole[BEFORE].flops + whole[AFTER].flops
+    assert ends + LAYERS * whole["blocks.0"].flops == 2 * stats.total_macs
+    held = {**whole[BEFORE].params, **whole[AFTER].params}  # the tied weight has one id
+    assert sum(held.values()) + LAYERS * sum(whole["blocks.0"].params.values()) == stats.total_params
+    assert halves["blocks.0"].flops * 2 == whole["blocks.0"].flops
+
+
+def test_equal_blocks_run_once_and_different_ones_apart():
+    module, ids = gpt()
+    module.blocks[2].dropout1.p = 0.2
+    stats = Statistics(module, ids)
+    model = StepModel(stats.live, stats.root, Recipe())
+    assert model.counts == {"blocks.0": LAYERS - 1, "blocks.2": 1}
+
+
+def test_the_model_stays_untouched():
+    module, ids = gpt()
+    before = {name: id(each) for name, each in module.named_parameters()}
+    hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in module.modules()]
+    stats = Statistics(module, ids)
+    parts(StepModel(stats.live, stats.root, Recipe()), 2, sequence_parallel=True)
+    assert before == {name: id(each) for name, each in module.named_parameters()}
+    assert hooks == [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in module.modules()]
+    assert module.blocks[0].attention.heads == HEADS
+    assert not any("forward" in vars(each) for each in module.modules())
+
+
+def test_context_parallelism_gathers_keys_and_values():
+    module, ids = gpt(fused=True)
+    stats = Statistics(module, ids)
+    model = StepModel(stats.live, stats.root, Recipe())
+    whole = model.parts(Share(1, False, 1, 1, LENGTH))["blocks.0"]
+    shared = model.parts(Share(1, False, 2, 1, LENGTH))["blocks.0"]
+    assert shared.flops * 2 == whole.flops
+    assert {(each.operation, each.phase, each.nbytes) for each in shared.collectives} == {
+        ("all_gather", "forward", 2 * 2 * S * H),
+        ("all_gather", "backward", 2 * 2 * S * H),
+        ("reduce_scatter", "backward", 2 * 2 * S * H),
+    }

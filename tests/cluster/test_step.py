@@ -1,0 +1,162 @@
+"""The step of a cluster, derived by hand for equal stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelsummary import InputError, Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_time
+from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
+from tests.cluster.models import LAYERS, LENGTH, gpt
+
+PER_DEVICE = {"interleaved1f1b": 2, "zbv": 2, "dualpipev": 2}
+
+
+def plan_of(schedule, p):
+    return Plan(pipeline=p, virtual_stages=PER_DEVICE.get(schedule, 1), schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 64)])
+def test_bubble(schedule, p, m):
+    time = pipeline_time([StageTime(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m)
+    assert 1 - time.busy[0] / time.seconds == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
+    assert time.seconds == pytest.approx(3 * (m + p - 1))
+
+
+@pytest.mark.parametrize("v", [1, 2, 4])
+def test_interleaving_divides_the_bubble(v):
+    p, m = 4, 16
+    schedule = "interleaved1f1b" if v > 1 else "1f1b"
+    plan = Plan(pipeline=p, virtual_stages=v, schedule=schedule)
+    time = pipeline_time([StageTime(1 / v, 1 / v, 1 / v)] * p * v, plan, m)
+    assert time.seconds - 3 * m == pytest.approx(3 * (p - 1) / v)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    p=st.integers(2, 4),
+    rounds=st.integers(2, 12),
+    seconds=st.lists(st.floats(0.5, 2.0), min_size=8, max_size=8),
+    transfer=st.floats(0.0, 0.3),
+)
+def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seconds, transfer):
+    plan, m = plan_of(schedule, p), p * rounds
+    stages = [StageTime(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
+    loads = [StageLoad(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
+    whole = simulate(loads, m, schedule, bandwidth=1.0)
+    time = pipeline_time(stages, plan, m)
+    assert time.seconds == pytest.approx(whole.makespan, rel=0.02)
+    assert time.held == whole.peak_activation_bytes
+    assert time.held == [
+        max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)
+    ]
+    assert least_seconds(stages, plan, m) <= whole.makespan * (1 + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    stats = Statistics(*gpt())
+    return StepSimulator(StepModel(stats.live, stats.root, Recipe()), Cluster("A100", nodes=2), 32, LENGTH)
+
+
+def test_causes_add_up_and_figures_follow(simulator):
+    step = simulator.simulate(Plan(tensor=2, pipeline=2, data=4, micro_batch=2))
+    assert step.microbatches == 4
+    assert step.step_seconds == pytest.approx(sum(step.seconds_by_cause.values()))
+    assert step.tokens_per_second == pytest.approx(32 * LENGTH / step.step_seconds)
+    assert step.mfu == pytest.approx(step.model_flops / (step.step_seconds * 16 * 312e12))
+    assert step.device_hours(step.tokens_per_second * 3600) == pytest.approx(16)
+    stats = Statistics(*gpt())
+    assert step.model_flops == 32 * 3 * 2 * stats.total_macs
+    assert step.hfu == step.mfu
+
+
+def test_recomputation_adds_its_forward(simulator):
+    plain, full = (simulator.simulate(Plan(recompute=each)) for each in ("none", "full"))
+    one = simulator.simulate(Plan(recompute=1))
+    added = full.seconds_by_cause["recomputation"]
+    assert plain.seconds_by_cause["recomputation"] == 0
+    assert one.seconds_by_cause["recomputation"] == pytest.approx(added / LAYERS)
+    block = simulator.model.parts(simulator._layout(Plan()).share)["blocks.0"]
+    assert full.hardware_flops - full.model_flops == 32 * LAYERS * block.flops
+    kept, entered = block.kept_bytes, block.entered_bytes
+    assert plain.memory[0].activations - full.memory[0].activations == LAYERS * (kept - entered)
+    assert full.memory[0].recomputed == kept - entered
+
+
+def test_zero_shards_what_it_says(simulator):
+    by_zero = [simulator.simulate(Plan(data=4, zero=zero)).memory[0] for zero in range(4)]
+    params = by_zero[0].parameters // 2
+    assert by_zero[0].gradients == 4 * params  # float32
+    assert by_zero[0].optimizer == 12 * params  # two states and the master weights
+    assert [each.optimizer for each in by_zero] == [12 * params, *[3 * params] * 3]
+    assert [each.gradients for each in by_zero] == [4 * params, 4 * params, params, params]
+    assert [each.parameters for each in by_zero] == [2 * params, 2 * params, 2 * params, params // 2]
+    assert [bool(each.gathered) for each in by_zero] == [False, False, False, True]
+
+
+def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
+    for schedule in ("1f1b", "gpipe", "zb", "interleaved1f1b"):
+        plan = replace(plan_of(schedule, 2), micro_batch=4)
+        step = simulator.simulate(plan)
+        ready = simulator.prepare(plan)
+        loads = [StageLoad(1, 1, 1, 0, each.kept_bytes) for each in ready.stages]
+        whole = simulate(loads, step.microbatches, schedule)
+        assert [each.activations for each in step.memory] == whole.peak_activation_bytes
+
+
+def test_a_faster_network_is_faster():
+    stats = Statistics(*gpt())
+    model = StepModel(stats.live, stats.root, Recipe())
+    plan = Plan(data=16)
+    slow, fast = (
+        StepSimulator(model, Cluster("A100", nodes=2, network_bandwidth=each), 16, LENGTH).simulate(plan).step_seconds
+        for each in (1e9, 50e9)
+    )
+    assert fast < slow
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (Plan(tensor=32), "the plan needs 32 devices .tensor 32., but the cluster has 16"),
+        (Plan(data=3), "global_batch=32 cannot be dealt to data=3 copies .* pass a multiple of 3"),
+        (Plan(pipeline=8), "8 stages need 6 blocks or more, but the model has 4; use fewer stages"),
+        (Plan(context=2), "context=2 needs a model whose attention is scaled_dot_product_attention"),
+        (Plan(tensor=3), r"tensor=3 does not divide"),
+        (
+            Plan(pipeline=2, virtual_stages=2, data=8, micro_batch=4, schedule="interleaved1f1b"),
+            "a multiple of pipeline",
+        ),
+    ],
+)
+def test_what_does_not_fit_together(simulator, plan, message):
+    with pytest.raises(InputError, match=message):
+        simulator.simulate(plan)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Plan(tensor=0), "tensor must be an integer >= 1, got 0"),
+        (lambda: Plan(zero=4), "zero must be 0, 1, 2 or 3, got 4"),
+        (lambda: Plan(recompute="some"), "recompute must be one of 'none', .* or a number of blocks, got 'some'"),
+        (lambda: Plan(schedule="best"), "schedule must be one of 'gpipe', .* got 'best'"),
+        (lambda: Plan(sequence_parallel=True), "sequence_parallel=True needs tensor >= 2"),
+        (lambda: Plan(pipeline=2, schedule="zbv"), "schedule='zbv' has virtual_stages=2, got 1"),
+        (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
+        (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
+        (lambda: Recipe(kernels="fast"), "kernels must be 'eager' or 'compiled', got 'fast'"),
+    ],
+)
+def test_unusable_values(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,207 @@
+"""The page in a browser: what a reader does, no error in its console, and no request."""
+
+from __future__ import annotations
+
+import shutil
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import Statistics
+from tests.views.explorer.pages import NASTY, nasty_model
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+
+class Net(nn.Module):
+    """Six equal blocks in a list, and a head that also sees the input."""
+
+    def __init__(self, classes=2):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        y = x
+        for block in self.blocks:
+            y = block(y)
+        return self.head(torch.cat([x, y], 1))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as library:
+        browser = library.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    stats = Statistics(Net(), (3, 4))
+    memory = stats.memory(optimizer="sgd")
+    path = tmp_path_factory.mktemp("pages") / "net.html"
+    stats.explore(path, compare=Statistics(Net(5), (3, 4)), memory=memory)
+    stats.explore(path.with_name("one.html"), memory=memory)
+    return path
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    troubles = []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or troubles.append(request.url))
+    yield page
+    page.close()
+    assert troubles == []
+
+
+def opened(page, path, address=""):
+    page.goto(path.as_uri() + address)
+    page.wait_for_selector("body[data-ready]")
+    return page
+
+
+def names(page):
+    return page.locator(".canvas:visible .node .name").all_text_contents()
+
+
+def drawn(page, action):
+    """Do something and wait for the picture that follows from it."""
+    page.evaluate("delete document.body.dataset.drawn")
+    action()
+    page.wait_for_selector("body[data-drawn]")
+
+
+def test_equal_blocks_are_one_node_and_are_unfolded_by_a_click(page, path):
+    opened(page, path.with_name("one.html"), "#open=0")
+    assert names(page) == ["input", "0", "cat", "head", "output"]
+    assert page.locator(".badge text").all_text_contents() == ["× 6"]
+    drawn(page, lambda: page.locator(".badge").dispatch_event("click"))
+    assert names(page) == ["input", "0", "1", "2", "3", "4", "5", "cat", "head", "output"]
+
+
+def test_a_block_opens_down_to_its_functions_with_its_skip_connection(page, path):
+    opened(page, path.with_name("one.html"), "#open=0")
+    assert page.locator(".edge.skip").count() == 1  # from the input to cat
+    drawn(page, lambda: page.locator(".node .toggle").dispatch_event("click"))
+    assert names(page) == ["input", "up", "act", "down", "add", "cat", "head", "output"]
+    assert page.locator(".edge.skip").count() == 2
+    assert "each=" not in page.url
+
+
+def test_search_selects_and_shows_the_module_and_the_address_finds_it_again(page, path):
+    opened(page, path.with_name("one.html"), "#open=0")
+    page.keyboard.press("/")
+    page.keyboard.type("blocks.3 relu")
+    assert page.locator("#tree .name").all_text_contents() == ["blocks.3.act"]
+    drawn(page, lambda: page.keyboard.press("Enter"))
+    assert page.locator("#facts h2").text_content() == "blocks.3.act"
+    assert page.locator(".node.selected .name").text_content() == "act"
+    opened(page, path.with_name("one.html"), page.url.partition("#")[1] + page.url.partition("#")[2])
+    assert page.locator("#facts h2").text_content() == "blocks.3.act"
+
+
+def test_figures_colours_and_links(page, path):
+    """A block has 3 * (4 * 16 + 16 * 4) = 384 multiply-adds, six of them 2,304."""
+    opened(page, path.with_name("one.html"), "#open=0&at=blocks.0")
+    text = page.locator("#facts").inner_text()
+    assert "384" in text
+    assert "2.30 K" in text
+    assert page.locator("#legend").text_content() == "Multiply-adds: 0  2.30 K"
+    drawn(page, lambda: page.select_option("#colour", "Type"))
+    assert page.locator("#legend span").all_text_contents() == ["Block", "cat", "Linear"]
+    drawn(page, lambda: page.select_option("#size", "params"))
+    widths = {
+        group.locator(".name").text_content(): float(group.locator(".shape").last.get_attribute("width"))
+        for group in page.locator(".node").all()
+    }
+    assert widths["0"] > widths["head"]
+    page.locator("#facts a", has_text="input").click()
+    assert page.locator("#facts h2").text_content() == "input"
+
+
+@pytest.mark.parametrize("view", ["treemap", "icicle", "roofline", "memory"])
+def test_every_view_draws_the_selection_and_copies_as_a_picture(page, path, view):
+    opened(page, path.with_name("one.html"), f"#view={view}&at=blocks.0.up")
+    marked = page.locator(".span" if view == "memory" else ".canvas .selected")
+    assert marked.count() >= 1
+    with page.expect_download() as found:
+        page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
+        page.locator("#copy-svg").click()
+    root = ET.parse(found.value.path()).getroot()
+    assert root.tag.endswith("svg")
+    assert len(list(root.iter())) > 10
+
+
+def test_the_graph_copies_as_png(page, path):
+    opened(page, path.with_name("one.html"))
+    with page.expect_download() as found:
+        page.evaluate("() => { navigator.clipboard.write = () => Promise.reject(); }")
+        page.locator("#copy-png").click()
+    assert found.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_two_models_with_their_differences(page, path):
+    opened(page, path)
+    assert page.locator(".canvas").count() == 2
+    assert page.locator(".node.changed .name").all_text_contents() == ["head", "head"]
+    page.locator("[data-view=changes]").click()
+    rows = page.locator(".changes tr").all_text_contents()
+    assert any("head" in row and "+27" in row for row in rows)  # (8 + 1) * 3 more parameters
+    page.locator(".changes tr", has_text="head").click()
+    assert page.locator("#facts h2").text_content() == "head"
+    assert page.locator(".node.selected").count() == 2
+
+
+def test_keys(page, path):
+    opened(page, path.with_name("one.html"), "#open=0")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#facts h2").text_content() == "blocks"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#facts h2").text_content() == "blocks.0"
+    drawn(page, lambda: page.keyboard.press("f"))
+    assert page.locator("#crumbs").text_content() == "Net › blocks › 0"
+    assert names(page) == ["input", "cat", "up", "act", "down", "add"]  # what it is connected to, then its inside
+    drawn(page, lambda: page.keyboard.press("Backspace"))
+    assert page.locator("#crumbs").text_content() == ""
+    drawn(page, lambda: page.keyboard.press("d"))
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    drawn(page, lambda: page.keyboard.press("2"))
+    assert page.locator("body").get_attribute("data-view") == "treemap"
+
+
+def test_names_with_markup_stay_text(page, tmp_path):
+    Statistics(nasty_model(), (1, 2)).explore(tmp_path / "nasty.html")
+    opened(page, tmp_path / "nasty.html")
+    assert NASTY in page.locator("#tree .name").all_text_contents()
+    page.locator("#tree .row", has_text="script").click()
+    assert page.locator("#facts h2").text_content() == NASTY
+    assert page.locator("img").count() == 0
+
+
+def test_a_page_in_a_frame_as_in_a_notebook(page, tmp_path):
+    frame = Statistics(nn.Sequential(nn.Linear(2, 2)), (1, 2)).explore()._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!DOCTYPE html><body>{frame}</body>", encoding="utf-8")
+    page.goto((tmp_path / "notebook.html").as_uri())
+    inside = page.frame_locator("iframe")
+    inside.locator("body[data-ready]").wait_for()
+    inside.locator("#tree .name", has_text="output").click()
+    assert inside.locator("#facts h2").text_content() == "output"
