@@ -35,7 +35,7 @@ class Encoded(tuple[Tensor]):
         """The hidden states after the last layer."""
         return self[0]
 
-    hidden_states = attentions = None
+    hidden_states = attentions = attention_mask = None
 
 
 @dataclass(frozen=True)
