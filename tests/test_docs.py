@@ -26,8 +26,8 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-PAGES = "start extending usage cost split parallel cluster latency memory serving hugging_face export views files fx ci"
-NAMES = [*PAGES.split(), TORCHINFO]
+PAGES = "start extending usage cost formulas split parallel cluster latency memory serving hugging_face export views"
+NAMES = [*f"{PAGES} files fx ci".split(), TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,6 +35,7 @@ from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.columns import COLUMNS
+from modelsummary.views.terminal import shows_colours
 
 __all__ = ["main", "run"]
 
@@ -251,7 +252,8 @@ def _report(
     difference = None if other is None else stats.diff(other)
     asked = memory if options.memory is not None else None
     if options.format == "text":
-        parts = [str(stats) if difference is None else str(difference), asked, stages]
+        colours = options.output is None and shows_colours(sys.stdout)
+        parts = [stats.printed(colours=colours) if difference is None else difference, asked, stages]
         return "\n\n".join(str(part) for part in parts if part is not None)
     if options.format == "json":
         facts = stats.to_dict()
@@ -301,5 +303,4 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
 
 
 def _red(text: str) -> str:
-    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\x1b[31m{text}\x1b[0m" if colour else text
+    return f"\x1b[31m{text}\x1b[0m" if shows_colours(sys.stderr) else text

@@ -9,15 +9,15 @@ from math import prod
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["MaskedAttention", "hidden_scores"]
+from modelsummary.formulas.scores import hidden_scores
+
+__all__ = ["MaskedAttention"]
 
 _NAMES = "query key value attn_mask dropout_p is_causal scale enable_gqa".split()
 _SIGNATURE = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in _NAMES])
-_HIDDEN = -1e4  # a score with this added has probability 0
 
 
 class MaskedAttention:
@@ -30,11 +30,13 @@ class MaskedAttention:
         macs: multiply-adds of all calls, dense.
         hidden_macs: the part of them for scores that masks hide.
         unknown: number of calls with a mask whose values are not known; they count as dense.
+        is_inside: whether a call is running.
     """
 
     def __init__(self, values: Callable[[Tensor], Tensor | None]) -> None:
         self._values = values
         self.macs = self.hidden_macs = self.unknown = 0
+        self.is_inside = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -44,7 +46,11 @@ class MaskedAttention:
         def counted(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             bound = _SIGNATURE.bind_partial(query, key, value, *args, **kwargs).arguments
             self._count(query, key, value, bound.get("attn_mask"), is_causal=bound.get("is_causal", False))
-            return original(query, key, value, *args, **kwargs)
+            self.is_inside = True
+            try:
+                return original(query, key, value, *args, **kwargs)
+            finally:
+                self.is_inside = False
 
         with patch.object(functional, "scaled_dot_product_attention", counted):
             yield
@@ -64,13 +70,3 @@ class MaskedAttention:
                 self.unknown += 1
                 return
             self.hidden_macs += hidden_scores(known) * (scores // max(known.numel(), 1)) * per_score
-
-
-def hidden_scores(mask: Tensor) -> int:
-    """Return how many elements of a mask hide their score: False, or a number of at most -10,000.
-
-    >>> hidden_scores(torch.tensor([True, False])), hidden_scores(torch.tensor([0.0, -0.5, float("-inf")]))
-    (1, 1)
-    """
-    hidden = ~mask if mask.dtype == torch.bool else mask <= _HIDDEN
-    return int(hidden.sum())

@@ -28,8 +28,9 @@ _MOST_QUERIES = 40  # runs that tell candidates apart, per dimension
 _COMPARED = 4  # candidates that a further run should tell apart
 _NEAR = 1024  # sizes among which it is chosen
 _MOST_GRID = 200  # runs of a grid
-_PROOFS = 4  # runs at sizes that were not used
-_TRIES = 24
+_PROOFS = 6  # runs at sizes that were not used
+_TRIES = 40
+_FEW = 4  # sizes; a dimension with more below the recorded size is cut first
 
 Numbers = tuple[int, ...]  # one number of a size per dimension
 Unit = Any
@@ -44,7 +45,7 @@ class Fitted(NamedTuple):
     Attributes:
         terms: pieces per dimension -> number of the piece per dimension -> exponents -> coefficient.
         proofs: sizes of the runs that proved it.
-        smallest: smallest size per dimension that the model accepted.
+        smallest: size per dimension from which it holds.
     """
 
     terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]
@@ -86,7 +87,8 @@ class _Fit:
             self._decide(place)
         self._run_grid()
         terms = self._coefficients()
-        return Fitted(terms, self._prove(terms), tuple(map(self._smallest, range(len(self._dimensions)))))
+        proofs, smallest = self._prove(terms)
+        return Fitted(terms, proofs, tuple(each.at(k) for each, k in zip(self._dimensions, smallest, strict=True)))
 
     # ------------------------------------------------------------------------------------------ runs
 
@@ -122,9 +124,6 @@ class _Fit:
     def _line(self, place: int) -> list[int]:
         """Return the numbers of the accepted sizes of one dimension, the others at the anchor."""
         return sorted(numbers[place] for numbers in self._runs if numbers == self._on_line(place, numbers[place]))
-
-    def _smallest(self, place: int) -> int:
-        return self._dimensions[place].at(self._line(place)[0])
 
     # --------------------------------------------------------------------------------------- vectors
 
@@ -264,27 +263,48 @@ class _Fit:
 
     # ------------------------------------------------------------------------------------------ proof
 
-    def _prove(self, terms: Mapping[Any, Any]) -> tuple[Numbers, ...]:
-        """Run at sizes that were not used; return them. Raise ``FormulaError`` if the formula is wrong there."""
+    def _prove(self, terms: Mapping[Any, Any]) -> tuple[tuple[Numbers, ...], Numbers]:
+        """Run at sizes that were not used; return them, and the numbers of the sizes from which the formula holds.
+
+        Raises:
+            FormulaError: the formula is wrong at sizes as large as the recorded ones, or nothing could prove it.
+        """
         draw = random.Random(0)
-        lines = [self._line(place) for place in range(len(self._dimensions))]
+        smallest, largest = zip(
+            *((line[0], line[-1]) for line in map(self._line, range(len(self._anchor)))), strict=True
+        )
         proofs: list[Numbers] = []
         for _ in range(_TRIES):
-            numbers = tuple(draw.randint(line[0], line[-1]) for line in lines)
+            bounds = zip(smallest, largest, strict=True)
+            # Small sizes as often as large ones: they are where models do something else.
+            numbers = tuple(
+                round((least + 1) * ((most + 1) / (least + 1)) ** draw.random()) - 1 for least, most in bounds
+            )
             if numbers in self._runs or numbers in self._rejected or not self._run(numbers):
                 continue
             measured = sum(self._runs[numbers].values())
-            if evaluated(terms, numbers) != measured:
+            if evaluated(terms, numbers) == measured:
+                proofs.append(numbers)
+                if len(proofs) == _PROOFS:
+                    break
+                continue
+            smallest = self._above(numbers, smallest)
+            if not smallest:
                 sizes = ", ".join(f"{each.name}={size}" for each, size in self._sizes(numbers).items())
-                raise FormulaError(
-                    f"the polynomial found gives {float(evaluated(terms, numbers)):,.0f} at {sizes}, a run {measured:,}"
-                )
-            proofs.append(tuple(self._sizes(numbers).values()))
-            if len(proofs) == _PROOFS:
-                break
+                found = float(evaluated(terms, numbers))
+                raise FormulaError(f"the polynomial found gives {found:,.0f} at {sizes}, a run {measured:,}")
+            proofs = [each for each in proofs if all(map(int.__ge__, each, smallest))]
         if not proofs:
             raise FormulaError("the model accepts no further sizes that could prove the formula")
-        return tuple(proofs)
+        return tuple(tuple(self._sizes(each).values()) for each in proofs), smallest
+
+    def _above(self, wrong: Numbers, smallest: Numbers) -> Numbers:
+        """Return smallest sizes that exclude a wrong result at small sizes; empty if the sizes are not small."""
+        below = [place for place, anchor in enumerate(self._anchor) if wrong[place] < anchor]
+        cut = [place for place in below if self._anchor[place] >= _FEW] or below
+        if not cut:
+            return ()
+        return tuple(wrong[place] + 1 if place in cut else least for place, least in enumerate(smallest))
 
 
 def evaluated(terms: Mapping[Any, Any], numbers: Numbers) -> Fraction:

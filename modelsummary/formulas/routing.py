@@ -1,26 +1,29 @@
 """Parameters that one token's forward touches: of a mixture's experts, as many as the router chooses.
 
-A router is recognised by its operator: ``topk`` (or ``argmax``) over E scores. The experts are the parameters nearby
+A router is recognised by its operator: ``topk`` (or a maximum) over E scores. The experts are the parameters nearby
 that exist E times: stacked along the first dimension, or in E equal modules of a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.calls import Watch
+from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.operators import Execution, Operators
 from modelsummary.costs.operators import OpRule
 
 __all__ = ["Choice", "RoutedWatch", "active_params"]
 
-_CHOICES = {"aten.topk": None, "aten.argmax": 1}  # operator -> number chosen, if its name says so
+_TOPK = "aten.topk"
+_CHOICES = frozenset({_TOPK, "aten.argmax", "aten.max"})
 _FEWEST = 2  # experts
 
 
@@ -36,16 +39,27 @@ class Choice:
 class RoutedWatch(Watch):
     """A run in which choices are noted, in addition to calls and costs.
 
+    Args:
+        on_operator: called with each operator of the forward: its rule, arguments, result and multiply-adds.
+
     Attributes:
-        choices: the distinct choices, in order.
-        recomputed_macs: multiply-adds of scores that fused backwards of attention compute again.
+        chosen: whether it was a ``topk`` and the call that made it -> number of scores -> number chosen.
+        recomputed_macs: multiply-adds of the forward that the backward computes again: of checkpoints, and of scores in
+            fused attention.
     """
 
-    def __init__(self, model: nn.Module, execution: Execution) -> None:
+    def __init__(self, model: nn.Module, execution: Execution, on_operator: Callable[..., object]) -> None:
         super().__init__(model, execution)
-        self.choices: dict[Choice, None] = {}
+        self.on_operator = on_operator
+        self.chosen: dict[tuple[bool, Call], Counter[int]] = {}
         self.recomputed_macs = 0
+        self.is_in_backward = False
         self._operators = Operators(self, _Noting(execution, self))
+
+    def choices(self) -> list[Choice]:
+        """Return the choices, maxima first: where a layer takes both, ``topk`` is the router."""
+        ordered = sorted(self.chosen.items(), key=lambda item: item[0][0])
+        return [Choice(call.module, size, k) for (_, call), sizes in ordered for size, k in sizes.items()]
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model, count its operators, and return its result."""
@@ -53,16 +67,15 @@ class RoutedWatch(Watch):
             return self.root.module(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> int:
-        """Run the backward of a loss; return its multiply-adds without recomputation, of checkpoints or of kernels."""
-        n_calls, before = len(self.calls), self.root.macs
-        with calls_wrapped(self._wrapper), self._operators:  # calls during a backward recompute a checkpoint
+        """Run the backward of a loss; return its multiply-adds without recomputation."""
+        before, self.is_in_backward = self.root.macs, True
+        with self._operators:
             loss.backward()
-        del self.calls[n_calls:]
         return self.root.macs - before - self.recomputed_macs
 
 
 class _Noting:
-    """An execution that notes operators before it runs them."""
+    """An execution that notes the operators that it runs."""
 
     def __init__(self, execution: Execution, watch: RoutedWatch) -> None:
         self.input = execution.input
@@ -71,21 +84,28 @@ class _Noting:
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if rule.name in _CHOICES:
-            self._note_choice(rule.name, args, kwargs)
+            self._note_choice(rule.name, args[0], args, kwargs)
         elif "_attention" in rule.name and rule.name.endswith("_backward"):
             query, key = (args[0], args[1]) if rule.name.startswith("flex") else (args[1], args[2])
             self._watch.recomputed_macs += query.numel() * key.shape[-2]
-        return self._execution.run(func, rule, args, kwargs)
+        out, cost = self._execution.run(func, rule, args, kwargs)
+        if not self._watch.is_in_backward:
+            self._watch.on_operator(rule, args, kwargs, out, cost.macs)
+        elif torch.is_grad_enabled():  # a backward computes without gradients; this is the forward of a checkpoint
+            self._watch.recomputed_macs += cost.macs
+        return out, cost
 
-    def _note_choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scores, constant = args[0], _CHOICES[name]
-        dim = kwargs.get(
-            "dim", args[2 if constant is None else 1] if len(args) > (2 if constant is None else 1) else -1
-        )
-        if not isinstance(scores, Tensor) or not isinstance(dim, int) or not scores.dim():
-            return
-        chosen = constant or kwargs.get("k", args[1] if len(args) > 1 else 1)
-        self._watch.choices[Choice(self._watch.running.module, scores.shape[dim], chosen)] = None
+    def _note_choice(self, name: str, scores: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a ``topk``, or a maximum along a dimension; a router that takes the maximum k times chooses k."""
+        if name == _TOPK:
+            chosen = kwargs["k"] if "k" in kwargs else args[1]
+            dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
+        else:
+            chosen, dim = 1, kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if scores.dim() and isinstance(dim, int):
+            call = self._watch.running
+            known = self._watch.chosen.setdefault((name == _TOPK, call), Counter())
+            known[scores.shape[dim]] = chosen if name == _TOPK else known[scores.shape[dim]] + chosen
 
 
 def active_params(model: nn.Module, choices: list[Choice]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,8 @@ from modelsummary.capture.run import no_collection, running
 from modelsummary.errors import InputError
 from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
-from modelsummary.layer_info import LayerInfo
+from modelsummary.formulas.scores import Scores
+from modelsummary.layer_info import LayerInfo, ledger
 from modelsummary.memory.step import loss_of
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
@@ -109,20 +111,26 @@ def flops_per_token(
         no_collection(),
         running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
     ):
-        watch = RoutedWatch(live.model, execution)
-        attention = MaskedAttention(lambda mask: _values(execution, mask))
+        values = partial(_values, execution)
+        attention, scores = MaskedAttention(values), Scores(values)
+
+        def note(*operator: Any) -> None:
+            if not attention.is_inside:
+                scores.note(*operator)
+
+        watch = RoutedWatch(live.model, execution, note)
         with attention.watched():
             output = watch.forward(args, kwargs)
         forward = sum(each.macs for each in watch.calls)
         skipped = [each.skipped_macs for each in watch.calls]
-        active = active_params(live.model, list(watch.choices))
+        active = active_params(live.model, watch.choices())
         both = forward + watch.backward(loss_of(output, loss))
-    known = sum(each for each in skipped if each is not None) + attention.hidden_macs
+    known = sum(each for each in skipped if each is not None) + attention.hidden_macs + scores.hidden_macs
     notes = []
-    if attention.unknown or None in skipped:
+    if attention.unknown or scores.unknown or None in skipped:
         notes.append("Masks whose values are not known count as dense")
-    if root.uncounted_ops:
-        notes.append(f"Not counted: {', '.join(root.uncounted_ops)}")
+    if uncounted := ledger(root):
+        notes.append(f"Not counted: {', '.join(uncounted)}")
     return FlopsPerToken(
         unit, count, 2 * forward, 2 * both, 2 * known, 6 * known, root.num_params, active, tuple(notes)
     )

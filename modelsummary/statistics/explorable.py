@@ -1,4 +1,4 @@
-"""``ExplorableTree``: a tree that can be explored in a page, here or in Google's Model Explorer."""
+"""``ExplorableTree``: a tree to look at: in a page, in Google's Model Explorer, in pictures, beside another one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelsummary.costs.roofline import dtype_of
 from modelsummary.errors import InputError
 from modelsummary.statistics.layer_tree import LayerTree
 
@@ -13,14 +14,16 @@ if TYPE_CHECKING:  # imported on first use
     from modelsummary.memory.estimate import MemoryEstimate
     from modelsummary.parallel.plan import ParallelPlan
     from modelsummary.split import Stages
+    from modelsummary.views.diff import ModelDiff
     from modelsummary.views.explorer.flow import Dataflow
     from modelsummary.views.explorer.page import Page
+    from modelsummary.views.plot import Pictures
 
 __all__ = ["ExplorableTree"]
 
 
 class ExplorableTree(LayerTree):
-    """A tree with the explorer: one offline page with its modules, its dataflow and its figures."""
+    """A tree with the explorer, pictures and the differences to another tree."""
 
     def explore(
         self,
@@ -89,6 +92,37 @@ class ExplorableTree(LayerTree):
         from modelsummary.views.model_explorer import write_files
 
         return write_files(Explored(self.root, self._dataflow()), path)
+
+    @property
+    def plot(self) -> Pictures:
+        """The plots with matplotlib, such as ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
+        from modelsummary.views.plot import Pictures
+
+        return Pictures(self.root, lambda: dtype_of(self.root))
+
+    def diff(self, other: ExplorableTree) -> ModelDiff:
+        """Return the differences to another model: modules added, removed, renamed and changed, with their figures.
+
+        Figures are a module's own, without its submodules, so they add up to the totals. Times are shown if both models
+        were measured, and do not count as a difference. Without an input, MACs and shapes are not compared.
+
+        Args:
+            other: statistics of the other model, taken as the later one.
+
+        Returns:
+            The differences: they print as a table, and are true if there are any.
+
+        Raises:
+            InputError: ``other`` is not a ``ModelStatistics``.
+        """
+        from modelsummary.views.diff import diff_trees
+
+        if not isinstance(other, ExplorableTree):
+            raise InputError(
+                f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}; "
+                "pass Statistics(model, input_data)"
+            )
+        return diff_trees(self.root, other.root)
 
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
         """Return what is known of the dataflow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
@@ -24,12 +25,11 @@ from modelsummary.views.cells import TableOptions
 from modelsummary.views.html import to_notebook
 from modelsummary.views.labels import check_depth
 from modelsummary.views.reports import latency_lines, profile_report
+from modelsummary.views.terminal import shows_colours
 
 if TYPE_CHECKING:  # imported on first use
     import pandas
 
-    from modelsummary.views.diff import ModelDiff
-    from modelsummary.views.plot import Pictures
 
 __all__ = ["ModelStatistics"]
 
@@ -47,7 +47,7 @@ class ModelStatistics(ExplorableTree):
     ``table`` and the exports of tables take ``columns`` (names of ``modelsummary.views.columns.COLUMNS``), ``depth``
     (the deepest level shown; None: all; default: as passed to ``Statistics``) and ``units`` (a prefix such as ``"M"``
     for counts and bytes). They raise ``InputError`` for an unusable argument. With ``path``, they also write the text
-    to that file.
+    to that file. ``fold=True`` shows equal siblings once, with their number.
 
     Statistics can be pickled; the rows of the copy have no live module.
 
@@ -167,9 +167,22 @@ class ModelStatistics(ExplorableTree):
         return ranked[:n]
 
     def __str__(self) -> str:
-        return text.render(self.root, self.options, **self._facts(), remarks=self._remarks())
+        return self.printed()
 
     __repr__ = __str__
+
+    def printed(self, *, colours: bool = False) -> str:
+        """Return what ``print`` shows.
+
+        Args:
+            colours: for a terminal: add a bar for each row's share of the multiply-adds. Rows that make up 10 % of them
+                or more are red, 3 % yellow, and rows without any are dim.
+        """
+        return text.render(self.root, self.options, **self._facts(), remarks=self._remarks(), colours=colours)
+
+    def show(self) -> None:
+        """Print the table, with colours if the output is a terminal and ``NO_COLOR`` is not set."""
+        print(self.printed(colours=shows_colours(sys.stdout)))
 
     def _facts(self) -> dict[str, Any]:
         names = ("execution", "fallback_reason", "batch_dim")
@@ -211,11 +224,11 @@ class ModelStatistics(ExplorableTree):
 
     def to_json(self, path: Path_ = None, *, indent: int | None = None) -> str:
         """Return ``to_dict()`` as JSON text."""
-        return _written(json.dumps(self.to_dict(), indent=indent), path)
+        return export.written(json.dumps(self.to_dict(), indent=indent), path)
 
     def to_csv(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
         """Return the records as comma-separated values with a header line."""
-        return _written(export.to_csv(self.root, self._options(columns, depth, units)), path)
+        return export.written(export.to_csv(self.root, self._options(columns, depth, units)), path)
 
     def to_pandas(self, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> pandas.DataFrame:
         """Return the records as a ``pandas.DataFrame``.
@@ -225,13 +238,31 @@ class ModelStatistics(ExplorableTree):
         """
         return export.to_pandas(self.root, self._options(columns, depth, units))
 
-    def to_markdown(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
+    def to_markdown(
+        self,
+        path: Path_ = None,
+        columns: Columns = None,
+        depth: Depth = ...,
+        units: Prefix = None,
+        *,
+        fold: bool = False,
+    ) -> str:
         """Return the table in GitHub's Markdown."""
-        return _written(export.to_markdown(self.root, self._options(columns, depth, units), **self._ran()), path)
+        options = self._options(columns, depth, units, fold=fold)
+        return export.written(export.to_markdown(self.root, options, **self._ran()), path)
 
-    def to_latex(self, path: Path_ = None, columns: Columns = None, depth: Depth = ..., units: Prefix = None) -> str:
+    def to_latex(
+        self,
+        path: Path_ = None,
+        columns: Columns = None,
+        depth: Depth = ...,
+        units: Prefix = None,
+        *,
+        fold: bool = False,
+    ) -> str:
         """Return the table as a LaTeX ``tabular`` for the package booktabs."""
-        return _written(export.to_latex(self.root, self._options(columns, depth, units), **self._ran()), path)
+        options = self._options(columns, depth, units, fold=fold)
+        return export.written(export.to_latex(self.root, options, **self._ran()), path)
 
     def to_html(
         self,
@@ -240,6 +271,7 @@ class ModelStatistics(ExplorableTree):
         depth: Depth = ...,
         units: Prefix = None,
         *,
+        fold: bool = False,
         foldable: bool = False,
     ) -> str:
         """Return the table in HTML.
@@ -247,19 +279,19 @@ class ModelStatistics(ExplorableTree):
         Args:
             foldable: return the tree that notebooks show, with its style and script; else a plain ``<table>``.
         """
-        options = self._options(columns, depth, units)
+        options = self._options(columns, depth, units, fold=fold)
         if not foldable:
-            return _written(export.to_html(self.root, options, **self._ran()), path)
+            return export.written(export.to_html(self.root, options, **self._ran()), path)
         facts: dict[str, Any] = {"execution": self.execution, "fallback_reason": self.fallback_reason}
         said = text.footer(self.root, **facts, remarks=self._remarks())
         lines = [line for section in said for line in section]
-        return _written(to_notebook(self.root, options, lines, **self._ran()), path)
+        return export.written(to_notebook(self.root, options, lines, **self._ran()), path)
 
     def _repr_html_(self) -> str:
         return self.to_html(foldable=True)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
+        return {"text/plain": self.printed(colours=shows_colours(sys.stdout)), "text/html": self._repr_html_()}
 
     def _ran(self) -> dict[str, Any]:
         return {"executed": self.execution != "none", "batch_dim": self.batch_dim}
@@ -272,13 +304,6 @@ class ModelStatistics(ExplorableTree):
         return TableOptions(columns=columns, depth=level, branching=branching, units=units, **shown)
 
     # ------------------------------------------------------------------------------- pictures and reports
-
-    @property
-    def plot(self) -> Pictures:
-        """The plots with matplotlib, such as ``stats.plot.treemap(by="macs")``; see ``Pictures`` for all of them."""
-        from modelsummary.views.plot import Pictures
-
-        return Pictures(self.root, lambda: dtype_of(self.root))
 
     def to_chrome_trace(self, path: str | PathLike[str], *, memory: MemoryEstimate | None = None) -> Path:
         """Write the measured latency as trace events, for ui.perfetto.dev or ``chrome://tracing``.
@@ -301,30 +326,6 @@ class ModelStatistics(ExplorableTree):
         from modelsummary.views.chrome_trace import write_trace
 
         return write_trace(self.root, path, memory)
-
-    def diff(self, other: ModelStatistics) -> ModelDiff:
-        """Return the differences to another model: modules added, removed, renamed and changed, with their figures.
-
-        Figures are a module's own, without its submodules, so they add up to the totals. Times are shown if both models
-        were measured, and do not count as a difference. Without an input, MACs and shapes are not compared.
-
-        Args:
-            other: statistics of the other model, taken as the later one.
-
-        Returns:
-            The differences: they print as a table, and are true if there are any.
-
-        Raises:
-            InputError: ``other`` is not a ``ModelStatistics``.
-        """
-        from modelsummary.views.diff import diff_trees
-
-        if not isinstance(other, ModelStatistics):
-            raise InputError(
-                f"other must be the Statistics of a model, got {type(other).__name__}: {other!r:.80}; "
-                "pass Statistics(model, input_data)"
-            )
-        return diff_trees(self.root, other.root)
 
     def estimate_latency(self, device: DeviceSpec | str, *, dtype: Precision | None = None) -> float:
         """Return the least milliseconds of a forward on a device, by its roofline.
@@ -355,7 +356,7 @@ class ModelStatistics(ExplorableTree):
 
     def latency_report(self, *, depth: int | None = None, output_file: str | PathLike[str] | None = None) -> str:
         """Return one tab-indented line per call: parameters, latency, share, shapes; also write ``output_file``."""
-        return _written(latency_lines(self.root, check_depth(depth)) + "\n", output_file)[:-1]
+        return export.written(latency_lines(self.root, check_depth(depth)) + "\n", output_file)[:-1]
 
     def profile_report(
         self,
@@ -375,14 +376,8 @@ class ModelStatistics(ExplorableTree):
         """
         options: dict[str, Any] = {"top_modules": top_modules, "module_depth": module_depth, "detailed": detailed}
         device = self.latency_overhead.device if self.latency_overhead is not None else ""
-        return _written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
+        return export.written(profile_report(self.root, **options, device=device) + "\n", output_file)[:-1]
 
 
 def _device_spec(spec: DeviceSpec | str) -> DeviceSpec:
     return spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
-
-
-def _written(content: str, path: Path_) -> str:
-    if path is not None:
-        Path(path).write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
-    return content

@@ -96,6 +96,11 @@ class Table(NamedTuple):
         widths = (max(map(len, column)) for column in zip(self.headers, *self.cells, strict=True))
         return sum(widths) + 2 * (len(self.headers) - 1)
 
+    def with_column(self, header: str, texts: Sequence[str], align: str) -> Table:
+        """Return the table with one more column."""
+        cells = [[*row, text] for row, text in zip(self.cells, texts, strict=True)]
+        return Table([*self.headers, header], cells, self.align + align)
+
     def without(self, header: str) -> Table:
         """Return the table without one column; the same if there is none of this name."""
         kept = [place for place, each in enumerate(self.headers) if each != header]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import MissingExtraError
@@ -17,7 +19,7 @@ from modelsummary.views.columns import COLUMNS, Column, find_columns
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas", "to_records"]
+__all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas", "to_records", "written"]
 
 # Records have parameters and MACs of a row both alone and with its descendants. They leave out the columns of printed
 # tables that show one or the other, depending on the rows below.
@@ -118,3 +120,10 @@ def to_html(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim
     laid_out = lay_out(root, options, executed=executed, batch_dim=batch_dim)
     cells = [[cell.replace(" ", _SPACE) for cell in row] for row in laid_out.cells]
     return table(cells, laid_out.headers, laid_out.align, "html")
+
+
+def written(content: str, path: str | PathLike[str] | None) -> str:
+    """Return a text, and write it to ``path`` if one is given."""
+    if path is not None:
+        Path(path).write_text(content, encoding="utf-8", errors="backslashreplace", newline="")
+    return content

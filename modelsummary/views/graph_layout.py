@@ -26,6 +26,7 @@ class Box:
     Attributes:
         width, height: size.
         x, y: centre and upper side, within the box around it.
+        ceiling, floor: upper and lower side of its layer.
         layer: number of the layer.
         is_lane: True for a lane.
         above, below: neighbours in the layers before and after.
@@ -35,14 +36,19 @@ class Box:
     height: float
     x: float = 0.0
     y: float = 0.0
+    ceiling: float = 0.0
+    floor: float = 0.0
     layer: int = 0
     is_lane: bool = False
     above: list[Box] = field(default_factory=list)
     below: list[Box] = field(default_factory=list)
 
 
-def arrange(boxes: Sequence[Box], edges: Iterable[tuple[Box, Box]]) -> tuple[dict[tuple[Box, Box], list[Box]], Box]:
-    """Place boxes in layers; an edge leads from a box to a later one.
+Pair = tuple[Box | None, Box | None]  # the ends of an edge; None is outside, above or below all boxes
+
+
+def arrange(boxes: Sequence[Box], edges: Iterable[Pair]) -> tuple[dict[Pair, list[Box]], Box]:
+    """Place boxes in layers; an edge leads from a box to a later one, from above to a box, or from a box downwards.
 
     Returns:
         The lanes of each edge from top to bottom, and a box that bounds all others, with the origin at its upper left.
@@ -57,7 +63,8 @@ def arrange(boxes: Sequence[Box], edges: Iterable[tuple[Box, Box]]) -> tuple[dic
     layers: defaultdict[int, list[Box]] = defaultdict(list)
     for box in boxes:
         layers[box.layer].append(box)
-    lanes = {pair: _lanes(pair, layers) for pair in pairs}
+    last = max(layers)
+    lanes = {pair: _lanes(pair, layers, last) for pair in pairs}
     ordered = [layers[number] for number in sorted(layers)]
     for sweep in range(_SWEEPS):
         _order(ordered, downwards=sweep % 2 == 0)
@@ -67,7 +74,8 @@ def arrange(boxes: Sequence[Box], edges: Iterable[tuple[Box, Box]]) -> tuple[dic
     for layer in ordered:
         height = max(box.height for box in layer)
         for box in layer:
-            box.y, box.height = (y, height) if box.is_lane else (y + (height - box.height) / 2, box.height)
+            box.height = height if box.is_lane else box.height
+            box.y, box.ceiling, box.floor = y + (height - box.height) / 2, y, y + height
         y += height + _GAP_Y
     every = [box for layer in ordered for box in layer]
     left = min(box.x - box.width / 2 for box in every)
@@ -76,12 +84,13 @@ def arrange(boxes: Sequence[Box], edges: Iterable[tuple[Box, Box]]) -> tuple[dic
     return lanes, Box(max(box.x + box.width / 2 for box in every), y - _GAP_Y)
 
 
-def _assign_layers(boxes: Sequence[Box], pairs: Sequence[tuple[Box, Box]]) -> None:
+def _assign_layers(boxes: Sequence[Box], pairs: Sequence[Pair]) -> None:
     sources: defaultdict[Box, list[Box]] = defaultdict(list)
     targets: defaultdict[Box, list[Box]] = defaultdict(list)
     for source, target in pairs:
-        sources[target].append(source)
-        targets[source].append(target)
+        if source is not None and target is not None:
+            sources[target].append(source)
+            targets[source].append(target)
     for box in boxes:
         box.layer = max((each.layer + 1 for each in sources[box]), default=0)
     for box in reversed(boxes):  # a box without sources stands right above the first that needs it
@@ -89,10 +98,12 @@ def _assign_layers(boxes: Sequence[Box], pairs: Sequence[tuple[Box, Box]]) -> No
             box.layer = min(each.layer for each in targets[box]) - 1
 
 
-def _lanes(pair: tuple[Box, Box], layers: dict[int, list[Box]]) -> list[Box]:
+def _lanes(pair: Pair, layers: dict[int, list[Box]], last: int) -> list[Box]:
     source, target = pair
-    chain = [Box(_LANE, 0.0, layer=number, is_lane=True) for number in range(source.layer + 1, target.layer)]
-    for upper, lower in zip([source, *chain], [*chain, target], strict=True):
+    first, end = -1 if source is None else source.layer, last + 1 if target is None else target.layer
+    chain = [Box(_LANE, 0.0, layer=number, is_lane=True) for number in range(first + 1, end)]
+    ends = [*([] if source is None else [source]), *chain, *([] if target is None else [target])]
+    for upper, lower in pairwise(ends):
         upper.below.append(lower)
         lower.above.append(upper)
     for lane in chain:

@@ -17,11 +17,11 @@ __all__ = ["to_svg"]
 _CHAR, _LINE = 7.3, 15.0  # of a monospaced font of 12 pixels
 _PAD, _TITLE = 12.0, 20.0
 # Attributes instead of a style sheet, which would apply to the whole page that the picture is in.
-_TEXT = 'font-family="monospace" font-size="12" text-anchor="middle"'
+_FONT = 'font-family="monospace" font-size="12"'
 _GROUPS = 'fill="#888" fill-opacity="0.06" stroke="#999" stroke-dasharray="4"'
 _TITLES = 'text-anchor="start" fill="#555"'
 _EDGES = 'fill="none" stroke="#666"'
-_LABELS = 'font-size="10" fill="#555" stroke="#fff" stroke-width="3" paint-order="stroke"'
+_LABELS = 'text-anchor="start" font-size="10" fill="#555"'
 _ARROW = (
     '<defs><marker id="modelsummary-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
     'orient="auto"><path d="M0 0L8 4L0 8z" fill="#666"/></marker></defs>'
@@ -30,7 +30,7 @@ _Path = tuple[str, ...]  # keys of the groups around a node, the model first, an
 
 
 class _Laid(NamedTuple):
-    """A group that was laid out: the box of each item, the lanes of edges between its items, and a box around all."""
+    """A group that was laid out: the box of each item, the lanes of each edge in it, and a box around all."""
 
     boxes: dict[str, Box]
     lanes: dict[tuple[str, str], list[Box]]
@@ -45,10 +45,10 @@ def to_svg(graph: Graph, colour_of: Mapping[str, str]) -> str:
         colour_of: key of a node -> its colour; the others are white.
     """
     paths = dict(_paths(graph.model, ()))
-    between: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)  # group -> items that an edge connects
+    between: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
     for edge in graph.edges:
-        group, source, target = _meeting(paths[edge.source], paths[edge.target])
-        between[group].append((source, target))
+        for group, source, target in _legs(paths[edge.source], paths[edge.target]):
+            between[group].append((source, target))
     laid: dict[str, _Laid] = {}
     _lay_out(graph.model, between, laid)
     whole = laid[graph.model.key].whole
@@ -56,7 +56,7 @@ def to_svg(graph: Graph, colour_of: Mapping[str, str]) -> str:
     width, height = whole.width + 2 * _PAD, whole.height + 2 * _PAD
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" {_TEXT}>{_ARROW}',
+        f'viewBox="0 0 {width:.0f} {height:.0f}" {_FONT}>{_ARROW}',
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
         *_groups(graph.model, laid, corners),
     ]
@@ -77,10 +77,17 @@ def _paths(group: Group, around: _Path) -> Iterator[tuple[str, _Path]]:
             yield item.key, (*around, group.key, item.key)
 
 
-def _meeting(source: _Path, target: _Path) -> tuple[str, str, str]:
-    """Return the innermost group around two nodes, and its items that hold or are the nodes."""
+def _legs(source: _Path, target: _Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the groups that an edge leads through, from its source, and the items of each that it connects.
+
+    An empty item is outside of the group: the edge leaves it downwards, or enters it from above.
+    """
     level = next(number for number, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1])
-    return source[level - 1], source[level], target[level]
+    for group, item in zip(source[-2 : level - 1 : -1], source[:level:-1], strict=False):
+        yield group, item, ""
+    yield source[level - 1], source[level], target[level]
+    for group, item in pairwise(target[level:]):
+        yield group, "", item
 
 
 def _lay_out(group: Group, between: Mapping[str, Sequence[tuple[str, str]]], laid: dict[str, _Laid]) -> None:
@@ -95,11 +102,9 @@ def _lay_out(group: Group, between: Mapping[str, Sequence[tuple[str, str]]], lai
         else:
             longest, count = max(map(len, item.lines), default=1), max(len(item.lines), 1)
             boxes[item.key] = Box(_CHAR * longest + 16, _LINE * count + 10)
-    pairs = [(boxes[source], boxes[target]) for source, target in between.get(group.key, ())]
-    lanes, whole = arrange(list(boxes.values()), pairs)
-    key_of = {box: key for key, box in boxes.items()}
-    named = {(key_of[source], key_of[target]): chain for (source, target), chain in lanes.items()}
-    laid[group.key] = _Laid(boxes, named, whole)
+    pairs = {pair: (boxes.get(pair[0]), boxes.get(pair[1])) for pair in between.get(group.key, ())}
+    lanes, whole = arrange(list(boxes.values()), pairs.values())
+    laid[group.key] = _Laid(boxes, {pair: lanes[ends] for pair, ends in pairs.items()}, whole)
 
 
 def _corners(group: Group, laid: Mapping[str, _Laid], x: float, y: float) -> Iterator[tuple[str, tuple[float, float]]]:
@@ -144,20 +149,22 @@ def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of
             f'height="{box.height:.1f}" rx="{radius:.1f}" fill="{colour_of.get(item.key) or "#fff"}"/>'
         )
         for number, line in enumerate(item.lines):
-            yield f'<text x="{middle:.1f}" y="{top + 17 + _LINE * number:.1f}">{escape(one_line(line))}</text>'
+            place = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * number:.1f}"'
+            yield f"<text {place}>{escape(one_line(line))}</text>"
 
 
 def _points(
     edge: Edge, paths: Mapping[str, _Path], laid: Mapping[str, _Laid], corners: _Corners
 ) -> list[tuple[float, float]]:
     """Return the points that an edge leads through: below its source, along its lanes, above its target."""
-    group, source, target = _meeting(paths[edge.source], paths[edge.target])
-    left, top = corners[group]
-    x, y, height = _place(paths[edge.source], laid, corners)
-    points = [(x, y + height)]
-    for lane in laid[group].lanes[source, target]:
-        points += [(left + lane.x, top + lane.y), (left + lane.x, top + lane.y + lane.height)]
-    return [*points, _place(paths[edge.target], laid, corners)[:2]]
+    box, left, top = _place(paths[edge.source], laid, corners)
+    points = [(left + box.x, top + box.y + box.height), (left + box.x, top + box.floor)]
+    for group, source, target in _legs(paths[edge.source], paths[edge.target]):
+        left, top = corners[group]
+        for lane in laid[group].lanes[source, target]:
+            points += [(left + lane.x, top + lane.y), (left + lane.x, top + lane.y + lane.height)]
+    box, left, top = _place(paths[edge.target], laid, corners)
+    return [*points, (left + box.x, top + box.ceiling), (left + box.x, top + box.y)]
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:
@@ -169,11 +176,10 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _label(edge: Edge, points: Sequence[tuple[float, float]]) -> str:
-    x, y = ((first + second) / 2 for first, second in zip(points[0], points[1], strict=True))
-    return f'<text x="{x:.1f}" y="{y + 3:.1f}" {_LABELS}>{escape(edge.label)}</text>'
+    x, y = ((first + second) / 2 for first, second in zip(points[1], points[2], strict=True))
+    return f'<text x="{x + 5:.1f}" y="{y + 3:.1f}" {_LABELS}>{escape(edge.label)}</text>'
 
 
-def _place(path: _Path, laid: Mapping[str, _Laid], corners: _Corners) -> tuple[float, float, float]:
-    """Return the middle and the upper side of a node in the picture, and its height."""
-    box, (x, y) = laid[path[-2]].boxes[path[-1]], corners[path[-2]]
-    return x + box.x, y + box.y, box.height
+def _place(path: _Path, laid: Mapping[str, _Laid], corners: _Corners) -> tuple[Box, float, float]:
+    """Return the box of a node, and the place of its group's origin in the picture."""
+    return laid[path[-2]].boxes[path[-1]], *corners[path[-2]]

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from modelsummary.layer_info import UNKNOWN, LayerInfo, leaf_output_bytes, ledger
 from modelsummary.tables import ruled_table
 from modelsummary.units import auto_prefix, format_number, grouped, symbol
-from modelsummary.views.cells import TableOptions, lay_out
+from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, FILLED_BY
+from modelsummary.views.terminal import paint, share_bars, shares
 
 __all__ = ["footer", "render"]
 
 _MAX_NOTES = 5
+_FIRST_ROW = 3  # line of a ruled table, after the headers between their rules
 
 
 def render(
@@ -25,19 +27,29 @@ def render(
     fallback_reason: str | None = None,
     batch_dim: int | None = None,
     remarks: Sequence[str] = (),
+    colours: bool = False,
 ) -> str:
     """Return the table of the tree below ``root`` with its totals.
+
+    Args:
+        colours: for a terminal: add a bar for each row's share of the multiply-adds, and colour expensive rows.
 
     Raises:
         InputError: a column is unknown.
     """
     chosen = options.fitted_to(root)
     table = lay_out(root, chosen, executed=execution != "none", batch_dim=batch_dim)
-    if chosen.fold and options.columns is None and table.width > _width():
+    found = shares(rows_shown(root, chosen), root, chosen.level) if colours and root.macs else []
+    if found:
+        table = table.with_column("Share of MACs", share_bars(found), "l")
+    if (chosen.fold or found) and options.columns is None and table.width > _width():
         table = table.without("Input Shape")
     remarks = [*remarks, *_unmeasured(root, chosen), *_left_out(root, chosen, len(table.cells))]
     sections = footer(root, execution=execution, fallback_reason=fallback_reason, remarks=remarks)
-    return ruled_table(table.cells, table.headers, table.align, sections)
+    lines = ruled_table(table.cells, table.headers, table.align, sections).split("\n")
+    for place, (_, own) in enumerate(found, _FIRST_ROW):
+        lines[place] = paint(lines[place], own)
+    return "\n".join(lines)
 
 
 def _unmeasured(root: LayerInfo, options: TableOptions) -> Iterator[str]:

@@ -248,3 +248,10 @@ def test_torchvision():
         for column in ("fqn", "total_params", "self_params", "macs", "flops", "bytes_read", "output_bytes"):
             assert [each[column] for each in records] == list(frame[column])
             assert [each[column] for each in records] == list(again[column].astype(frame[column].dtype))
+
+
+def test_tables_for_documents_fold_equal_siblings():
+    stats = Statistics(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)), nn.ReLU()), (1, 2))
+    for text in (stats.to_markdown(fold=True), stats.to_latex(fold=True), stats.to_html(fold=True)):
+        assert "3 x Linear" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert stats.to_markdown(columns="class_name").count("Linear") == 6

@@ -1,0 +1,63 @@
+"""Colours for terminals: which rows of a table are expensive, and a bar for the share of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TextIO
+
+from modelsummary.layer_info import LayerInfo
+from modelsummary.units import percent
+from modelsummary.views.folding import Shown
+
+__all__ = ["paint", "share_bars", "shares", "shows_colours"]
+
+_RED, _YELLOW, _DIM, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
+_EXPENSIVE, _NOTABLE = 0.1, 0.03  # shares of the model's multiply-adds
+_WIDTH = 10  # characters of a full bar
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def shows_colours(stream: TextIO | None) -> bool:
+    """Return True if ``stream`` is a terminal with colours; ``NO_COLOR`` (no-color.org) turns them off."""
+    if stream is None or not stream.isatty():
+        return False
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def shares(rows: Iterable[Shown], root: LayerInfo, level: int | None) -> list[tuple[float, float]]:
+    """Return two shares of the model's multiply-adds for each row: with the rows below it, and of what it stands for.
+
+    A row stands for its own multiply-adds, and for the ones below it if ``level`` hides them.
+    """
+    found = []
+    for each in rows:
+        hides = each.row.depth == level
+        total = sum(row.macs for row in each.rows)
+        own = total if hides else sum(row.self_macs for row in each.rows)
+        found.append((total / root.macs, own / root.macs) if root.macs else (0.0, 0.0))
+    return found
+
+
+def share_bars(values: Iterable[tuple[float, float]]) -> list[str]:
+    """Return a bar and a percentage for each share.
+
+    >>> share_bars([(0.25, 0.25)])
+    ['██▌         25.0%']
+    """
+    bars = []
+    for total, _ in values:
+        eighths = round(8 * _WIDTH * total)
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        bars.append(f"{bar:<{_WIDTH}} {percent(total) if total else '':>6}")
+    return bars
+
+
+def paint(line: str, own: float) -> str:
+    r"""Return a line of a table in red, yellow or dim, by what its row stands for.
+
+    >>> paint("conv1", 0.2)
+    '\x1b[31mconv1\x1b[0m'
+    """
+    colour = _RED if own >= _EXPENSIVE else _YELLOW if own >= _NOTABLE else "" if own else _DIM
+    return f"{colour}{line}{_PLAIN}" if colour else line

@@ -1,0 +1,68 @@
+"""What a notebook shows: every result is a table, and nothing in it is markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+from torch import nn
+
+from modelsummary import Statistics
+from modelsummary.cluster import Cluster
+
+
+class Reader(HTMLParser):
+    """The cells of the tables in a page, its text, and the names of its elements."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.cells, self.text, self.tags, self.inside = [], "", set(), False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.inside = tag in ("td", "th")
+        if self.inside:
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        self.text += f"{data} "
+        if self.inside:
+            self.cells[-1] += data
+
+
+@pytest.fixture(scope="module")
+def stats():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    model.add_module("<b>&", nn.Linear(8, 4))
+    return Statistics(model, (2, 4))
+
+
+SHOWN = {
+    "row": (lambda stats: stats["0"], "num_params"),
+    "memory": (lambda stats: stats.memory(optimizer="sgd"), "Parameters"),
+    "checkpoint plan": (lambda stats: stats.suggest_checkpoint(10**6), "Peak without checkpointing"),
+    "kernels": (lambda stats: stats.kernels("A100"), "gemm"),
+    "roofline": (lambda stats: stats.roofline("A100"), "<b>&"),
+    "stages": (lambda stats: stats.split(2), "<b>&"),
+    "schedule": (lambda stats: stats.split(2).predict(4), "Waiting"),
+    "plans": (lambda stats: stats.plan(Cluster("A100", devices_per_node=2), global_batch=8), "Bubble"),
+    "parallel plan": (lambda stats: stats.parallel_plan(tensor=2), "ColwiseParallel"),
+    "diff": (lambda stats: stats.diff(Statistics(nn.Linear(4, 8), (2, 4))), "Total"),
+}
+
+
+@pytest.mark.parametrize("what", SHOWN)
+def test_a_result_is_a_table(stats, what):
+    make, cell = SHOWN[what]
+    result = make(stats)
+    page = Reader(result._repr_html_())
+    assert cell in [each.replace("\N{NO-BREAK SPACE}", " ").strip() for each in page.cells]
+    assert page.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
+    if what != "row":
+        assert repr(result) == str(result)  # a terminal shows the table, too
+        words = set(str(result).split()) - {word for word in str(result).split() if set(word) <= {"="}}
+        assert words <= set(page.text.replace("\N{NO-BREAK SPACE}", " ").split())
