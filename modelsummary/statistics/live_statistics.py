@@ -110,7 +110,7 @@ class LiveStatistics(ModelStatistics):
         from modelsummary import latency
 
         live = self._live_for("the kernels of a step")
-        plan = latency.time_plan(backward, optimizer, options, self.root)
+        plan = latency.time_plan(backward, optimizer, options, self.root, device)
         return latency.Kernels(latency.predict_kernels(live, latency.target(device, options), mode, plan))
 
     @exclusive
@@ -145,7 +145,7 @@ class LiveStatistics(ModelStatistics):
         from modelsummary import latency
 
         live = self._live_for("calibrating")
-        plan = latency.time_plan(backward, optimizer, options, self.root)
+        plan = latency.time_plan(backward, optimizer, options, self.root, device)
         return latency.calibrate(live, device, plan, grid=grid, again=again)
 
     @exclusive
@@ -187,7 +187,7 @@ class LiveStatistics(ModelStatistics):
 
         if self._live is None:
             return latency.bound_of_data(self, device, mode, backward, optimizer, options)
-        plan = latency.time_plan(backward, optimizer, options, self.root)
+        plan = latency.time_plan(backward, optimizer, options, self.root, device)
         return latency.estimate(self._live, self.root, latency.target(device, options), mode, plan)
 
     # ------------------------------------------------------------------------------------------- memory
