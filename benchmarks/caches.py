@@ -51,7 +51,7 @@ class _Tensors(pickle.Pickler):
 
 
 def real_bytes(cache: Any) -> int:
-    """Bytes of the tensors with a dimension in a cache; those that share a storage at most its bytes."""
+    """Bytes of the tensors with a dimension in a cache; tensors in one storage count at most its bytes."""
     pickler = _Tensors()
     pickler.dump(cache)
     storages: dict[int, list[int]] = {}

@@ -90,7 +90,7 @@ def request_of(live: LiveModel) -> Request:
 
 
 def _named(model: nn.Module, call: CallArguments) -> dict[str, Any]:
-    """Return the recorded arguments by name, without those that are None."""
+    """Return the recorded arguments by name, except for None."""
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
