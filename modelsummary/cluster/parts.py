@@ -82,7 +82,8 @@ class Part:
 class OnAccelerator(TorchFunctionMode):
     """A context in which functions run the operators that torch has for a GPU, where those for the CPU differ.
 
-    Dropout is one operator that keeps a mask of one byte per element. Fused attention drops out in its kernel.
+    Dropout is one operator that keeps a mask of one byte per element. Fused attention drops out in its kernel. An RMS
+    norm is one operator that keeps its input, as a layer norm does.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,11 +93,17 @@ class OnAccelerator(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
             kwargs.pop("dropout_p", None)
+        if func is torch.nn.functional.rms_norm:
+            return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
     return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    return torch.native_layer_norm(input, list(normalized_shape), weight, None, eps or 1e-6)[0]
 
 
 class Observed(NamedTuple):

@@ -45,7 +45,8 @@ class Caches:
         size = max(_OWN_CACHE_BYTES, 2 * shared_bytes) if self._is_cpu else 2 * shared_bytes
         self._buffer = torch.zeros(size // 4, dtype=torch.float32, device=device)
         self._own = self._buffer[: _OWN_CACHE_BYTES // 4]
-        self._others = _other_operators() if self._is_cpu else []
+        with torch.device("cpu"):
+            self._others = _other_operators() if self._is_cpu else []
 
     def leave_own(self) -> None:
         """Push everything out of the cores' own caches into the shared one, code included."""

@@ -29,7 +29,9 @@ __all__ = ["TABLE_ERROR", "Target", "distinct_calls", "estimate", "predict_kerne
 
 _PHASES = ("forward", "backward", "step")
 _OUTSIDE = ("", 0)  # row of work outside of the model's modules
-TABLE_ERROR = {"measured": 0.1, "interpolated": 0.16, "fit": 0.35}
+# Mean errors of benchmarks/latency_truth.py: with the model's own calls, and with the standard grid alone, whose
+# predictions are partly interpolated, partly fits.
+TABLE_ERROR = {"measured": 0.09, "interpolated": 0.13, "fit": 0.13}
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,13 @@ def run_step(
     read: Callable[[StepRun, _How], _R],
     *,
     notes_operators: bool = False,
+    counts_bytes: bool = False,
 ) -> _R:
-    """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored."""
+    """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored.
+
+    Args:
+        notes_operators: note each operator with its arguments; bytes are then followed only if ``counts_bytes`` is set.
+    """
     own = device_of(tensors_of_modules(modules_of(model)))
     wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
     notes, device = [], wanted
@@ -134,6 +139,7 @@ def run_step(
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
+        "counts_bytes": counts_bytes,
         "workspaces": workspaces_on(wanted) if plan.workspaces and not notes_operators else None,
     }
     with (

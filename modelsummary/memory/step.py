@@ -86,12 +86,13 @@ class StepRun:
         *,
         on_shapes: bool = True,
         notes_operators: bool = False,
+        counts_bytes: bool = False,
         workspaces: Callable[[OperatorCall], int] | None = None,
         counts_fakes: bool = False,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
-        self._counts_bytes = not (notes_operators and on_shapes)
+        self._counts_bytes = counts_bytes or not (notes_operators and on_shapes)
         self.allocations = (
             Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
             if self._counts_bytes

@@ -56,7 +56,7 @@ def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seco
     assert time.seconds == pytest.approx(whole.makespan, rel=0.02)
     assert time.held == whole.peak_activation_bytes
     assert time.held == [
-        max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)
+        in_flight(schedule, p, plan.virtual_stages, m, rank).sum(1).max().item() for rank in range(plan.pipeline)
     ]
     assert least_seconds(stages, plan, m) <= whole.makespan * (1 + 1e-9)
 

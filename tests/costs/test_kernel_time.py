@@ -111,6 +111,22 @@ def test_float32_products_reach_what_power_and_lanes_allow():
     assert sustained(DeviceSpec("H100"), per_joule) == 0.75  # 128 lanes for each unit
 
 
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_larger_convolutions_take_longer_within_bounds(name):
+    model = device_model(DeviceSpec(name))
+    if not model.spec.has(torch.float32):
+        return
+    reached, previous = 0.0, 0.0
+    for size in (1, 7, 14, 56, 112):
+        m, n, k = 8 * size**2, 64, 9 * 64
+        sizes, flops = (1, m, n, k, size, size), 2 * m * n * k
+        work = Work("aten.convolution (3x3)", "conv", torch.float32, sizes, flops, 4 * (2 * m * n + n * k))
+        seconds = model.seconds(work)
+        assert seconds >= 0.97 * previous
+        previous, reached = seconds, flops / seconds / model.spec.peak(torch.float32)
+    assert 0.1 < reached < 1.9  # Winograd's algorithm needs fewer products than are counted
+
+
 def test_the_fit_says_where_it_is_from():
     found = fits()
     assert found["date"]

@@ -119,6 +119,16 @@ def test_attention_with_dropout_is_one_kernel_on_accelerators():
     assert not [each for each in kernels if each.op_class == "softmax"]
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_is_one_kernel_on_accelerators(kind):
+    kernels = Statistics(kind(16, 32), (5, 3, 16)).kernels("A100", backward=True, loss=lambda result: result[0].sum())
+    forward, backward = (each for each in kernels if each.op_class == "rnn")
+    assert (forward.phase, backward.phase) == ("forward", "backward")
+    gates = 4 if kind is nn.LSTM else 3
+    assert forward.flops == 2 * 5 * 3 * gates * 32 * (16 + 32)
+    assert not [each for each in kernels if each.op_class == "gemm"]
+
+
 def test_the_layout_of_images_is_in_the_kernel():
     x = torch.empty(2, 3, 16, 16, device="meta")
     for images in (x, x.to(memory_format=torch.channels_last)):
