@@ -225,8 +225,8 @@ def many() -> Iterator[Made]:
     yield "a product of 3,000 operands", ".onnx", onnx_of([product]).SerializeToString()
     product = node("Einsum", ["x"], ["y"], equation="i" * 1_000_000)
     yield "a product with a million indices", ".onnx", onnx_of([product]).SerializeToString()
-    weights = [helper.make_tensor(f"w{number}", 1, [1, 1], [1.0]) for number in range(100_000)]
-    yield "100,000 weights", ".onnx", onnx_of([node("Relu", ["x"], ["y"])], weights).SerializeToString()
+    weights = [helper.make_tensor(f"w{number}", 1, [1, 1], [1.0]) for number in range(30_000)]
+    yield "30,000 weights", ".onnx", onnx_of([node("Relu", ["x"], ["y"])], weights).SerializeToString()
     values = torch.rand(20, 20).numpy()
     for names in ("w{0}", "onnx::MatMul_{0}"):
         weights = [numpy_helper.from_array(values, names.format(number)) for number in range(9_000)]

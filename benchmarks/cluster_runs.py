@@ -27,11 +27,14 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate
+from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate, StepModel
+from modelsummary.cluster.pipeline import in_flight
+from modelsummary.cluster.step_model import Share
 
 MEGATRON = Recipe(
     dtype=torch.float16,
     gradient_dtype=torch.float16,
+    kernels="fused",
     loss=token_loss,
     overlap_gradients=False,
     share_messages=True,
@@ -141,6 +144,52 @@ def llama_405b() -> Iterator[Run]:
         yield Run("Llama 3 405B", name, model, plan, cluster, batch, s, LLAMA, flops / (gpus * rate * 1e12))
 
 
+# Figure 1 of arXiv:2205.05198: GiB of weights and optimizer, of activations, and of activations with both techniques:
+# sequence parallelism and selective recomputation. Figure 7: activations as a share of tensor parallelism alone.
+FIGURE_1 = {
+    "22B": (45.5625, 59.25, 9.5625),
+    "175B": (45.5625, 66.84375, 12.3515625),
+    "530B": (31.640625, 114.0234375, 23.076171875),
+    "1T": (32.958984375, 131.25, 26.5625),
+}
+FIGURE_7 = {
+    "22B": (66.84, 49.42, 16.18, 7.64),
+    "175B": (62.04, 56.53, 18.49, 8.71),
+    "530B": (58.31, 62.04, 20.27, 9.42),
+    "1T": (58.31, 62.04, 20.27, 9.42),
+}
+
+
+def memory_table() -> list[list[object]]:
+    """Return predicted and published bytes of blocks, of the first rank of the pipeline."""
+    shapes = {"22B": (48, 6144, 64, 1, 1, 4), "175B": (96, 12288, 96, 8, 3, 1)}
+    shapes |= {"530B": (105, 20480, 128, 35, 3, 1), "1T": (128, 25600, 160, 64, 1, 1)}
+    rows: list[list[object]] = []
+    for name, (layers, width, heads, p, virtual, micro) in shapes.items():
+        ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
+        stats = Statistics(gpt(layers, width, heads), ids)
+        model = StepModel(stats.live, stats.root, KORTHIKANTI)
+        one, shared = (model.parts(Share(8, each, 1, micro, 2048))["blocks.0"] for each in (False, True))
+        kept = {
+            "tensor": one.kept_bytes,
+            "sequence": shared.kept_bytes,
+            "selective": one.kept_bytes - one.core_bytes,
+            "both": shared.kept_bytes - shared.core_bytes,
+            "full": one.entered_bytes,
+        }
+        schedule = "interleaved1f1b" if virtual > 1 else "1f1b"
+        blocks = layers // (p * virtual) * int(in_flight(schedule, p, virtual, 8 * p, 0).sum(1).max())
+        weights, most, least = FIGURE_1[name]
+        state = layers // p * sum(one.params.values()) * 18 / 2**30
+        pairs = [("fig. 1, weights and optimizer (GiB)", weights, state)]
+        pairs += [("fig. 1, activations (GiB)", most, blocks * kept["tensor"] / 2**30)]
+        pairs += [("fig. 1, activations, both techniques (GiB)", least, blocks * kept["both"] / 2**30)]
+        for published, kind in zip(FIGURE_7[name], ("sequence", "selective", "both", "full"), strict=True):
+            pairs.append((f"fig. 7, {kind} (%)", published, 100 * kept[kind] / kept["tensor"]))
+        rows += [[name, what, published, own, own / published] for what, published, own in pairs]
+    return rows
+
+
 def predicted(run: Run) -> StepEstimate:
     """Return the estimate of a run."""
     ids = torch.zeros(1, 2048, dtype=torch.long, device="meta")
@@ -152,9 +201,18 @@ def main() -> None:
     """Print predicted and measured seconds of each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
+    parser.add_argument("--memory", action="store_true", help="print bytes instead of seconds")
     parser.add_argument("--only", default="", help="tables whose name contains this text")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    if options.memory:
+        table = memory_table()
+        print(
+            tabulate(table, ["Model", "Figure", "Published", "Predicted", "Ratio"], floatfmt=".3f", tablefmt="github")
+        )
+        off = [abs(float(str(row[-1])) - 1) for row in table]
+        print(f"{len(off)} figures: mean error {sum(off) / len(off):.2%}, worst {max(off):.2%}")
+        return
     errors: dict[str, list[float]] = {}
     rows = []
     for run in (*megatron(), *korthikanti(), *llama_405b()):

@@ -19,7 +19,8 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +93,18 @@ class Subject:
         self.steps: list[tuple[float, float]] = []
 
     def run(self, times: int) -> None:
-        """Time forwards."""
-        with torch.no_grad():
-            self.model(self.x)
-            for _ in range(times):
+        """Time forwards, after two that bring the model back into the caches."""
+        with torch.no_grad(), no_collection():
+            for _ in range(times + 2):
                 self.runs.append(timed(lambda: self.model(self.x)))
+        del self.runs[-times - 2 : -times]
 
     def step(self, times: int) -> None:
         """Time forwards with their backwards."""
-        for _ in range(times + 1):
-            self.model.zero_grad(set_to_none=True)
-            self.steps.append(timed(lambda: scalar(self.model(self.x)).backward()))
+        with no_collection():
+            for _ in range(times + 1):
+                self.model.zero_grad(set_to_none=True)
+                self.steps.append(timed(lambda: scalar(self.model(self.x)).backward()))
         del self.steps[-times - 1]
 
 
@@ -112,9 +114,19 @@ def scalar(output: Any) -> torch.Tensor:
     return tensor.sum()
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Collect garbage before, not during or between runs: it would push the model out of the caches."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def timed(run: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds, and the share of a core that this thread had."""
-    gc.collect()
     cpu, begin = time.thread_time(), time.perf_counter()
     run()
     seconds = time.perf_counter() - begin

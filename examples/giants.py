@@ -60,11 +60,11 @@ class GroupedAttention(nn.Module):
         self.k, self.v = (linear(sizes.width, self.kv_heads * self.size) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         q = self.q(x).view(batch, length, self.heads, self.size).transpose(1, 2)
         k, v = (each(x).view(batch, length, self.kv_heads, self.size).transpose(1, 2) for each in (self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o(y.transpose(1, 2).reshape(batch, length, width))
+        return self.o(y.transpose(1, 2).reshape(batch, length, -1))
 
 
 class LatentAttention(nn.Module):

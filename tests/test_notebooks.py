@@ -11,7 +11,7 @@ nbclient = pytest.importorskip("nbclient")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-PICTURES = {"tour": 3, "will_it_fit": 1, "plan_405b": 0, "onnx_lab": 0}
+PICTURES = {"tour": 3, "will_it_fit": 1, "plan_405b": 1, "onnx_lab": 0}
 
 
 @pytest.mark.slow

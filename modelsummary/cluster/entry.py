@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pipeline_plan import PipelinePlans, cluster_of, make_plans
@@ -42,11 +43,12 @@ def simulate(
     global_batch: int,
     sequence: int | None,
     recipe: Recipe | None,
+    make_plan: MakePlan,
 ) -> StepEstimate:
     """Return the estimate of a step as ``Statistics.simulate`` says."""
     if not isinstance(plan, Plan):
         raise InputError(f"plan must be a Plan, such as Plan(tensor=8, data=2), got {plan!r:.80}")
-    return _simulator(live, root, cluster, global_batch, sequence, recipe).simulate(plan)
+    return _simulator(live, root, cluster, global_batch, sequence, recipe, make_plan).simulate(plan)
 
 
 def search(
@@ -57,18 +59,19 @@ def search(
     sequence: int | None,
     recipe: Recipe | None,
     options: Mapping[str, Any],
+    make_plan: MakePlan,
 ) -> Plans:
     """Return the best plans as ``Statistics.plan`` says."""
     known = SearchOptions.__annotations__
     for name in options:
         if name not in known:
             raise InputError(f"unknown option {name!r} of plan{close_to(name, known)}; expected {', '.join(known)}")
-    simulator = _simulator(live, root, cluster, global_batch, sequence, recipe)
-    return find_plans(simulator, live, root, options)  # type: ignore[arg-type]
+    simulator = _simulator(live, root, cluster, global_batch, sequence, recipe, make_plan)
+    return find_plans(simulator, options)  # type: ignore[arg-type]
 
 
 def _simulator(
-    live: LiveModel, root: LayerInfo, cluster: Any, global_batch: Any, sequence: Any, recipe: Any
+    live: LiveModel, root: LayerInfo, cluster: Any, global_batch: Any, sequence: Any, recipe: Any, make_plan: MakePlan
 ) -> StepSimulator:
     if not isinstance(cluster, Cluster):
         raise InputError(f"cluster must be a Cluster, such as Cluster.preset('DGX H100', nodes=4), got {cluster!r:.80}")
@@ -78,7 +81,7 @@ def _simulator(
     length = model.recorded_sequence if sequence is None else sequence
     if type(length) is not int or length < 0:
         raise InputError(f"sequence must be an integer >= 1 or None, got {sequence!r}")
-    return StepSimulator(model, cluster, global_batch, length)
+    return StepSimulator(model, cluster, global_batch, length, make_plan)
 
 
 # ------------------------------------------------------------------------------------------- deprecated

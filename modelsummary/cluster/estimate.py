@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from modelsummary.cluster.applying import MakePlan, parallel_plan, to_code
 from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.memory import RankMemory
+from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.plan import Plan
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
 from modelsummary.units import percent, scaled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from modelsummary.parallel import ParallelPlan
 
 __all__ = ["CAUSES", "StepEstimate"]
 
@@ -47,7 +59,7 @@ class StepEstimate(Printed):
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.
         peak_flops: peak of one device in the dtype of the products.
-        simulation: the schedule, simulated for one step, or for a part of it if it repeats itself.
+        simulation: the schedule, simulated for one step, or for a part of it if it repeats itself; times in seconds.
     """
 
     plan: Plan
@@ -61,6 +73,10 @@ class StepEstimate(Printed):
     hardware_flops: float
     peak_flops: float
     simulation: Simulation = field(repr=False, compare=False)
+    make_plan: MakePlan | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "make_plan": None}  # it holds the model
 
     @property
     def step_seconds(self) -> float:
@@ -100,6 +116,45 @@ class StepEstimate(Printed):
     def device_hours(self, tokens: float) -> float:
         """Return the hours that all devices together need for a number of tokens (samples without sequences)."""
         return tokens / self.tokens_per_second * self.plan.devices / 3600
+
+    def parallel_plan(self) -> ParallelPlan:
+        """Return how the layers of the model are split, as ``Statistics.parallel_plan`` does for the same ranks.
+
+        ZeRO 3 is FSDP. ZeRO 1 and 2 are FSDP that keeps what it gathered until the backward.
+
+        Raises:
+            InputError: the plan has several stages per rank or context parallelism, which ``parallel_plan`` does not
+                apply; or the estimate was loaded without its model.
+        """
+        return parallel_plan(self.plan, self.make_plan)
+
+    def to_code(self) -> str:
+        """Return Python code that trains by this plan: with torch alone, or with stages of this library."""
+        return to_code(self.plan, self.make_plan)
+
+    def apply(self, model: nn.Module, mesh: DeviceMesh, **options: Any) -> Any:
+        """Shard a model in place; see ``ParallelPlan.apply``.
+
+        Raises:
+            InputError: as for ``parallel_plan``; or the model or the mesh do not fit the plan.
+        """
+        return self.parallel_plan().apply(model, mesh, **options)
+
+    def write_trace(self, path: str | PathLike[str]) -> Path:
+        """Write the simulated schedule for Perfetto or ``chrome://tracing``: one row per rank of the pipeline.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        return write_trace(self.simulation, path)
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the step as one stacked bar of seconds by cause.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        return stacked_bars({self.plan.describe(): self.seconds_by_cause}, axes)
 
     def to_record(self) -> dict[str, Any]:
         """Return the plan and the figures as one flat dict."""

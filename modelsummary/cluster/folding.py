@@ -60,7 +60,10 @@ def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:
         block = twin.get_submodule(fqn)
         block.register_forward_hook(_keep(notes), with_kwargs=True)
     for fqn, first in same.items():
-        twin.get_submodule(fqn).forward = _PassThrough(kept[first])
+        block = twin.get_submodule(fqn)
+        block._modules.clear()  # what does not run need not be copied again
+        block._parameters.clear()
+        block.forward = _PassThrough(kept[first])
 
 
 def _keep(notes: list[Any]) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.stages import Stage
 
-__all__ = ["RankMemory", "memory_of"]
+__all__ = ["RankLoad", "RankMemory", "memory_of"]
 
 
 @dataclass(frozen=True)
@@ -43,31 +44,56 @@ class RankMemory:
         return {**{each.name: getattr(self, each.name) for each in fields(self)}, "total": self.total}
 
 
-def memory_of(stages: Sequence[Stage], held: float, plan: Plan, recipe: Recipe, weight_bytes: int) -> RankMemory:
+class RankLoad(NamedTuple):
+    """What a rank holds, before parameters are sharded over copies.
+
+    Attributes:
+        params: parameters on the rank.
+        unit_params: parameters of its largest block or end.
+        activations, recomputed, temporary: bytes, as in ``RankMemory``.
+    """
+
+    params: int
+    unit_params: int
+    activations: int
+    recomputed: int
+    temporary: int
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], activations: int) -> RankLoad:
+        """Return what the rank of the given stages holds, with the activations of its fullest moment."""
+        return cls(
+            sum(each.params for each in stages),
+            max(each.unit_params for each in stages),
+            activations,
+            max(each.working_bytes for each in stages),
+            max(each.temporary_bytes for each in stages),
+        )
+
+
+def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe, weight_bytes: int) -> RankMemory:
     """Return the memory of a rank.
 
     Args:
-        stages: stages of the rank.
-        held: bytes of activations at the fullest moment.
+        rank: what it holds.
         plan: the plan.
         recipe: what is trained with.
         weight_bytes: bytes of an element of the parameters.
     """
-    params = sum(each.params for each in stages)
+    params, unit = rank.params, rank.unit_params
     shards = plan.data * plan.context
     sharded = -(-params // shards)
     gradient_bytes = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
     master = 4 if recipe.master_weights and weight_bytes < 4 else 0
     gathered = 0
     if plan.zero == 3 and shards > 1:  # the unit at hand and the one gathered ahead, and the gradient of one
-        unit = max(each.unit_params for each in stages)
         gathered = 2 * unit * weight_bytes + unit * weight_bytes
     return RankMemory(
         parameters=(sharded if plan.zero == 3 else params) * weight_bytes,
         gradients=(sharded if plan.zero >= 2 else params) * gradient_bytes,
         optimizer=(sharded if plan.zero >= 1 else params) * (recipe.state_bytes + master),
-        activations=int(held),
-        recomputed=max(each.working_bytes for each in stages),
+        activations=rank.activations,
+        recomputed=rank.recomputed,
         gathered=gathered,
-        temporary=max(each.temporary_bytes for each in stages),
+        temporary=rank.temporary,
     )

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+from torch import Tensor
+
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
 from modelsummary.split.schedule import IN_V, Simulation, StageLoad, order_of, simulate
@@ -98,13 +101,15 @@ def _simulated(loads: list[StageLoad], plan: Plan, microbatches: int) -> Simulat
 
 
 @lru_cache(maxsize=4096)
-def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int) -> list[tuple[int, ...]]:
-    """Return how many micro-batches of each of its stages a rank holds at its fullest moments.
+def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int) -> Tensor:
+    """Return how many micro-batches of each of its stages a rank holds, at each moment that may be its fullest.
 
-    >>> [in_flight("1f1b", 4, 1, 8, rank) for rank in range(4)], in_flight("gpipe", 4, 1, 8, 0)
-    ([[(4,)], [(3,)], [(2,)], [(1,)]], [(8,)])
-    >>> in_flight("interleaved1f1b", 2, 2, 4, 0)
-    [(3, 2), (4, 1)]
+    The result has a row per moment and a column per stage of the rank.
+
+    >>> [in_flight("1f1b", 4, 1, 8, rank).tolist() for rank in range(4)]
+    [[[4.0]], [[3.0]], [[2.0]], [[1.0]]]
+    >>> in_flight("interleaved1f1b", 2, 2, 4, 0).max(0).values.tolist()
+    [4.0, 2.0]
     """
     rounds = microbatches if schedule == "gpipe" else min(microbatches, 4 * pipeline + microbatches % pipeline)
     order = order_of(schedule, rank, pipeline, virtual_stages, rounds)
@@ -115,12 +120,7 @@ def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: i
             held[action.stage] += 1 if action.kind == "F" else -1
         if action.kind == "F" and (after is None or after.kind != "F"):
             found.add(tuple(held.values()))
-    tops = [one for one in found if not any(_covers(other, one) for other in found if other != one)]
-    return sorted(tops)
-
-
-def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return all(more >= less for more, less in zip(one, other, strict=True))
+    return torch.tensor(sorted(found), dtype=torch.float64)
 
 
 def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.estimate import StepEstimate
+from modelsummary.cluster.pictures import stacked_bars
 from modelsummary.errors import MissingExtraError
-from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import Printed, Report
 from modelsummary.units import percent, scaled
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 __all__ = ["Plans"]
 
@@ -33,13 +33,9 @@ class Plans(Printed, Sequence[StepEstimate]):
         pareto: Sequence[StepEstimate],
         tried: int,
         fitting: int,
-        live: LiveModel | None = None,
-        root: LayerInfo | None = None,
     ) -> None:
         self._steps, self.pareto = list(steps), list(pareto)
         self.tried, self.fitting = tried, fitting
-        for step in self._steps:
-            object.__setattr__(step, "_source", (live, root))
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -53,6 +49,14 @@ class Plans(Printed, Sequence[StepEstimate]):
 
     def __iter__(self) -> Iterator[StepEstimate]:
         return iter(self._steps)
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the plans as stacked bars of seconds by cause.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        return stacked_bars({step.plan.describe(): step.seconds_by_cause for step in self._steps}, axes)
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one flat dict per plan: its parallelism, times in seconds and memory in bytes."""

@@ -7,13 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypedDict
 
-from modelsummary.capture.live import LiveModel
-from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError
-from modelsummary.layer_info import LayerInfo
 
 __all__ = ["SearchOptions", "candidates", "find_plans"]
 
@@ -52,7 +49,9 @@ class SearchOptions(TypedDict, total=False):
 
 
 class _Candidate(NamedTuple):
-    least: float
+    """A plan with the seconds of its step, or at first with a bound of them."""
+
+    seconds: float
     memory: int
     devices: int
     number: int
@@ -112,7 +111,7 @@ def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> 
             yield schedule, 1
 
 
-def find_plans(simulator: StepSimulator, live: LiveModel, root: LayerInfo, options: SearchOptions) -> Plans:
+def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     """Return the fastest plans that fit, and the Pareto set of time, memory and devices.
 
     Plans are simulated in the order of a bound of their time. A plan is left out if enough simulated ones are faster
@@ -132,9 +131,9 @@ def find_plans(simulator: StepSimulator, live: LiveModel, root: LayerInfo, optio
             if simulator.least_state_bytes(plan) > capacity:
                 refused["memory"] += 1
                 continue
-            memory = max(each.total for each in simulator.memory(plan))
+            memory = simulator.memory_bytes(plan)
             if memory <= capacity:
-                least = simulator.prepare(plan).least_seconds
+                least = simulator.least_seconds(plan)
                 fitting.append(_Candidate(least, memory, plan.devices, tried, plan))
             elif leanest is None or memory < leanest[0]:
                 leanest = memory, plan
@@ -142,36 +141,34 @@ def find_plans(simulator: StepSimulator, live: LiveModel, root: LayerInfo, optio
             refused[str(error)] += 1
     if not fitting:
         raise InputError(_nothing_fits(capacity, tried, leanest, refused))
-    steps = _simulated(simulator, sorted(fitting), limit)
-    pareto = _pareto(steps)
-    steps.sort(key=lambda step: step.step_seconds)
-    kept = [step for number, step in enumerate(steps) if number < limit or step in pareto]
-    return Plans(kept, pareto, tried, len(fitting), live, root)
+    found = _simulated(simulator, sorted(fitting), limit)
+    pareto = set(_pareto(found))
+    kept = [each for number, each in enumerate(found) if number < limit or each in pareto]
+    steps = {each: simulator.simulate(each.plan) for each in kept}
+    return Plans(list(steps.values()), [steps[each] for each in kept if each in pareto], tried, len(fitting))
 
 
-def _simulated(simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int) -> list[StepEstimate]:
-    """Return the simulated steps of the plans that can be among the fastest, or in the Pareto set."""
-    steps: list[StepEstimate] = []
+def _simulated(simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int) -> list[_Candidate]:
+    """Return the plans that can be among the fastest, or in the Pareto set, with the seconds of their steps."""
+    found: list[_Candidate] = []
     for each in ordered:
-        faster = [step for step in steps if step.step_seconds <= each.least]
-        beaten = any(step.memory_bytes <= each.memory and step.plan.devices <= each.devices for step in faster)
+        faster = [other for other in found if other.seconds <= each.seconds]
+        beaten = any(other.memory <= each.memory and other.devices <= each.devices for other in faster)
         if len(faster) >= limit and beaten:
             continue
         try:
-            steps.append(simulator.simulate(each.plan))
+            found.append(each._replace(seconds=simulator.seconds(each.plan)))
         except InputError:  # the schedule does not work with that many micro-batches
             continue
-    return steps
+    return sorted(found)
 
 
-def _pareto(steps: Sequence[StepEstimate]) -> list[StepEstimate]:
-    """Return the steps that no other one beats in time, memory and devices, fastest first."""
-    kept: list[StepEstimate] = []
-    for step in sorted(steps, key=lambda each: (each.step_seconds, each.memory_bytes, each.plan.devices)):
-        if not any(
-            other.memory_bytes <= step.memory_bytes and other.plan.devices <= step.plan.devices for other in kept
-        ):
-            kept.append(step)
+def _pareto(ordered: Sequence[_Candidate]) -> list[_Candidate]:
+    """Return the plans that no other one beats in time, memory and devices, fastest first."""
+    kept: list[_Candidate] = []
+    for each in ordered:
+        if not any(other.memory <= each.memory and other.devices <= each.devices for other in kept):
+            kept.append(each)
     return kept
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import mul
 from typing import NamedTuple
 
+import torch
+
+from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.estimate import StepEstimate
-from modelsummary.cluster.memory import RankMemory, memory_of
+from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import PipelineTime, StageTime, in_flight, least_seconds, pipeline_time, rank_of
 from modelsummary.cluster.plan import Plan
@@ -50,11 +52,6 @@ class Prepared:
     accumulation: Sequence[float]
     once: tuple[float, float]
 
-    @property
-    def least_seconds(self) -> float:
-        """A bound that the simulated step is not below."""
-        return least_seconds(self.times, self.plan, self.microbatches) + sum(self.once)
-
 
 class StepSimulator:
     """Simulates training steps of one model on one cluster. What several plans share is computed once.
@@ -64,18 +61,28 @@ class StepSimulator:
         cluster: the devices.
         global_batch: samples in a step.
         sequence: tokens in a sample; 0 if samples are not sequences.
+        make_plan: ``parallel_plan`` of the model's statistics, for estimates that apply themselves.
 
     Raises:
         InputError: ``global_batch`` is not positive.
     """
 
-    def __init__(self, model: StepModel, cluster: Cluster, global_batch: int, sequence: int) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        cluster: Cluster,
+        global_batch: int,
+        sequence: int,
+        make_plan: MakePlan | None = None,
+    ) -> None:
         if type(global_batch) is not int or global_batch < 1:
             raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
         self.model, self.timer = model, Timer(cluster)
         self.global_batch, self.sequence = global_batch, sequence
+        self._make_plan = make_plan
         self._stages: dict[_Layout, list[Stage]] = {}
-        self._held: dict[tuple[_Layout, str, int], list[int]] = {}
+        self._loads: dict[tuple[_Layout, str, int], list[RankLoad]] = {}
+        self._least: dict[tuple[object, ...], float] = {}
         self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
         self._once: dict[tuple[object, ...], tuple[float, float]] = {}
 
@@ -100,6 +107,7 @@ class StepSimulator:
             hardware_flops=self._flops(plan, again=True),
             peak_flops=spec.peak(dtype),
             simulation=pipeline.simulation,
+            make_plan=self._make_plan,
         )
 
     def prepare(self, plan: Plan) -> Prepared:
@@ -121,6 +129,27 @@ class StepSimulator:
         if group not in self._once:
             self._once[group] = self._slowest_once(stages, times, plan)
         return Prepared(plan, microbatches, stages, times, accumulation, self._once[group])
+
+    def seconds(self, plan: Plan) -> float:
+        """Return the seconds of a step.
+
+        Raises:
+            InputError: model, plan, batch and cluster do not fit together.
+        """
+        ready = self.prepare(plan)
+        return pipeline_time(ready.times, plan, ready.microbatches).seconds + sum(ready.once)
+
+    def least_seconds(self, plan: Plan) -> float:
+        """Return a bound that the seconds of a step are not below.
+
+        Raises:
+            InputError: model, plan, batch and cluster do not fit together.
+        """
+        ready = self.prepare(plan)
+        key = (self._layout(plan), plan.data, plan.zero == 3, plan.schedule)
+        if key not in self._least:
+            self._least[key] = least_seconds(ready.times, plan, ready.microbatches)
+        return self._least[key] + sum(ready.once)
 
     # ----------------------------------------------------------------------------------------- stages
 
@@ -159,18 +188,30 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        layout, microbatches, stages = self._layout(plan), plan.microbatches(self.global_batch), self.stages(plan)
-        ranks = _by_rank(stages, plan)
-        key = (layout, plan.schedule, microbatches)
-        if key not in self._held:
-            held = []
-            for rank, own in enumerate(ranks):
-                kept = [each.kept_bytes for each in own]
-                counts = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
-                held.append(max(sum(map(mul, each, kept)) for each in counts))
-            self._held[key] = held
         recipe, nbytes = self.model.recipe, self.model.weight_bytes
-        return [memory_of(own, most, plan, recipe, nbytes) for own, most in zip(ranks, self._held[key], strict=True)]
+        return [memory_of(each, plan, recipe, nbytes) for each in self._ranks(plan)]
+
+    def memory_bytes(self, plan: Plan) -> int:
+        """Return the bytes of the fullest rank.
+
+        Raises:
+            InputError: as for ``memory``.
+        """
+        recipe, nbytes = self.model.recipe, self.model.weight_bytes
+        return max(memory_of(each, plan, recipe, nbytes).total for each in dict.fromkeys(self._ranks(plan)))
+
+    def _ranks(self, plan: Plan) -> list[RankLoad]:
+        """Return what each rank of the pipeline holds, whatever its ZeRO stage."""
+        microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
+        key = (self._layout(plan), plan.schedule, microbatches)
+        if key not in self._loads:
+            loads = []
+            for rank, own in enumerate(_by_rank(stages, plan)):
+                kept = torch.tensor([each.kept_bytes for each in own], dtype=torch.float64)
+                counts = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
+                loads.append(RankLoad.of(own, int((counts @ kept).max())))
+            self._loads[key] = loads
+        return self._loads[key]
 
     def least_state_bytes(self, plan: Plan) -> float:
         """Return a bound that the bytes of weights, gradients and optimizer on the fullest rank are not below.

@@ -84,13 +84,13 @@ class StepModel:
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of an element of the parameters: of the recipe's dtype, or of the model's largest one."""
-        sizes = [each.dtype.itemsize for each in self._folded.parameters() if each.dtype.is_floating_point]
+        sizes = [each.dtype.itemsize for each in self._live.model.parameters() if each.dtype.is_floating_point]
         return self.recipe.dtype.itemsize if self.recipe.dtype is not None else max(sizes, default=4)
 
     @cached_property
     def n_params(self) -> int:
         """Elements of all trained parameters."""
-        return sum(each.numel() for each in self._folded.parameters() if each.requires_grad)
+        return sum(each.numel() for each in self._live.model.parameters() if each.requires_grad)
 
     @property
     def gradient_bytes(self) -> int:
@@ -104,7 +104,7 @@ class StepModel:
         if self.recipe.dtype is not None:
             return self.recipe.dtype
         elements: dict[torch.dtype, int] = {}
-        for each in self._folded.parameters():
+        for each in self._live.model.parameters():
             if each.dtype.is_floating_point:
                 elements[each.dtype] = elements.get(each.dtype, 0) + each.numel()
         return max(elements, key=lambda dtype: elements[dtype], default=torch.float32)
@@ -176,6 +176,7 @@ class StepModel:
                 step,
                 lambda run, how: (Observed.of(run, how), dict(rank.entered)),  # forgotten when the run is over
                 notes_operators=True,
+                counts_bytes=True,
             )
         columns = [layer.fqn for layer in plan.layers if layer.role in ("column", "head")]
         return parts_of(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +22,11 @@ from modelsummary.costs.operator_calls import OperatorCall, OperatorRun
 from modelsummary.costs.operator_work import POINTWISE, Work, is_free, work_of
 from modelsummary.errors import InputError
 
-__all__ = ["MODES", "Kernel", "StepOperator", "check_mode", "kernels_of", "whole_call"]
+__all__ = ["MODES", "Kernel", "StepOperator", "Timing", "check_mode", "kernels_of", "whole_call"]
 
 MODES = ("eager", "compiled")
 _FUSES = POINTWISE | {"norm", "softmax", "reduction"}
+Timing = Callable[[Work, OperatorCall | None], tuple[float | None, str]]  # seconds of a kernel, and their source
 _TENSORS_PER_KERNEL = 48  # of a foreach kernel: as many as fit into the arguments of one launch
 
 
@@ -122,7 +123,12 @@ def whole_call(call: OperatorCall) -> Work:
 
 
 def kernels_of(
-    operators: Sequence[StepOperator], mode: str = "eager", *, foreach: bool = False, whole_calls: bool = False
+    operators: Sequence[StepOperator],
+    mode: str = "eager",
+    *,
+    foreach: bool = False,
+    whole_calls: bool = False,
+    timing: Timing | None = None,
 ) -> list[Kernel]:
     """Return the kernels of a step in the order in which they run.
 
@@ -131,6 +137,8 @@ def kernels_of(
         mode: ``"eager"`` or ``"compiled"``.
         foreach: equal operators of the optimizer's step share kernels, as on accelerators.
         whole_calls: each operator call is one kernel, as on a CPU.
+        timing: function that returns the seconds of a kernel and their source, from its work, and its operator call if
+            it is the first kernel of one. Default: kernels without a time.
 
     Raises:
         InputError: the mode is unknown.
@@ -142,26 +150,34 @@ def kernels_of(
         if id(each.run.call) not in works:
             call = each.run.call
             works[id(call)] = work_of(call) if not whole_calls or is_free(call) else (whole_call(call),)
-    made = _fused(main, works) if mode == "compiled" else _eager(main, works)
+    timing = timing or (lambda *_: (None, ""))
+    made = _fused(main, works, timing) if mode == "compiled" else _eager(main, works, timing)
     if foreach:
-        made += _foreach([each for each in operators if each.phase == "step"], works, mode)
+        made += _foreach([each for each in operators if each.phase == "step"], works, mode, timing)
     return made
 
 
-def _kernel(work: Work, operator: StepOperator, **more: Any) -> Kernel:
-    return Kernel(*work, operator.phase, operator.row, **more)
+def _kernel(
+    work: Work, operator: StepOperator, timing: Timing, n_operators: int = 1, call: OperatorCall | None = None
+) -> Kernel:
+    return Kernel(*work, operator.phase, operator.row, n_operators, call, *timing(work, call))
 
 
-def _eager(operators: Iterable[StepOperator], works: dict[int, tuple[Work, ...]]) -> list[Kernel]:
-    kernels = []
-    for operator in operators:
-        for number, work in enumerate(works[id(operator.run.call)]):
-            first = {"call": operator.run.call} if not number else {"n_operators": 0}
-            kernels.append(_kernel(work, operator, **first))
-    return kernels
+def _kernels(operator: StepOperator, works: Iterable[Work], timing: Timing) -> list[Kernel]:
+    """Return the kernels of one operator; the host dispatches the first one."""
+    return [
+        _kernel(work, operator, timing, 0) if number else _kernel(work, operator, timing, 1, operator.run.call)
+        for number, work in enumerate(works)
+    ]
 
 
-def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], mode: str) -> list[Kernel]:
+def _eager(operators: Iterable[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
+    return [kernel for each in operators for kernel in _kernels(each, works[id(each.run.call)], timing)]
+
+
+def _foreach(
+    operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], mode: str, timing: Timing
+) -> list[Kernel]:
     """Return one kernel per operator of the optimizer's step, over all tensors; one in total when compiled."""
     groups: dict[str, list[tuple[Work, StepOperator]]] = {}
     for operator in operators:
@@ -181,7 +197,7 @@ def _foreach(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...
         elements = sum(max(work.sizes) for work, _ in members)
         launches = 1 + len(members) // _TENSORS_PER_KERNEL
         work = Work(f"foreach {name}", "elementwise", members[0][0].dtype, (elements,), 0, moved)
-        kernels.append(replace(_kernel(work, members[0][1]), n_operators=launches))
+        kernels.append(_kernel(work, members[0][1], timing, launches))
     return kernels
 
 
@@ -212,26 +228,24 @@ class _Group:
         for key, spec in zip(operator.run.makes, call.outputs, strict=False):
             self.makes[key] = max(self.makes.get(key, 0), spec.nbytes)
 
-    def kernel(self, needed: Callable[[int], bool]) -> Kernel:
+    def kernel(self, needed: Callable[[int], bool], timing: Timing) -> Kernel:
         """Return the kernel; it writes only the storages that other kernels need."""
         moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
         order = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
         op_class = next((each for each in order if self.classes[each]), "elementwise")
         names = list(dict.fromkeys(self.names))
-        return Kernel(
+        work = Work(
             " + ".join(names[:4]) + (" + ..." if len(names) > 4 else ""),
             "elementwise" if op_class in ("batch_norm", "copy") else op_class,
             self.dtype,
             (self.elements,),
             0,
             moved,
-            self.operator.phase,
-            self.operator.row,
-            len(self.names),
         )
+        return _kernel(work, self.operator, timing, len(self.names))
 
 
-def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]) -> list[Kernel]:
+def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]], timing: Timing) -> list[Kernel]:
     readers: Counter[int] = Counter()
     for operator in operators:
         if not is_free(operator.run.call):
@@ -260,10 +274,8 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
                 last = len(made)
                 made.append(_Group(operator, elements))
             else:
-                for number, work in enumerate(own):
-                    more = {"call": run.call} if not number else {"n_operators": 0}
-                    last = len(made)
-                    made.append(_kernel(work, operator, **more))
+                made += _kernels(operator, own, timing)
+                last = len(made) - 1
         joined = made[last]
         if isinstance(joined, _Group):
             inside.update((last, key) for key in set(run.reads) if key in joined.makes)
@@ -273,6 +285,6 @@ def _fused(operators: Sequence[StepOperator], works: dict[int, tuple[Work, ...]]
     def finished(number: int, each: _Group | Kernel) -> Kernel:
         if isinstance(each, Kernel):
             return each
-        return each.kernel(lambda key: readers[key] > inside[number, key] or not readers[key])
+        return each.kernel(lambda key: readers[key] > inside[number, key] or not readers[key], timing)
 
     return [finished(number, each) for number, each in enumerate(made)]

@@ -73,6 +73,7 @@ _INDEXED = frozenset(
     " index_put_ _index_put_impl_ index_add index_add_ index_copy take where_index sort topk nonzero unique"
     " _embedding_bag max_pool2d_with_indices_backward".split()
 )
+_WRITES_ROWS = frozenset("index_copy index_put _index_put_impl index_put_ _index_put_impl_ scatter_".split())
 _NORMS = ("layer_norm", "group_norm", "rms_norm")
 _REDUCTIONS = frozenset(
     "sum mean var var_mean std std_mean amax amin max min argmax argmin prod all any linalg_vector_norm norm logsumexp"
@@ -121,6 +122,9 @@ def _simple(call: OperatorCall, base: str) -> Work:
     if base in _COPIES:
         return _work(call, "copy", [sum(spec.numel for spec in call.outputs)])
     if base in _INDEXED:
+        written = _written_rows(call, base)
+        if written is not None:
+            return _work(call, "index", [written.numel], nbytes=2 * written.nbytes)
         return _work(call, "index", [sum(spec.numel for spec in call.outputs)])
     if "batch_norm" in base:
         return _batch_norm(call)
@@ -135,6 +139,14 @@ def _simple(call: OperatorCall, base: str) -> Work:
     is_pointwise = torch.Tag.pointwise in getattr(call.func, "tags", ()) or base.endswith(("_backward", "dropout"))
     elements = max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)
     return _work(call, "elementwise" if is_pointwise or call.rule.per_element else "other", [elements])
+
+
+def _written_rows(call: OperatorCall, base: str) -> TensorSpec | None:
+    """Return the values that an operator writes to some places of a tensor in place; None for other operators."""
+    if not call.rule.writes or base not in _WRITES_ROWS:
+        return None
+    first = call.tensors[0]
+    return next((spec for spec in reversed(call.tensors[1:]) if spec.dtype is first.dtype), None)
 
 
 def _rows_of(spec: TensorSpec | None, outputs: Sequence[TensorSpec] = ()) -> tuple[int, int]:
@@ -203,11 +215,17 @@ def _convolution(call: OperatorCall) -> list[Work]:
     out = call.outputs[0]
     large, small = (x, out) if transposed else (out, x)
     small_kernel = tuple(weight.shape[2:]) == (3, 3) and groups == 1 and not transposed
-    part = "3x3" if small_kernel and set(call.args[3]) == set(call.args[5]) == {1} else ""
+    part = _described("3x3" if small_kernel and set(call.args[3]) == set(call.args[5]) == {1} else "", x)
     parts = [_conv(call, part, large, small, weight, groups, 2 * call.cost.macs)]
     if bias is not None:
         parts.append(_work(call, "elementwise", [out.numel], "bias", 0, 2 * out.nbytes))
     return parts
+
+
+def _described(part: str, x: TensorSpec, *more: str) -> str:
+    """Return the parts of a description, with the layout of images whose channels are next to each other."""
+    is_last = len(x.shape) > 2 and x.shape[1] > 1 and x.stride[1] == 1
+    return ", ".join(each for each in (part, *more, "channels last" if is_last else "") if each)
 
 
 def _conv(
@@ -236,18 +254,22 @@ def _convolution_backward(call: OperatorCall) -> list[Work]:
     parts = []
     depthwise = groups > 1 and channels == 1
     small_kernel = tuple(weight.shape[2:]) == (3, 3) and groups == 1 and not transposed
-    kind = " 3x3" if small_kernel and set(call.args[4]) == set(call.args[6]) == {1} else ""
+    kind = "3x3" if small_kernel and set(call.args[4]) == set(call.args[6]) == {1} else ""
     moved = grad.nbytes + x.nbytes + weight.nbytes
     pixels = max(large.numel // max(large.shape[1], 1), 1)
     if mask[0]:
         pixels_in = max(x.numel // max(x.shape[1], 1), 1)
         sizes = (groups, pixels_in, x.shape[1] // groups, (weight.shape[0] // groups) * positions, *_image(x))
         taken = (x.numel, positions) if depthwise else sizes
-        parts.append(_work(call, "depthwise" if depthwise else "conv", taken, f"input{kind}", flops, moved))
+        parts.append(
+            _work(call, "depthwise" if depthwise else "conv", taken, _described("input", grad, kind), flops, moved)
+        )
     if mask[1]:
         sizes = (groups, weight.shape[0] // groups, channels * positions, pixels, *_image(x))
         taken = (x.numel, positions) if depthwise else sizes
-        parts.append(_work(call, "depthwise" if depthwise else "conv", taken, f"weight{kind}", flops, moved))
+        parts.append(
+            _work(call, "depthwise" if depthwise else "conv", taken, _described("weight", grad, kind), flops, moved)
+        )
     if mask[2]:
         parts.append(_work(call, "reduction", (grad.shape[1], pixels), "bias", 0, grad.nbytes))
     return parts

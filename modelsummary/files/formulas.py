@@ -9,13 +9,10 @@ from typing import Any
 from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
 from modelsummary.files.program import Operation, Program, Tensor
 from modelsummary.formulas.expressions import dimension
-from modelsummary.formulas.figures import FIGURES, FiguresAt
+from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
 from modelsummary.layer_info import LayerInfo
 
 __all__ = ["FileFormulas"]
-
-_CONSTANT = {"params": "num_params", "trainable_params": "trainable_params", "param_bytes": "params_bytes"}
-_CONSTANT |= {"buffer_bytes": "buffer_bytes"}
 
 
 class FileFormulas:
@@ -29,13 +26,12 @@ class FileFormulas:
         """Return a figure of a layer as a sympy expression; see ``FileStatistics.formula``."""
         import sympy
 
-        if figure not in FIGURES:
-            raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+        check_figure(figure)
         row = self._rows.get(layer)
         if row is None:
             raise LayerNotFoundError(f"no layer named {layer!r}{close_to(layer, self._rows)}")
-        if figure in _CONSTANT:
-            return sympy.Integer(getattr(row, _CONSTANT[figure]))
+        if figure in CONSTANT:
+            return sympy.Integer(getattr(row, CONSTANT[figure]))
         if figure in ("macs", "flops"):
             parts = (each.macs if each.macs_expr is None else each.macs_expr for each in self._operations(row))
             return sympy.Integer(2 if figure == "flops" else 1) * sum(parts, sympy.Integer(0))

@@ -208,6 +208,11 @@ class Program:
     constants: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def has_forward(self) -> bool:
+        """True if the program has a forward, which may have no operators; False for modules alone."""
+        return bool(self.operations or self.outputs or self.constants)
+
     def histogram(self) -> Counter[str]:
         """Return operator type -> number of occurrences in the program, most frequent first."""
         counts = Counter(operation.op_type for operation in self.operations) + self.constants

@@ -41,7 +41,7 @@ class _Tree:
 
     def built(self) -> LayerInfo:
         program = self.program
-        self.root.executed = bool(program.operations)
+        self.root.executed = program.has_forward
         for scopes, tensors in program.owned:
             self._own(self._scope(scopes), tensors)
         for operation in program.operations:

@@ -83,7 +83,7 @@ class FileStatistics(ModelStatistics):
     """
 
     def __init__(self, program: Program, path: Path) -> None:
-        super().__init__(program_tree(program), execution="file" if program.operations else "none")
+        super().__init__(program_tree(program), execution="file" if program.has_forward else "none")
         self.program = program
         self.path = path
         stored = f"{grouped(self.stored_elements)} elements, {scaled(self.stored_bytes, 'B')}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from modelsummary.formulas.axis import Piece
     from modelsummary.formulas.dimensions import Dimension
-    from modelsummary.formulas.fitting import Fitted
+    from modelsummary.formulas.fitting import Terms
 
 __all__ = ["dimension", "expression_of"]
 
@@ -86,21 +86,21 @@ def _expression(node: ast.expr) -> Any:
     raise ValueError("not a formula of sizes")
 
 
-def expression_of(found: Fitted | None, dimensions: Sequence[Dimension]) -> Any:
+def expression_of(terms: Terms, dimensions: Sequence[Dimension]) -> Any:
     """Return fitted terms as a sympy expression; 0 without terms."""
     import sympy
 
     total = sympy.Integer(0)
-    for pieces, by_combination in (found.terms if found is not None else {}).items():
+    for pieces, by_combination in terms.items():
         branches = []
         for combination, monomials in by_combination.items():
             chosen = [each[number] for each, number in zip(pieces, combination, strict=True)]
             atoms = [_atom(piece, each) for piece, each in zip(chosen, dimensions, strict=True)]
-            terms = (
+            products = (
                 sympy.Rational(coefficient) * sympy.prod([a**e for a, e in zip(atoms, exponents, strict=True)])
                 for exponents, coefficient in monomials.items()
             )
-            polynomial = sympy.expand(sympy.Add(*terms))
+            polynomial = sympy.expand(sympy.Add(*products))
             branches.append((polynomial, _range(chosen, dimensions)))
         total += branches[0][0] if len(branches) == 1 else sympy.Piecewise(*branches)
     return sympy.expand(total)

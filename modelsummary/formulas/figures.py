@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from modelsummary.errors import FormulaError
+from modelsummary.errors import FormulaError, InputError, close_to
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
 
-__all__ = ["FIGURES", "FiguresAt"]
+__all__ = ["CONSTANT", "FIGURES", "FiguresAt", "check_figure"]
 
 FIGURES: dict[str, str] = {
     "macs": "multiply-adds of a forward",
@@ -30,6 +30,21 @@ FIGURES: dict[str, str] = {
 """Figures that have formulas, as named in ``LayerInfo`` and ``ModelStatistics``, and what they are."""
 
 
+CONSTANT = {
+    "params": "num_params",
+    "trainable_params": "trainable_params",
+    "param_bytes": "params_bytes",
+    "buffer_bytes": "buffer_bytes",
+}
+"""Figures that do not depend on the inputs -> their names in ``LayerInfo``."""
+
+
+def check_figure(figure: str) -> None:
+    """Raise ``InputError`` if ``figure`` is unknown."""
+    if figure not in FIGURES:
+        raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+
+
 class Evaluates(Protocol):
     """The source of figures: formulas of a live model or of a file."""
 
@@ -48,6 +63,7 @@ class FiguresAt:
 
     Raises:
         FormulaError: a figure that is read has no formula; says why.
+        InputError: a size is below the smallest for which the formula of a figure holds.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -70,12 +86,12 @@ class FiguresAt:
         return self[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return sizes and figures as plain data; a figure without a formula is None."""
+        """Return sizes and figures as plain data; None for a figure without a formula for these sizes."""
         found: dict[str, Any] = {"sizes": dict(self.sizes), "layer": self.layer}
         for figure in FIGURES:
             try:
                 found[figure] = self[figure]
-            except FormulaError:
+            except (FormulaError, InputError):
                 found[figure] = None
         return found
 

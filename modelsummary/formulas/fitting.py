@@ -20,7 +20,7 @@ from modelsummary.formulas.axis import Axis, Piece, candidates
 from modelsummary.formulas.dimensions import Dimension
 from modelsummary.formulas.solve import solve
 
-__all__ = ["Fitted", "Values", "fitted"]
+__all__ = ["Fitted", "Terms", "Values", "fitted"]
 
 _FEWEST = 3  # accepted sizes of a dimension
 _FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
@@ -37,18 +37,20 @@ Unit = Any
 Values = Callable[[Mapping[Dimension, int]], "Mapping[Unit, int] | str"]
 """Return the parts of a figure in a run with these sizes, or why the model does not accept them."""
 Monomial = tuple[int, ...]  # exponent per dimension
+Terms = dict[tuple[tuple[Piece, ...], ...], dict[Numbers, dict[Monomial, Fraction]]]
+"""Pieces per dimension -> number of the piece per dimension -> exponents -> coefficient."""
 
 
 class Fitted(NamedTuple):
     """The sum of polynomials that was found.
 
     Attributes:
-        terms: pieces per dimension -> number of the piece per dimension -> exponents -> coefficient.
+        terms: the coefficients.
         proofs: sizes of the runs that proved it.
         smallest: size per dimension from which it holds.
     """
 
-    terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]
+    terms: Terms
     proofs: tuple[Numbers, ...]
     smallest: Numbers
 
@@ -187,15 +189,14 @@ class _Fit:
         if len(found) == 1:
             return
         line = self._line(place)
-        best, most = None, 1
-        compared = found[:: max(len(found) // _COMPARED, 1)]
-        for number in range(line[0], min(line[-1], line[0] + _NEAR) + 1):
-            if not self._is_tried(place, number):
-                distinct = len({axis.predict(number) for axis in compared})
-                if distinct > most:
-                    best, most = number, distinct
-        if best is not None:
-            yield best
+        near = range(line[0], min(line[-1], line[0] + _NEAR) + 1)
+        untried = [number for number in near if not self._is_tried(place, number)]
+        for compared in (found[:: max(len(found) // _COMPARED, 1)], found):  # a few tell most of them apart
+            distinct = {number: len({axis.predict(number) for axis in compared}) for number in untried}
+            best = max(untried, key=lambda number: distinct[number], default=None)
+            if best is not None and distinct[best] > 1:
+                yield best
+                return
 
     def _is_tried(self, place: int, number: int) -> bool:
         numbers = self._on_line(place, number)
@@ -231,8 +232,8 @@ class _Fit:
                 nodes.append(number)
                 atoms.add(piece.atom(number))
 
-    def _coefficients(self) -> dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]]:
-        terms: dict[tuple[tuple[Piece, ...], ...], dict[Numbers, Counter[Monomial]]] = {}
+    def _coefficients(self) -> Terms:
+        terms: Terms = {}
         for vector, times in self._vectors().items():
             if not any(vector):
                 continue
@@ -241,9 +242,9 @@ class _Fit:
             for combination in product(*(range(len(each)) for each in pieces)):
                 chosen = tuple(each[number] for each, number in zip(pieces, combination, strict=True))
                 found = self._polynomial(chosen, vector)
-                counted = into.setdefault(combination, Counter())
+                counted = into.setdefault(combination, {})
                 for monomial, coefficient in found.items():
-                    counted[monomial] += times * coefficient  # type: ignore[assignment]
+                    counted[monomial] = counted.get(monomial, Fraction(0)) + times * coefficient
         return terms
 
     def _polynomial(self, pieces: Sequence[Piece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
@@ -263,7 +264,7 @@ class _Fit:
 
     # ------------------------------------------------------------------------------------------ proof
 
-    def _prove(self, terms: Mapping[Any, Any]) -> tuple[tuple[Numbers, ...], Numbers]:
+    def _prove(self, terms: Terms) -> tuple[tuple[Numbers, ...], Numbers]:
         """Run at sizes that were not used; return them, and the numbers of the sizes from which the formula holds.
 
         Raises:
@@ -307,7 +308,7 @@ class _Fit:
         return tuple(wrong[place] + 1 if place in cut else least for place, least in enumerate(smallest))
 
 
-def evaluated(terms: Mapping[Any, Any], numbers: Numbers) -> Fraction:
+def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
     """Return the value of terms at numbers of sizes."""
     total = Fraction(0)
     for pieces, by_combination in terms.items():

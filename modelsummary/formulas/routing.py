@@ -24,6 +24,7 @@ __all__ = ["Choice", "RoutedWatch", "active_params"]
 
 _TOPK = "aten.topk"
 _CHOICES = frozenset({_TOPK, "aten.argmax", "aten.max"})
+_NEARBY = 3  # the module that chooses, the module around it, and the layer around that
 _FEWEST = 2  # experts
 
 
@@ -120,8 +121,8 @@ def active_params(model: nn.Module, choices: list[Choice]) -> int:
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     for choice in choices:
         around: nn.Module | None = choice.module
-        while around is not None:
-            experts = {id(each) for each in _experts(around, choice.size)}
+        for _ in range(_NEARBY):
+            experts = {id(each) for each in _experts(around, choice.size)} if around is not None else set()
             if experts:
                 parts.update(dict.fromkeys(experts, Fraction(min(choice.chosen, choice.size), choice.size)))
                 break

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import FormulaError, InputError, LayerNotFoundError, close_to
 from modelsummary.formulas.dimensions import Dimension, DimensionNames, find_dimensions, resized
 from modelsummary.formulas.expressions import expression_of
-from modelsummary.formulas.figures import FIGURES, FiguresAt
+from modelsummary.formulas.figures import CONSTANT, FiguresAt, check_figure
 from modelsummary.formulas.fitting import Fitted, fitted
 from modelsummary.formulas.runs import Row, Runs, forward_rows, step_rows, subtree
 from modelsummary.layer_info import LayerInfo
@@ -20,8 +21,6 @@ from modelsummary.memory.plan import step_plan
 
 __all__ = ["Scaling"]
 
-_CONSTANT = {"params": "num_params", "trainable_params": "trainable_params", "param_bytes": "params_bytes"}
-_CONSTANT |= {"buffer_bytes": "buffer_bytes"}
 _WHOLE = frozenset({"input_bytes", "output_bytes"})
 
 
@@ -70,19 +69,19 @@ class Scaling:
 
     # -------------------------------------------------------------------------------------- formulas
 
+    @exclusive
     def formula(self, figure: str, layer: str = "") -> Any:
         """Return a figure of a layer's first call as a sympy expression; see ``Statistics.formula``."""
-        if figure not in FIGURES:
-            raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+        check_figure(figure)
         row = next((row for row in self._root.walk() if row.fqn == layer), None)
         if row is None:
             known = [row.fqn for row in self._root.walk()]
             raise LayerNotFoundError(f"no layer named {layer!r} in {self._root.class_name}{close_to(layer, known)}")
-        if figure in _CONSTANT:
-            return expression_of(None, self.dimensions) + getattr(row, _CONSTANT[figure])
+        if figure in CONSTANT:
+            return expression_of({}, self.dimensions) + getattr(row, CONSTANT[figure])
         if figure == "flops":
             return 2 * self.formula("macs", layer)
-        return expression_of(self._found(figure, layer), self.dimensions)
+        return expression_of(self._found(figure, layer).terms, self.dimensions)
 
     def at(self, sizes: Mapping[str, int], layer: str = "") -> FiguresAt:
         """Return the figures of a layer at other sizes; sizes that are not given stay as recorded."""
@@ -106,7 +105,7 @@ class Scaling:
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
         """Return a figure at these sizes. Raise ``InputError`` for sizes below the smallest that the model accepts."""
         found = self.formula(figure, layer)
-        if figure not in _CONSTANT:
+        if figure not in CONSTANT:
             smallest = self._found("macs" if figure == "flops" else figure, layer).smallest
             for each, least in zip(self.dimensions, smallest, strict=True):
                 if sizes[each.name] < least:

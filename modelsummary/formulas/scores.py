@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from modelsummary import _torch
 from modelsummary.costs.operators import OpRule, tensors_in
 
 __all__ = ["Scores", "hidden_scores"]
@@ -89,9 +91,9 @@ class Scores:
         values = self._values(mask)
         if values is None:
             return replace(before, is_unknown=before.is_unknown or mask.dim() > 1)
-        if values.dtype == torch.bool and name in _FILLS:
-            values = ~values
-        return replace(before, hidden=before.hidden + hidden_scores(values) * (out.numel() // max(values.numel(), 1)))
+        # A filled element is hidden where the mask is True, a masked one where it is False.
+        hidden = values.numel() - hidden_scores(values) if name in _FILLS else hidden_scores(values)
+        return replace(before, hidden=before.hidden + hidden * (out.numel() // max(values.numel(), 1)))
 
 
 def _storage(tensor: Tensor) -> int:
@@ -104,5 +106,6 @@ def hidden_scores(mask: Tensor) -> int:
     >>> hidden_scores(torch.tensor([True, False])), hidden_scores(torch.tensor([0.0, -0.5, float("-inf")]))
     (1, 1)
     """
-    hidden = ~mask if mask.dtype == torch.bool else mask <= _HIDDEN
-    return int(hidden.sum())
+    with _disable_current_modes(), _torch.DisableTorchFunction():  # these are not operators of the model
+        hidden = ~mask if mask.dtype == torch.bool else mask <= _HIDDEN
+        return int(hidden.sum())

@@ -111,6 +111,8 @@ def flops_per_token(
         no_collection(),
         running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
     ):
+        if isinstance(execution, ShapeOnly):
+            execution.follow_values(_LARGEST_MASK)
         values = partial(_values, execution)
         attention, scores = MaskedAttention(values), Scores(values)
 
@@ -137,7 +139,7 @@ def flops_per_token(
 
 
 def _values(execution: Any, mask: Tensor) -> Tensor | None:
-    return execution.known_value(mask, _LARGEST_MASK) if isinstance(execution, ShapeOnly) else mask
+    return execution.known_value(mask) if isinstance(execution, ShapeOnly) else mask
 
 
 def _tokens(call: CallArguments, batch_dim: int) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from modelsummary.costs.devices import Precision
+from modelsummary.costs.devices import DeviceSpec, Precision
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.plan import OptimizerLike, StepOptions, StepPlan, step_plan
@@ -33,8 +33,14 @@ class TimeOptions(TypedDict, total=False):
     checkpoint: Sequence[str] | str | None
 
 
-def time_plan(backward: bool, optimizer: OptimizerLike | None, options: TimeOptions, root: LayerInfo) -> StepPlan:
-    """Return the plan of a step.
+def time_plan(
+    backward: bool,
+    optimizer: OptimizerLike | None,
+    options: TimeOptions,
+    root: LayerInfo,
+    device: DeviceSpec | torch.device | str | None = None,
+) -> StepPlan:
+    """Return the plan of a step on a device of this machine, or on an accelerator.
 
     Raises:
         InputError: an option is unknown or unusable, or an optimizer is given without a backward.
@@ -54,7 +60,7 @@ def time_plan(backward: bool, optimizer: OptimizerLike | None, options: TimeOpti
         "autocast": options.get("autocast"),
         "loss": options.get("loss"),
         "checkpoint": options.get("checkpoint"),
-        "device": "cpu",
+        "device": "cpu" if str(device or "cpu") == "cpu" else "cuda",
     }
     dtype = options.get("dtype")
     if dtype is not None and dtype != "tf32":

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import modules_of, tensors_of_modules
+from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
 from modelsummary.costs.devices import DeviceSpec
 from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
 from modelsummary.costs.kernel_time import DeviceModel, device_model
-from modelsummary.costs.kernels import Kernel, StepOperator, check_mode, kernels_of
+from modelsummary.costs.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
 from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.costs.operator_work import Work
+from modelsummary.costs.recurrent_kernels import join_recurrent
 from modelsummary.costs.stored import nbytes_of
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
@@ -22,10 +25,13 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, step_operators
 
-__all__ = ["Target", "distinct_calls", "estimate", "predict_kernels", "target_of"]
+__all__ = ["TABLE_ERROR", "Target", "distinct_calls", "estimate", "predict_kernels", "target_of", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
-_TABLE_ERROR = {"measured": 0.1, "interpolated": 0.16, "fit": 0.35}
+_OUTSIDE = ("", 0)  # row of work outside of the model's modules
+# Mean errors of benchmarks/latency_truth.py: with the model's own calls, and with the standard grid alone, whose
+# predictions are partly interpolated, partly fits.
+TABLE_ERROR = {"measured": 0.09, "interpolated": 0.13, "fit": 0.13}
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class Target:
     name: str
     model: DeviceModel | None = None
     table: KernelTable | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """True for this machine's CPU, where one thread dispatches the operators and computes them."""
+        return self.table is not None and self.table.machine.threads > 0
 
 
 def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = False) -> Target:
@@ -82,34 +93,45 @@ def distinct_calls(live: LiveModel, plan: StepPlan) -> list[OperatorCall]:
 
 
 def _timed_kernels(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
-    is_cpu = target.table is not None and "cpu" in target.name
-    kernels = kernels_of(operators, mode, foreach=not is_cpu, whole_calls=is_cpu)
-    if target.model is not None:
-        return _on_device(kernels, target.model)
-    assert target.table is not None
-    cold = weights_are_cold(live, target.table)
+    timing = _timing_on_device(target.model) if target.model is not None else _timing_here(live, target.table)
+    whole_calls = target.table is not None  # they were measured as a whole
+    kernels = kernels_of(operators, mode, foreach=not target.is_cpu, whole_calls=whole_calls, timing=timing)
+    if target.model is None:
+        return kernels
+    recurrent = {fqn for fqn, module in named_modules(live.model) if isinstance(module, nn.RNNBase)}
+    return join_recurrent(kernels, recurrent, timing) if recurrent else kernels
+
+
+def _timing_on_device(model: DeviceModel) -> Timing:
+    known: dict[Work, float] = {}
+
+    def timing(work: Work, _: OperatorCall | None) -> tuple[float, str]:
+        if work not in known:
+            known[work] = model.seconds(work)
+        return known[work], "fit"
+
+    return timing
+
+
+def _timing_here(live: LiveModel, table: KernelTable | None) -> Timing:
+    assert table is not None
+    cold = weights_are_cold(live, table)
     known: dict[int, tuple[float, str]] = {}
-    timed = []
-    for kernel in kernels:
-        found = known.get(id(kernel.call)) if kernel.call is not None else None
-        if found is None:
-            key = kernel.call.key if kernel.call is not None else None
-            found = target.table.seconds(key, kernel.work, cold=cold)
-            if kernel.call is not None:
-                known[id(kernel.call)] = found
-        timed.append(replace(kernel, seconds=found[0], source=found[1]))
-    return timed
+
+    def timing(work: Work, call: OperatorCall | None) -> tuple[float, str]:
+        if call is None:
+            return table.seconds(None, work, cold=cold)
+        if id(call) not in known:
+            known[id(call)] = table.seconds(call.key, work, cold=cold)
+        return known[id(call)]
+
+    return timing
 
 
-def _on_device(kernels: Sequence[Kernel], model: DeviceModel) -> list[Kernel]:
-    seconds: dict[tuple[object, ...], float] = {}
-    timed = []
-    for kernel in kernels:
-        work = kernel.work
-        if work not in seconds:
-            seconds[work] = model.seconds(work)
-        timed.append(replace(kernel, seconds=seconds[work], source="fit"))
-    return timed
+def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
+    """Return the kernels that a device runs for some operators, with their predicted seconds."""
+    check_mode(mode)
+    return _timed_kernels(live, operators, target, mode)
 
 
 def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
@@ -135,7 +157,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         source, error = f"fit: {target.model.fit}", target.model.typical_error
     else:
         source = f"kernel table of {target.name}"
-        error = sum(share * _TABLE_ERROR[name] for name, share in shares.items())
+        error = sum(share * TABLE_ERROR[name] for name, share in shares.items())
     phases = {phase: 1e3 * by_phase[phase] for phase in _PHASES}
     return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by)
 
@@ -149,14 +171,13 @@ def _own_seconds(
     """Return the own seconds of each row, the seconds of each phase, and the limit: device or host."""
     device: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
     host: defaultdict[tuple[str, tuple[str, int]], float] = defaultdict(float)
-    outside = ("", 0)
+    dispatch = _dispatch_seconds(target) if mode == "eager" else 0.0
     for kernel in kernels:
-        key = kernel.phase, kernel.row or outside
+        key = kernel.phase, kernel.row or _OUTSIDE
         device[key] += kernel.seconds or 0.0
-        if target.model is not None and mode == "eager":
-            host[key] += kernel.n_operators * target.model.host
+        host[key] += kernel.n_operators * dispatch
     if target.table is not None:
-        _add_host_work(device, operators, root, target.table)
+        _add_host_work(device if target.is_cpu else host, operators, root, target.table)
     by_phase, own, host_bound = {}, {}, 0
     for phase in _PHASES:
         on_device = sum(value for key, value in device.items() if key[0] == phase)
@@ -168,16 +189,23 @@ def _own_seconds(
     return own, by_phase, "host" if host_bound and sum(host.values()) > sum(device.values()) else "device"
 
 
+def _dispatch_seconds(target: Target) -> float:
+    """Return the seconds that the host needs to dispatch an operator while the device computes."""
+    if target.table is None:
+        return target.model.host if target.model is not None else 0.0
+    return 0.0 if target.is_cpu else target.table.facts.get("operator", 5e-6)
+
+
 def _add_host_work(
     seconds: defaultdict[tuple[str, tuple[str, int]], float],
     operators: Sequence[StepOperator],
     root: LayerInfo,
     table: KernelTable,
 ) -> None:
-    """Add the host's time for views and for calls of modules, for which the kernels wait."""
+    """Add the host's time for views and for calls of modules."""
     for operator in operators:
         if operator.run.call.rule.is_view and operator.phase != "step":
-            seconds[operator.phase, operator.row or ("", 0)] += table.facts.get("view", 1e-6)
+            seconds[operator.phase, operator.row or _OUTSIDE] += table.facts.get("view", 1e-6)
     for row in root.walk():
         if row.executed:
             seconds["forward", (row.fqn, row.call_index)] += table.facts.get("module", 1e-6)

@@ -19,7 +19,7 @@ from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, Operato
 from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
 from modelsummary.costs.stored import inner_tensors, is_distributed
 
-__all__ = ["Allocation", "Allocations"]
+__all__ = ["Allocation", "Allocations", "OperatorNotes"]
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
@@ -258,6 +258,56 @@ class Allocations(TorchDispatchMode):
             if each.died is not None:
                 changes[each.died] -= each.nbytes
         return list(accumulate(changes))[: len(self.operators)]
+
+
+class OperatorNotes(Allocations):
+    """Allocations that follow operators and their arguments alone, not when storages are freed.
+
+    It holds every storage that it has seen, so that no two share an address. On shapes they take no memory.
+    """
+
+    def __init__(self, where: Callable[[], int]) -> None:
+        super().__init__(where=where)
+        self._seen: dict[int, torch.UntypedStorage] = {}
+        self._params: set[int] = set()
+
+    def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Note which storages belong to parameters."""
+        if kind == "params":
+            self._params.update(self._identity(inner) for tensor in tensors for inner in inner_tensors(tensor))
+
+    def of(self, tensor: Tensor) -> Allocation | None:  # noqa: ARG002
+        """Return None: no storage is followed."""
+        return None
+
+    def keep(self, tensor: Tensor) -> None:
+        """Do nothing: bytes do not matter."""
+
+    def note_node(self, node: Any) -> None:
+        """Do nothing: bytes do not matter."""
+
+    def _identity(self, tensor: Tensor) -> int:
+        if is_distributed(type(tensor)):
+            (tensor,) = inner_tensors(tensor)
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        self._seen[key] = storage
+        return key
+
+    def _is_param(self, tensor: Tensor) -> bool:
+        return self._identity(tensor) in self._params
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(map(is_distributed, types)):
+            return NotImplemented
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.operators.append((self._name(func), self._where()))
+        if self.log is not None:
+            self.log.note(func, args, kwargs, out)
+        return out
 
 
 def _is_dense(tensor: Tensor) -> bool:

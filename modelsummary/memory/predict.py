@@ -6,6 +6,7 @@ What happens within the step is followed in ``step``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.fused_attention import fused_attention
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
@@ -115,8 +117,13 @@ def run_step(
     read: Callable[[StepRun, _How], _R],
     *,
     notes_operators: bool = False,
+    counts_bytes: bool = False,
 ) -> _R:
-    """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored."""
+    """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored.
+
+    Args:
+        notes_operators: note each operator with its arguments; bytes are then followed only if ``counts_bytes`` is set.
+    """
     own = device_of(tensors_of_modules(modules_of(model)))
     wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
     notes, device = [], wanted
@@ -126,17 +133,20 @@ def run_step(
             "No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep similar tensors)"
         )
     given = (*tensors_of_modules(modules_of(model)), *call.tensors())
+    is_absent = wanted != device
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
-    can_run = has_values and plan.dtype is None and wanted == own
+    can_run = has_values and plan.dtype is None and (wanted == own or notes_operators)
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
+        "counts_bytes": counts_bytes,
         "workspaces": workspaces_on(wanted) if plan.workspaces and not notes_operators else None,
     }
     with (
         no_collection(),
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
         fused_lstm(),
+        fused_attention() if is_absent else nullcontext(),
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
@@ -150,7 +160,7 @@ def run_step(
             f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
         )
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
-        run = StepRun(model, args, kwargs, plan, own, **options)
+        run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
         with explained(lambda: run.doing), Operators(Uncounted(), execution):
             apply_checkpoint(model, plan.checkpoint)
             run.step()

@@ -23,7 +23,7 @@ from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
-from modelsummary.memory.allocations import Allocation, Allocations
+from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.plan import StepPlan
 
@@ -84,13 +84,20 @@ class StepRun:
         device: torch.device,
         block_bytes: int,
         *,
+        on_shapes: bool = True,
         notes_operators: bool = False,
+        counts_bytes: bool = False,
         workspaces: Callable[[OperatorCall], int] | None = None,
         counts_fakes: bool = False,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
-        self.allocations = Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
+        self._counts_bytes = counts_bytes or not (notes_operators and on_shapes)
+        self.allocations = (
+            Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
+            if self._counts_bytes
+            else OperatorNotes(self._position)
+        )
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -121,7 +128,8 @@ class StepRun:
                 follow.note_operators()
             self._begin("forward")
             hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
-            with hooks if self.plan.train else nullcontext(), casting(self.plan.autocast, self._device):
+            counts_saved = self.plan.train and self._counts_bytes
+            with hooks if counts_saved else nullcontext(), casting(self.plan.autocast, self._device):
                 output = self._forward()
                 self.doing = "loss"
                 loss = loss_of(output, self.plan.loss) if self.plan.train else None

@@ -240,52 +240,47 @@ Transfer = Callable[[int], float]
 
 
 def _timed(orders: Sequence[Sequence[Action]], loads: Sequence[StageLoad], transfer: Transfer) -> list[list[Action]]:
-    """Return the same actions with their times."""
-    done: dict[tuple[str, int, int], float] = {}
+    """Return the same actions with their times.
+
+    A backward waits for the next stage's, be it whole or the half for the inputs. The half for the weights follows the
+    other one on its device.
+    """
+    delays = [transfer(stage) for stage in range(len(loads))]
+    seconds = [
+        {
+            "F": load.forward,
+            "I": load.backward_input,
+            "W": load.backward_weight,
+            "B": load.backward_input + load.backward_weight,
+        }
+        for load in loads
+    ]
+    forwards: dict[tuple[int, int], float] = {}  # stage and micro-batch -> end
+    backwards: dict[tuple[int, int], float] = {}
     timed: list[list[Action]] = [[] for _ in orders]
-    position = [0] * len(orders)
-    waiting = set(range(len(orders)))
+    waiting = list(range(len(orders)))
     while waiting:
-        progress = False
-        for device in sorted(waiting):
-            while position[device] < len(orders[device]):
-                action = orders[device][position[device]]
-                ready = _ready(action, len(loads), done, transfer)
+        before = sum(map(len, timed))
+        for device in waiting:
+            done, order = timed[device], orders[device]
+            now = done[-1].end if done else 0.0
+            for kind, stage, number, _, _ in order[len(done) :]:
+                ready: float | None = 0.0
+                delay = 0.0
+                if kind == "F" and stage:
+                    ready, delay = forwards.get((stage - 1, number)), delays[stage - 1]
+                elif kind in "BI" and stage < len(loads) - 1:
+                    ready, delay = backwards.get((stage + 1, number)), delays[stage]
                 if ready is None:
                     break
-                begin = max(ready, timed[device][-1].end if timed[device] else 0.0)
-                end = begin + _duration(action.kind, loads[action.stage])
-                done[action.kind, action.stage, action.microbatch] = end
-                timed[device].append(action._replace(begin=begin, end=end))
-                position[device] += 1
-                progress = True
-            if position[device] == len(orders[device]):
-                waiting.discard(device)
-        assert progress, "the schedule deadlocks"
+                begin = max(now, ready + delay)
+                now = begin + seconds[stage][kind]
+                if kind != "W":
+                    (forwards if kind == "F" else backwards)[stage, number] = now
+                done.append(Action(kind, stage, number, begin, now))
+        waiting = [device for device in waiting if len(timed[device]) < len(orders[device])]
+        assert sum(map(len, timed)) > before, "the schedule deadlocks"
     return timed
-
-
-def _duration(kind: str, load: StageLoad) -> float:
-    times = {"F": load.forward, "I": load.backward_input, "W": load.backward_weight}
-    return times[kind] if kind in times else load.backward_input + load.backward_weight
-
-
-def _ready(action: Action, n_stages: int, done: dict[tuple[str, int, int], float], transfer: Transfer) -> float | None:
-    """Return the time at which all inputs of an action have arrived; None if it is not known yet."""
-    kind, stage, number = action[:3]
-    needs: list[tuple[tuple[str, int, int], float]] = []
-    if kind == "F" and stage:
-        needs.append((("F", stage - 1, number), transfer(stage - 1)))
-    if kind in "BI":
-        needs.append((("F", stage, number), 0.0))
-        if stage < n_stages - 1:
-            after = ("B", stage + 1, number)  # some schedules split only some of the backwards
-            needs.append((after if after in done else ("I", stage + 1, number), transfer(stage)))
-    if kind == "W":
-        needs.append((("I", stage, number), 0.0))
-    times = [done[key] + delay if key in done else None for key, delay in needs]
-    known = [time for time in times if time is not None]
-    return max(known, default=0.0) if len(known) == len(times) else None
 
 
 def _zero_bubble(stage: int, n_stages: int, m: int) -> list[Action]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from torch import nn
 
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.sizes import is_size
+from modelsummary.capture.sizes import InputSize, is_size
 from modelsummary.errors import DataDependentError
 
 __all__ = ["failure"]
@@ -45,20 +46,32 @@ def _remedy(model: nn.Module, call: CallArguments, recording: Recording, what: s
     if "more than 1 value per channel" in what:
         return "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
     if call.size_dtypes and any(is_size(each) for each in call.args):
-        sizes = [each.shape if hasattr(each, "shape") else each for each in call.args]
+        sizes = [each.shape if isinstance(each, InputSize) else each for each in call.args]
         if all(map(is_size, sizes)):
             return f"; for several inputs pass a list of sizes: {[tuple(each) for each in sizes]}"
+    with suppress(Exception):  # advice must not hide the error
+        return _size_that_works(model, call) or _features(recording)
+    return ""
+
+
+def _size_that_works(model: nn.Module, call: CallArguments) -> str:
+    """Return which size the forward runs with on shapes; empty if no size that is often meant does."""
     batched = call.with_first_dim()
     if _runs(model, batched):
         return f"; did you forget the batch dimension? {_written(batched)} works"
-    features = getattr(recording.failed[0].module, "in_features", None) if recording.failed else None
-    size = recording.failed[0].input_size if recording.failed else None
-    if features is not None and isinstance(size, list) and size and size[-1] != features:
-        return f"; the layer takes {features} features in the last dimension, and got {size[-1]}"
     last = _channels_second(call)
     if last is not None and _runs(model, last):
         return f"; did you mean {_written(last)}? Channels come second, before height and width"
     return ""
+
+
+def _features(recording: Recording) -> str:
+    """Return the number of features that a failed linear layer takes; empty if they are not the reason."""
+    layer = recording.failed[0] if recording.failed else recording.root
+    wanted, size = getattr(layer.module, "in_features", None), layer.input_size
+    if wanted is None or not isinstance(size, list) or not size or size[-1] == wanted:
+        return ""
+    return f"; the layer takes {wanted} features in the last dimension, and got {size[-1]}"
 
 
 def _runs(model: nn.Module, call: CallArguments) -> bool:
@@ -69,15 +82,15 @@ def _runs(model: nn.Module, call: CallArguments) -> bool:
 def _channels_second(call: CallArguments) -> CallArguments | None:
     """Return the call with the last dimension of an image given by its size moved behind the first; None without one.
 
-    >>> from modelsummary.capture.sizes import InputSize
     >>> image = InputSize((1, 224, 224, 3), nn.Parameter().dtype)
     >>> _channels_second(CallArguments((image,), {}, None)).shapes()
     [(1, 3, 224, 224)]
     """
-    if len(call.shapes()) != 1 or len(call.args) != 1 or not call.size_dtypes or len(call.args[0].shape) != 4:
+    image = call.args[0] if len(call.args) == 1 and not call.kwargs else None
+    if not isinstance(image, InputSize) or len(image.shape) != 4:
         return None
-    batch, *image, channels = call.args[0].shape
-    return replace(call, args=(replace(call.args[0], shape=(batch, channels, *image)),))
+    batch, *sides, channels = image.shape
+    return replace(call, args=(replace(image, shape=(batch, channels, *sides)),))
 
 
 def _written(call: CallArguments) -> str:

@@ -202,7 +202,8 @@ class Statistics(FormulaStatistics):
         """
         from modelsummary.cluster.entry import simulate
 
-        return simulate(self._live_for("simulating a step"), self.root, plan, cluster, global_batch, sequence, recipe)
+        live, make = self._live_for("simulating a step"), self.parallel_plan
+        return simulate(live, self.root, plan, cluster, global_batch, sequence, recipe, make)
 
     @exclusive
     def plan(
@@ -246,7 +247,7 @@ class Statistics(FormulaStatistics):
         if not isinstance(cluster, entry.Cluster) and (cluster is not None or entry.is_deprecated(options)):
             splitter = self._current_splitter()
             return entry.pipeline_plans(self.root, splitter.facts, splitter.n_samples, cluster, global_batch, options)
-        return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options)
+        return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options, self.parallel_plan)
 
     @exclusive
     def parallel_plan(

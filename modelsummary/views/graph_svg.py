@@ -83,7 +83,7 @@ def _legs(source: _Path, target: _Path) -> Iterator[tuple[str, str, str]]:
     An empty item is outside of the group: the edge leaves it downwards, or enters it from above.
     """
     level = next(number for number, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1])
-    for group, item in zip(source[-2 : level - 1 : -1], source[:level:-1], strict=False):
+    for group, item in zip(source[-2 : level - 1 : -1], source[:level:-1], strict=True):
         yield group, item, ""
     yield source[level - 1], source[level], target[level]
     for group, item in pairwise(target[level:]):

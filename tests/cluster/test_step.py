@@ -56,7 +56,7 @@ def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seco
     assert time.seconds == pytest.approx(whole.makespan, rel=0.02)
     assert time.held == whole.peak_activation_bytes
     assert time.held == [
-        max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)
+        in_flight(schedule, p, plan.virtual_stages, m, rank).sum(1).max().item() for rank in range(plan.pipeline)
     ]
     assert least_seconds(stages, plan, m) <= whole.makespan * (1 + 1e-9)
 
@@ -154,7 +154,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(pipeline=2, schedule="zbv"), "schedule='zbv' has virtual_stages=2, got 1"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
         (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
-        (lambda: Recipe(kernels="fast"), "kernels must be 'eager' or 'compiled', got 'fast'"),
+        (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
     ],
 )
 def test_unusable_values(make, message):

@@ -111,6 +111,12 @@ def test_bandwidth_and_buffer(tmp_path):
         stats.bandwidth(-1)
 
 
+def test_a_graph_without_operators(tmp_path):
+    made = model([node("Constant", [], ["y"], value=weight("c", 2))], [], [value("y", 2)])
+    stats = load(saved(made, tmp_path))
+    assert (stats.total_mult_adds, stats.stored_elements, stats.bandwidth().total, stats.execution) == (0, 2, 0, "file")
+
+
 def test_storage_by_liveness(tmp_path):
     """x -> a, b; b lives on while c and d are made of a: x 16, a 16 | a, b | a, b, c | b, c, d."""
     nodes = [

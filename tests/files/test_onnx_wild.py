@@ -229,6 +229,14 @@ FOLLOWED = {  # operators, inputs, what is multiplied with v, multiply-adds befo
          node("ReorderOutput", ["c"], ["a"], domain=f"{MS}.nchwc", channels=5)],
         [value("x", 1, 4, 6, 6)], (8, 4, 3, 3), [1, 5, 8, 8], 8 * 16 * 4 * 9,
     ),
+    "16 bits": (
+        [node("QuantizeLinear", ["x", "w"], ["q"], domain=MS), node("DequantizeLinear", ["q", "w"], ["a"], domain=MS)],
+        [value("x", 2, 3, 4)], (1,), [2, 3, 4], 0,
+    ),
+    "rows of 4 bits": (
+        [node("GatherBlockQuantized", ["t", "i", "w"], ["a"], domain=MS, block_size=16)],
+        [value("t", 10, 8, kind=TensorProto.UINT8), value("i", 2, 3, kind=INT64)], (10, 1), [2, 3, 16], 0,
+    ),
 }  # fmt: skip
 
 

@@ -68,6 +68,21 @@ def test_of_a_real_step():
     assert Statistics(Decoder(), ids()).flops_per_token().training_flops == counter.get_total_flops()
 
 
+def test_a_window_over_many_positions():
+    # 500 x 500 scores: the first two rows see one and two keys, every other row three
+    found = Statistics(Decoder(window=3), ids(500)[:1]).flops_per_token()
+    assert found.hidden_forward_flops == 2 * (500 * 500 - 3 * 499) * 2 * WIDTH
+    assert found.notes == ()
+
+
+def test_real_execution_leaves_no_gradients():
+    model = Decoder()
+    stats = Statistics(model, ids(), execution="real")
+    with untouched(model):
+        assert stats.flops_per_token() == Statistics(model, ids()).flops_per_token()
+    assert all(each.grad is None for each in model.parameters())
+
+
 def test_recomputation_does_not_count():
     plain, again = (Statistics(Decoder(checkpointed=each), ids()).flops_per_token() for each in (False, True))
     assert again.training_flops == plain.training_flops

@@ -57,6 +57,19 @@ def test_workspace_of_a_kernel_is_in_the_peak():
     assert all(entry.workspace is not None for entry in table.entries.values())
 
 
+@pytest.mark.gpu
+def test_an_accelerator_is_measured_by_events():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
+    stats = Statistics(model, torch.randn(32, 64, device="cuda"))
+    done = stats.calibrate("cuda", backward=True)
+    assert done.measured > 0
+    assert done.failed == 0
+    estimate = stats.estimate_latency("cuda", backward=True)
+    assert estimate.shares == {"measured": pytest.approx(1.0)}
+    assert estimate > 0
+    assert all(entry.workspace is not None for entry in table_of(torch.device("cuda")).entries.values())
+
+
 def test_command(own_tables, capsys):
     assert run(["calibrate", "torch.nn:Flatten", "--input", "2,3,4"]) == 0
     assert "operator calls measured" in capsys.readouterr().out

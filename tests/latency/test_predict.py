@@ -105,6 +105,37 @@ def test_bad_input(arguments, said):
         statistics().estimate_latency(*arguments)
 
 
+@pytest.mark.parametrize("option", ["dtype", "autocast"])
+def test_a_device_without_bfloat16_refuses_it(option):
+    with pytest.raises(InputError, match=r"peak of V100 with torch\.bfloat16 is not known; pass dtype= one of"):
+        Statistics(nn.ReLU(), (2, 2)).estimate_latency("V100", **{option: torch.bfloat16})
+
+
+def test_attention_with_dropout_is_one_kernel_on_accelerators():
+    model = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True).train()
+    stats = Statistics(model, (2, 16, 64))
+    kernels = stats.kernels("A100", backward=True)
+    assert [each.phase for each in kernels if each.op_class == "attention"] == ["forward", "backward"]
+    assert not [each for each in kernels if each.op_class == "softmax"]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_is_one_kernel_on_accelerators(kind):
+    kernels = Statistics(kind(16, 32), (5, 3, 16)).kernels("A100", backward=True, loss=lambda result: result[0].sum())
+    forward, backward = (each for each in kernels if each.op_class == "rnn")
+    assert (forward.phase, backward.phase) == ("forward", "backward")
+    gates = 4 if kind is nn.LSTM else 3
+    assert forward.flops == 2 * 5 * 3 * gates * 32 * (16 + 32)
+    assert not [each for each in kernels if each.op_class == "gemm"]
+
+
+def test_the_layout_of_images_is_in_the_kernel():
+    x = torch.empty(2, 3, 16, 16, device="meta")
+    for images in (x, x.to(memory_format=torch.channels_last)):
+        first = Statistics(block().to("meta").eval(), images).kernels("A100")[0]
+        assert ("channels last" in first.name) == (images is not x)
+
+
 def test_unknown_options_and_dtypes():
     with pytest.raises(InputError, match="unknown option of a step: 'autocst'; did you mean 'autocast'"):
         statistics().estimate_latency("A100", autocst=torch.float16)

@@ -111,12 +111,12 @@ class ShapeOnly:
             raise self._needing_values(asker)
         return value
 
-    def known_value(self, tensor: Tensor, most_elements: int) -> Tensor | None:
-        """Return a copy of the values of a tensor that the forward made, or None if they are not known.
+    def follow_values(self, most_elements: int) -> None:
+        """Follow the values of larger tensors from now on, of up to ``most_elements``."""
+        self._known.most_elements = most_elements
 
-        From now on, values of tensors of up to ``most_elements`` are followed.
-        """
-        self._known.most_elements = max(self._known.most_elements, most_elements)
+    def known_value(self, tensor: Tensor) -> Tensor | None:
+        """Return a copy of the values of a tensor of the run, or None if they are not known."""
         with _disable_current_modes(), _torch.DisableTorchFunction():
             return self._value_of(tensor)
 

@@ -16,6 +16,7 @@ __all__ = ["check_model", "check_texts", "constants_of", "quoted", "subgraphs_of
 
 _DEEPEST = 16  # subgraphs within subgraphs
 _MOST_NODES = 1_000_000
+_MOST_DIMENSIONS = 256  # of one tensor: libraries have 64 at the most
 _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
 _SIZES = (6, 7)  # int32 and int64, which shape inference reads of any length
 
@@ -53,6 +54,8 @@ def check_model(
         for position, tensor in enumerate(tensors_of(inner)):  # initializers come first
             _check_tensor(tensor, path, places.get(position), drop_weights)
             files.update(each.value for each in tensor.external_data if each.key == "location")
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            _check_rank(value.name, value.type.tensor_type.shape.dim)
         _check_order(inner, around)
         if drop_weights:
             _make_dense(inner)
@@ -160,6 +163,7 @@ def constants_of(nodes: Any) -> Iterator[Any]:
 def _check_tensor(tensor: Any, path: Path, place: LeftOut | None, drop: bool) -> None:
     """Check that the data of a tensor are as long as its type and shape require."""
     name, onnx = quoted(tensor.name), import_onnx()
+    _check_rank(tensor.name, tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
         raise ModelFileError(f"tensor {name} has the negative shape {list(tensor.dims[:8])}")
     element = element_of(tensor.data_type)
@@ -180,6 +184,11 @@ def _check_tensor(tensor: Any, path: Path, place: LeftOut | None, drop: bool) ->
         parts = 2 if element.name.startswith("complex") else 1
         if len(data) not in (numel * parts, needed):  # elements of less than a byte may be packed
             raise ModelFileError(f"tensor {name} needs {numel:,} elements by its shape, and has {len(data):,}")
+
+
+def _check_rank(name: str, dims: Any) -> None:
+    if len(dims) > _MOST_DIMENSIONS:
+        raise ModelFileError(f"tensor {quoted(name)} has {len(dims):,} dimensions; at most {_MOST_DIMENSIONS} are read")
 
 
 def _check_external(tensor: Any, needed: int, path: Path) -> None:

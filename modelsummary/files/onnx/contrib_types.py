@@ -28,6 +28,8 @@ ALIKE: dict[str, tuple[str, slice]] = {
     "com.microsoft.DynamicQuantizeMatMul": ("MatMul", slice(0, 2)),
     "com.microsoft.FusedConv": ("Conv", slice(0, 2)),
     "com.microsoft.FusedGemm": ("Gemm", slice(0, 3)),
+    "com.microsoft.GatherND": ("GatherND", slice(0, 2)),
+    "com.microsoft.GridSample": ("GridSample", slice(0, 2)),
     "com.microsoft.MatMulIntegerToFloat": ("MatMul", slice(0, 2)),
     "com.microsoft.QLinearAdd": ("Add", slice(0, 4, 3)),
     "com.microsoft.QLinearAveragePool": ("AveragePool", slice(0, 1)),
@@ -76,7 +78,32 @@ def _skip(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | No
     return [inputs[0], None, None, inputs[0]]
 
 
-@_rule("com.microsoft.FusedMatMul")
+@_rule("com.microsoft.DequantizeLinear")
+def _dequantised(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
+    """Return the elements of the scale."""
+    return [Kind(inputs[1].element, _dims(inputs[0]))]  # type: ignore[union-attr]
+
+
+@_rule("com.microsoft.QuantizeLinear")
+def _quantised(inputs: Sequence[Kind | None], _: Mapping[str, Any]) -> list[Kind | None]:
+    """Return the elements of the zero point, bytes without one."""
+    zero = inputs[2] if len(inputs) > 2 else None
+    return [Kind(2 if zero is None else zero.element, _dims(inputs[0]))]
+
+
+@_rule("com.microsoft.GatherBlockQuantized")
+def _gathered(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
+    """Return rows of a quantised table; bytes hold two elements of 4 bits."""
+    table, scales = inputs[0], inputs[2]
+    if facts.get("gather_axis", 0) != 0 or table is None or scales is None:
+        raise ValueError("unsupported: other rows")
+    *middle, width = _dims(table)[1:]
+    if table.element == 2 and facts.get("bits", 4) == 4:
+        width = width * 2  # type: ignore[operator]
+    return [Kind(scales.element, (*_dims(inputs[1]), *middle, width))]
+
+
+@_rule("com.microsoft.FusedMatMul", "com.microsoft.TransposeMatMul")
 def _fused_matmul(inputs: Sequence[Kind | None], facts: Mapping[str, Any]) -> list[Kind | None]:
     left, right = _dims(inputs[0]), _dims(inputs[1])
     if len(left) < 2 or len(right) < 2 or facts.get("transBatchA") or facts.get("transBatchB"):

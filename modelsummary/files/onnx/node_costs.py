@@ -73,7 +73,7 @@ def _matmul(op: Called) -> Any:
     return prod(op.outputs[0]) * op.inputs[0][-1]
 
 
-@_counts("com.microsoft.FusedMatMul", "com.microsoft.FusedMatMulActivation")
+@_counts("com.microsoft.FusedMatMul", "com.microsoft.FusedMatMulActivation", "com.microsoft.TransposeMatMul")
 def _fused_matmul(op: Called) -> Any:
     """Take the inner dimension from the first operand; ``transBatchA`` puts its rows before the batch."""
     rows = 0 if op.attributes.get("transBatchA") else -2

@@ -97,23 +97,24 @@ def copies_in(graph: Any, path: Path, left_out: Mapping[int, LeftOut]) -> dict[s
     found = _at_one_place(matrices)
     if len(matrices) > _MOST_MATRICES:
         return found
+    reader = _Reader(path, left_out)
     made = [each for each in matrices if _MADE_BY_EXPORTER.fullmatch(each.tensor.name)]
     wanted = {each.key for each in made}
     samples: dict[Any, _Matrix] = {}
     for each in matrices:
         if each.key in wanted and not _MADE_BY_EXPORTER.fullmatch(each.tensor.name) and each.tensor.name not in found:
-            values = _values(each, path, left_out)
+            values = reader.values(each)
             if values is not None and not _is_constant(sample := _sample(values)):
                 samples.setdefault((each.tensor.data_type, values.shape, sample.tobytes()), each)
     compared = 0
     for each in made if samples else ():
-        values = _values(each, path, left_out)
+        values = reader.values(each)
         if values is None or compared > _MOST_COMPARED:
             continue
         for seen in (values, values.T):
             other = samples.get((each.tensor.data_type, seen.shape, _sample(seen).tobytes()))
             compared += 0 if other is None else values.size
-            if other is not None and _are_equal(seen, _values(other, path, left_out)):
+            if other is not None and _are_equal(seen, reader.values(other)):
                 found[each.tensor.name] = other.tensor.name
                 break
     return found
@@ -136,28 +137,40 @@ def _at_one_place(matrices: list[_Matrix]) -> dict[str, str]:
     return found
 
 
-def _values(matrix: _Matrix, path: Path, left_out: Mapping[int, LeftOut]) -> Any:
-    """Return the elements as an array of unsigned integers, mapped from the file; None if they cannot be read."""
-    import numpy as np
+class _Reader:
+    """A reader of matrices as arrays of unsigned integers, mapped from their files; each file is opened once."""
 
-    tensor, place = matrix.tensor, left_out.get(matrix.position)
-    element = element_of(tensor.data_type)
-    if element is None or element.bits not in (8, 16, 32, 64):
-        return None
-    external = _external_place(tensor)
-    try:
-        if place is not None:
-            file, offset = path, place.offset
-        elif external is not None:
-            file, offset = path.parent / external[0], int(external[1])
-        else:
-            return import_onnx().numpy_helper.to_array(tensor).view(f"u{element.bits // 8}")
-        if not file.is_file():  # a pipe would wait for its other end
+    def __init__(self, path: Path, left_out: Mapping[int, LeftOut]) -> None:
+        self.path = path
+        self.left_out = left_out
+        self.files: dict[Path, Any] = {}
+
+    def values(self, matrix: _Matrix) -> Any:
+        """Return the elements; None if they cannot be read."""
+        tensor, place = matrix.tensor, self.left_out.get(matrix.position)
+        element = element_of(tensor.data_type)
+        if element is None or element.bits not in (8, 16, 32, 64):
             return None
-        shape = tuple(tensor.dims)
-        return np.memmap(file, f"u{element.bits // 8}", "r", offset, shape)
-    except (OSError, ValueError, TypeError):  # data that were dropped or are missing
-        return None
+        itemsize, external = element.bits // 8, _external_place(tensor)
+        try:
+            if place is not None:
+                data, offset = self._file(self.path), place.offset
+            elif external is not None:
+                data, offset = self._file(self.path.parent / external[0]), int(external[1])
+            else:
+                return import_onnx().numpy_helper.to_array(tensor).view(f"u{itemsize}")
+            shape = tuple(tensor.dims)
+            return data[offset : offset + itemsize * prod(shape)].view(f"u{itemsize}").reshape(shape)
+        except (OSError, ValueError, TypeError):  # data that were dropped or are missing
+            return None
+
+    def _file(self, place: Path) -> Any:
+        import numpy as np
+
+        if place not in self.files:
+            is_file = place.is_file()  # a pipe would wait for its other end
+            self.files[place] = np.memmap(place, np.uint8, "r") if is_file else np.empty(0, np.uint8)
+        return self.files[place]
 
 
 def _sample(values: Any) -> Any:

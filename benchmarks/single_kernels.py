@@ -1,0 +1,177 @@
+"""Single float32 kernels measured on six accelerators (NeuSight, ASPLOS 2025), and the coefficients fitted to them."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import gzip
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares
+
+from modelsummary import DeviceSpec
+from modelsummary.costs.kernel_time import DeviceModel
+from modelsummary.costs.operator_work import Work
+
+DEVICES = {
+    "NVIDIA A100-PCIE-40GB": "A100 40GB PCIe",
+    "NVIDIA A100 80GB PCIe": "A100 80GB PCIe",
+    "Tesla P100-PCIE-16GB": "P100",
+    "Tesla P4": "P4",
+    "Tesla T4": "T4",
+    "Tesla V100-PCIE-32GB": "V100 PCIe",
+}
+HELD_OUT_DEVICE = "V100 PCIe"
+BINARY = ("add", "mul", "div", "pow")
+ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "powu", "relu", "gelu", "tanh")
+CLASS_OF = {"bmm": "gemm", "linear": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
+F32 = torch.float32
+# Elements of the smallest tile of batched products without tensor cores: the steps in the measured times show it.
+_BATCHED_TILE = {"pascal": 8192, "volta": 4096, "turing": 4096}
+_BATCHED_TILE |= dict.fromkeys(("ampere", "ada", "hopper", "blackwell"), 16384)
+Sample = tuple[Work, float]  # a kernel and its measured seconds
+Key = tuple[str, str]  # operator and device
+
+
+def kernels_of(folder: Path, op: str) -> dict[Key, list[Sample]]:
+    """Measured kernels of an operator by device. In the tables of products, N is the inner dimension."""
+    found: dict[Key, list[Sample]] = defaultdict(list)
+    with gzip.open(folder / "gpu_kernels" / f"{op}.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            name, seconds = DEVICES[row.pop("device")], float(row.pop("ms")) * 1e-3
+            found[op, name].append((_work(op, [int(each) for each in row.values()]), seconds))
+    return found
+
+
+def _work(op: str, figures: list[int]) -> Work:
+    if op in ("bmm", "linear"):
+        b, m, n, k = figures[0], figures[1], figures[3], figures[2]
+        sizes = (b, m, n, k) if op == "bmm" else (1, b * m, n, k)
+        weights = b * n * k if op == "bmm" else n * k
+        return Work(f"aten.{op}", "gemm", F32, sizes, 2 * b * m * n * k, 4 * (b * m * (n + k) + weights))
+    if op == "conv":
+        b, c, n, kernel, size, stride, padding = figures
+        out = (size + 2 * padding - kernel) // stride + 1
+        m, k = b * out * out, c * kernel**2
+        moved = 4 * (b * (out * out * n + size * size * c) + k * n)
+        name = "aten.convolution (3x3)" if (kernel, stride) == (3, 1) else "aten.convolution"
+        return Work(name, "conv", F32, (1, m, n, k, out, out), 2 * m * n * k, moved)
+    rows, width = figures
+    op_class = CLASS_OF.get(op, "elementwise")
+    sizes = (rows, width) if op_class != "elementwise" else (rows * width,)
+    return Work(f"aten.{op}", op_class, F32, sizes, 0, 4 * rows * width * (3 if op in BINARY else 2))
+
+
+class KernelFit:
+    """The float32 part of the coefficients, fitted on single kernels; ``devices`` has what is of one device."""
+
+    def __init__(self, folder: Path, coefficients: dict[str, Any], seed: int = 0, per_device: int = 200) -> None:
+        rng = np.random.default_rng(seed)
+        self.coefficients = copy.deepcopy(coefficients)
+        self.devices: dict[str, dict[str, float]] = {name: {} for name in DEVICES.values()}
+        self.train: dict[Key, list[Sample]] = {}
+        self.test: dict[Key, list[Sample]] = {}
+        self.overhead: dict[Key, tuple[float, float]] = {}  # offset and floor in seconds
+        for op in (*ELEMENTWISE, "softmax", "ln", "bmm", "linear", "conv"):
+            for key, samples in kernels_of(folder, op).items():
+                order = rng.permutation(len(samples))
+                self.train[key] = [samples[place] for place in order[:per_device]]
+                self.test[key] = [samples[place] for place in order[per_device : 3 * per_device]]
+
+    def model(self, name: str) -> DeviceModel:
+        """The model of a device with the coefficients as they are now."""
+        own = self.devices[name]
+        return DeviceModel(DeviceSpec(name), self.coefficients, own.get("stream", 0.87), 1.0, own.get("simt", 0.85))
+
+    def fit(self) -> None:
+        """Fit one class after the other."""
+        for name in self.devices:
+            if any(key[1] == name for key in self.train if key[0] == "add"):
+                self._fit([key for key in self.train if key[0] in ("add", "relu") and key[1] == name], ["stream"], {})
+        self.devices["A100 80GB PCIe"]["stream"] = self.devices["A100 40GB PCIe"]["stream"]
+        self.coefficients["simt"]["batched_tile"] = _BATCHED_TILE
+        for op, name in (("softmax", "softmax"), ("ln", "norm")):
+            self._fit([key for key in self.train if key[0] == op], [], {("moving", name): 0.7})
+        gemm, conv = ("simt", "gemm"), ("simt", "conv")
+        self._fit(
+            [key for key in self.train if key[0] in ("bmm", "linear")],
+            ["simt"],
+            {(*gemm, "edge"): 2.0, (*gemm, "start"): 10.0},
+        )
+        self.devices["A100 80GB PCIe"]["simt"] = self.devices["A100 40GB PCIe"]["simt"]
+        put_value(self.coefficients, (*conv, "edge"), self.coefficients["simt"]["gemm"]["edge"])
+        put_value(self.coefficients, (*conv, "efficiency"), 1.0)  # all measured convolutions are 3 x 3, of stride 1
+        free = {(*conv, "start"): 25.0, (*conv, "winograd"): 0.8, (*conv, "transform"): 1.5}
+        self._fit([key for key in self.train if key[0] == "conv"], [], free)
+        for key in self.train:
+            if key not in self.overhead:
+                self._fit([key], [], {})
+
+    def _fit(self, keys: list[Key], own: list[str], free: dict[tuple[str, ...], float]) -> None:
+        """Fit ``own`` figures of the devices in ``keys``, coefficients at the paths ``free``, and the overheads."""
+        names = list(dict.fromkeys(name for _, name in keys))
+        start = [*free.values(), *[0.85] * (len(own) * len(names)), *[25.0, 35.0] * len(keys)]
+
+        def put(values: np.ndarray) -> None:
+            left = list(np.abs(values))
+            for path in free:
+                put_value(self.coefficients, path, left.pop(0))
+            for what in own:
+                for name in names:
+                    self.devices[name][what] = left.pop(0)
+            for key in keys:
+                self.overhead[key] = left.pop(0) * 1e-6, left.pop(0) * 1e-6
+
+        def residuals(values: np.ndarray) -> np.ndarray:
+            put(values)
+            return np.log(np.concatenate([self.ratios(key, self.train[key]) for key in keys]))
+
+        found = least_squares(residuals, start, loss="soft_l1", f_scale=0.1, diff_step=0.03, max_nfev=15)
+        put(found.x)
+
+    def ratios(self, key: Key, samples: list[Sample], model: DeviceModel | None = None) -> np.ndarray:
+        """Predicted over measured."""
+        model = model or self.model(key[1])
+        offset, floor = self.overhead.get(key, (25e-6, 35e-6))
+        return np.array([max(floor, offset + model.busy(work)) / seconds for work, seconds in samples])
+
+    def table(self, unseen: DeviceModel) -> list[list[Any]]:
+        """Mean errors by operator class: rows held out on seen devices, and all of the unseen device."""
+        rows = []
+        for op_class in ("gemm", "conv", "softmax", "norm", "elementwise"):
+            ops = [op for op, _ in self.test if CLASS_OF.get(op, "elementwise") == op_class]
+            seen = [key for key in self.test if key[0] in ops and key[1] != HELD_OUT_DEVICE]
+            own = np.concatenate([self.ratios(key, self.test[key]) for key in seen])
+            new = np.concatenate(
+                [self.ratios((op, HELD_OUT_DEVICE), self.test[op, HELD_OUT_DEVICE], unseen) for op in set(ops)]
+            )
+            old = np.concatenate(
+                [_roofline_ratios(key, self.test[key]) for key in (*seen, *((op, HELD_OUT_DEVICE) for op in set(ops)))]
+            )
+            by_device = {key[1]: [] for key in seen}
+            for key in seen:
+                by_device[key[1]].append(error_of(self.ratios(key, self.test[key])))
+            detail = ", ".join(f"{name} {np.mean(each):.1%}" for name, each in by_device.items())
+            rows.append([op_class, f"{error_of(own):.1%}", f"{error_of(new):.1%}", f"{error_of(old):.1%}", detail])
+        return rows
+
+
+def _roofline_ratios(key: Key, samples: list[Sample]) -> np.ndarray:
+    spec = DeviceSpec(key[1])
+    return np.array([spec.bound(work.flops, work.nbytes, F32).seconds / seconds for work, seconds in samples])
+
+
+def error_of(ratios: np.ndarray) -> float:
+    """Return the mean absolute error of predictions over measurements."""
+    return float(np.abs(ratios - 1).mean())
+
+
+def put_value(tree: dict[str, Any], path: tuple[str, ...], value: float) -> None:
+    """Put a value at a path into nested dicts."""
+    for name in path[:-1]:
+        tree = tree[name]
+    tree[path[-1]] = float(value)

@@ -1,0 +1,70 @@
+"""Pictures of steps: stacked bars of seconds by cause, and traces of simulated schedules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.split.schedule import Simulation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["stacked_bars", "write_trace"]
+
+_NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+
+
+def stacked_bars(bars: Mapping[str, Mapping[str, float]], axes: Axes | None = None) -> Axes:
+    """Draw one horizontal bar per entry, stacked by cause.
+
+    Args:
+        bars: label -> seconds by cause.
+        axes: matplotlib axes to draw on; None: new ones.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    if axes is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise MissingExtraError("matplotlib", "plot") from error
+        axes = pyplot.subplots(figsize=(9, 1 + 0.4 * len(bars)))[1]
+    labels = list(bars)
+    begin = [0.0] * len(labels)
+    for cause in dict.fromkeys(name for seconds in bars.values() for name, value in seconds.items() if value):
+        widths = [bars[label].get(cause, 0.0) for label in labels]
+        axes.barh(labels, widths, left=begin, label=cause)
+        begin = [start + width for start, width in zip(begin, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of a step")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    return axes
+
+
+def write_trace(simulation: Simulation, path: str | PathLike[str]) -> Path:
+    """Write a simulated schedule, in seconds, as trace events and return the path.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    events: list[dict[str, Any]] = []
+    for rank, actions in enumerate(simulation.actions):
+        name = {"ph": "M", "name": "thread_name", "pid": 1, "tid": rank, "args": {"name": f"rank {rank}"}}
+        events.append(name)
+        for each in actions:
+            facts = {"stage": each.stage, "micro-batch": each.microbatch}
+            times = {"ts": 1e6 * each.begin, "dur": 1e6 * (each.end - each.begin)}
+            label = f"{_NAMES[each.kind]} {each.microbatch}"
+            events.append({"ph": "X", "name": label, "cat": each.kind, "pid": 1, "tid": rank, **times, "args": facts})
+    try:
+        target = Path(path)
+        target.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    except (OSError, TypeError) as error:
+        raise InputError(f"path={path!r} cannot be written: {error}") from error
+    return target

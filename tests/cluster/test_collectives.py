@@ -1,0 +1,115 @@
+"""Clusters, and the time of collectives derived by hand."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from modelsummary import InputError
+from modelsummary.cluster import Cluster
+from modelsummary.cluster.collectives import OPERATIONS, Group, Network
+from modelsummary.cluster.devices import PRESETS
+
+IDEAL = {"link_latency": 0.0, "network_latency": 0.0, "link_efficiency": 1.0, "network_efficiency": 1.0}
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """A network without fixed costs: 100 GB/s inside nodes of 4, 10 GB/s between them for each device."""
+    fits = {"link": {"base_us": 0.0, "loss": 0.0}, "network": {}}
+    monkeypatch.setattr("modelsummary.cluster.collectives.collective_fits", lambda: fits)
+    cluster = Cluster("A100", nodes=4, devices_per_node=4, link_bandwidth=100e9, network_bandwidth=10e9, **IDEAL)
+    return Network(cluster)
+
+
+def test_rings_inside_a_node(network):
+    group = network.group(4)
+    assert group == Group(4, 4)
+    assert network.seconds("all_reduce", 1e9, group) == pytest.approx(2 * 3 / 4 * 1e9 / 100e9)
+    for operation in ("all_gather", "reduce_scatter"):
+        assert network.seconds(operation, 1e9, group) == pytest.approx(3 / 4 * 1e9 / 100e9)
+    assert network.seconds("all_reduce", 1e9, network.group(1)) == 0
+
+
+def test_between_nodes(network):
+    one_per_node = network.group(4, stride=4)
+    assert one_per_node == Group(4, 1)
+    assert network.seconds("all_reduce", 1e9, one_per_node) == pytest.approx(2 * 3 / 4 * 1e9 / 10e9)
+    # four ranks in a node use its four interfaces
+    everything = network.group(16)
+    assert everything == Group(16, 4)
+    assert network.seconds("all_gather", 1e9, everything) == pytest.approx(15 / 16 * 1e9 / 40e9)
+    assert network.send(1e9, stride=1) == pytest.approx(1e9 / 100e9)
+    assert network.send(1e9, stride=4) == pytest.approx(1e9 / 10e9)
+
+
+def test_all_to_all_waits_for_the_slower_network(network):
+    # each rank keeps 1/16 of its data, sends 3/16 inside its node and 12/16 to others
+    assert network.seconds("all_to_all", 1e9, network.group(16)) == pytest.approx(12 / 16 * 1e9 / 10e9)
+
+
+def test_latency_decides_for_small_messages():
+    network = Network(Cluster("A100", nodes=64))
+    small, large = (network.seconds("all_reduce", nbytes, network.group(64, stride=8)) for nbytes in (1e3, 1e9))
+    assert 20e-6 < small < 1e-3 < large
+    for operation in OPERATIONS:
+        times = [network.seconds(operation, 2.0**power, network.group(512)) for power in range(10, 31)]
+        assert times == sorted(times)
+
+
+def test_fewer_interfaces_are_slower():
+    few, many = (
+        Network(Cluster("A100", nodes=4, interfaces_per_node=each)).seconds("all_reduce", 1e9, Group(32, 8))
+        for each in (2, 8)
+    )
+    assert few > 2 * many
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name):
+    cluster = Cluster.preset(name, nodes=2)
+    assert cluster.devices == 2 * cluster.devices_per_node
+    assert cluster.with_nodes(3).nodes == 3
+    assert cluster.memory_bytes == cluster.device.memory_bytes
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
+def test_toml(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text('preset = "DGX A100"\nnodes = 3\ninterfaces_per_node = 4\n')
+    assert Cluster.from_toml(path) == Cluster.preset("DGX A100", nodes=3, interfaces_per_node=4)
+    own = "[device]\nname = 'own'\nbandwidth = 1e12\nmemory_bytes = 10_000\npeak_flops = { bfloat16 = 1e14 }\n"
+    path.write_text(f"link_bandwidth = 1e10\n{own}")
+    assert Cluster.from_toml(path).device.name == "own"
+    for text, message in (
+        ("nodes = ", "is not a readable TOML file"),
+        ("nodes = 2", "a cluster needs a device"),
+        ("device = 'A100'\nnode = 2", "unknown attribute 'node' of a cluster; did you mean 'nodes'"),
+        ("[device]\nnam = 'A100'", "device: .*nam"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            Cluster.from_toml(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "A1000"}, "no accelerator 'A1000'"),
+        ({"device": 3}, "device must be a DeviceSpec or the name of an accelerator, got 3"),
+        ({"nodes": 0}, "nodes must be an integer >= 1, got 0"),
+        ({"network_bandwidth": -1}, "network_bandwidth .* must be a number > 0, got -1"),
+        ({"link_latency": "1"}, "link_latency must be a number >= 0 or None, got '1'"),
+    ],
+)
+def test_bad_clusters(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Cluster(**{"device": "A100", **arguments})
+
+
+def test_unknown_names():
+    with pytest.raises(InputError, match="no preset 'DGX A10'; did you mean 'DGX A100'"):
+        Cluster.preset("DGX A10")
+    with pytest.raises(InputError, match=r"operation must be one of 'all_reduce', .* got 'send'"):
+        Network(Cluster("A100")).seconds("send", 1, Group(2, 2))

@@ -1,0 +1,155 @@
+"""The search finds what trying everything finds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+
+from modelsummary import InputError, Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.search import candidates, find_plans
+from tests.cluster.models import LENGTH, gpt
+
+SPACE = {
+    "tensor": [1, 2],
+    "pipeline": [1, 2, 4],
+    "micro_batch": [1, 2],
+    "zero": [0, 3],
+    "devices": [4, 8],
+    "recompute": ["none", "full"],
+    "sequence_parallel": [False],
+    "schedules": ["1f1b", "interleaved1f1b", "zbv"],
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    stats = Statistics(*gpt())
+    return StepModel(stats.live, stats.root, Recipe())
+
+
+def simulator_of(model, memory_bytes=10**9):
+    cluster = Cluster("A100", devices_per_node=4, nodes=2, memory_bytes=memory_bytes)
+    return StepSimulator(model, cluster, 16, LENGTH)
+
+
+def brute_force(simulator):
+    """Return the estimates of all plans that are possible and fit."""
+    steps = []
+    for plan in candidates(simulator, SPACE):
+        try:
+            step = simulator.simulate(plan)
+        except InputError:
+            continue
+        if step.fits:
+            steps.append(step)
+    return steps
+
+
+def figures(step):
+    return step.step_seconds, step.memory_bytes, step.plan.devices
+
+
+@pytest.mark.parametrize("memory_bytes", [10**9, 900_000])
+def test_the_search_equals_trying_everything(model, memory_bytes):
+    simulator = simulator_of(model, memory_bytes)
+    every = brute_force(simulator)
+    found = find_plans(simulator, {**SPACE, "limit": 5})
+    assert found.tried > len(every) / 2
+    fastest = sorted(step.step_seconds for step in every)
+    assert [step.step_seconds for step in found[:5]] == pytest.approx(fastest[:5])
+    best = {
+        figures(step)
+        for step in every
+        if not any(
+            all(a <= b for a, b in zip(figures(other), figures(step), strict=True)) and figures(other) != figures(step)
+            for other in every
+        )
+    }
+    assert {figures(step) for step in found.pareto} == best
+    assert all(step.fits for step in found)
+
+
+def test_bounds_are_not_above_the_simulation(model):
+    simulator = simulator_of(model)
+    for plan in candidates(simulator, {**SPACE, "zero": [0, 3], "devices": [8]}):
+        try:
+            step = simulator.simulate(plan)
+        except InputError:
+            continue
+        assert simulator.least_seconds(plan) <= step.step_seconds * (1 + 1e-9), plan
+        assert simulator.seconds(plan) == pytest.approx(step.step_seconds)
+        assert simulator.memory_bytes(plan) == step.memory_bytes
+        assert simulator.least_state_bytes(plan) <= step.memory_bytes
+
+
+def test_candidates_use_all_devices_and_the_batch(model):
+    plans = list(candidates(simulator_of(model), {}))
+    assert len(set(plans)) == len(plans) > 200
+    assert {plan.devices for plan in plans} == {8}
+    assert all(16 % (plan.data * plan.micro_batch) == 0 for plan in plans)
+    assert {plan.schedule for plan in plans} == {"1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev"}
+
+
+def test_printing_records_and_traces(tmp_path):
+    stats = Statistics(*gpt())
+    plans = stats.plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], zero=[0], limit=3)
+    assert len(str(plans).splitlines()) == len(plans) + 2
+    assert str(plans).splitlines()[0].split()[:2] == ["Devices", "Plan"]
+    record = plans.to_records()[0]
+    assert record["pipeline"] == 2
+    assert record["total_bytes"] == plans[0].memory_bytes
+    assert [name for name in str(plans[0]).split() if name in ("compute", "bubble", "step")] == [
+        *("compute", "bubble", "step")
+    ]
+    path = plans[0].write_trace(tmp_path / "step.json")
+    events = json.loads(path.read_text())["traceEvents"]
+    ends = [each["ts"] + each["dur"] for each in events if each["ph"] == "X"]
+    assert max(ends) == pytest.approx(1e6 * plans[0].simulation.makespan)
+    with pytest.raises(InputError, match="cannot be written"):
+        plans[0].write_trace(tmp_path / "missing" / "step.json")
+
+
+def test_pictures():
+    pytest.importorskip("matplotlib").use("Agg")
+    step = Statistics(*gpt()).simulate(Plan(pipeline=2), Cluster("A100"), 8)
+    axes = step.plot()
+    ends = [each.get_x() + each.get_width() for each in axes.patches]
+    assert max(ends) == pytest.approx(step.step_seconds)
+
+
+def test_plans_become_code():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    stats = Statistics(model, (1, 64))
+    for plan, wanted in (
+        (Plan(tensor=2, data=2), "parallelize_module"),
+        (Plan(data=4, zero=3), "fully_shard"),
+        (Plan(pipeline=2, data=2), "Schedule1F1B"),
+    ):
+        code = stats.simulate(plan, Cluster("A100"), 8).to_code()
+        assert wanted in code
+        compile(code, "plan", "exec")
+    deep = stats.simulate(Plan(pipeline=2, virtual_stages=2, schedule="interleaved1f1b"), Cluster("A100"), 8)
+    with pytest.raises(InputError, match=r"virtual_stages=2; search with virtual_stages=\[1\]"):
+        deep.parallel_plan()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster": None}, r"cluster must be a Cluster, such as .* got None"),
+        ({"global_batch": 0}, "global_batch must be an integer >= 1, got 0"),
+        ({"tensr": [1]}, "unknown option 'tensr' of plan; did you mean 'tensor'"),
+        ({"tensor": 2}, "tensor must be a list of values to try, got 2"),
+        ({"limit": 0}, "limit must be an integer >= 1, got 0"),
+        ({"sequence": -1}, "sequence must be an integer >= 1 or None, got -1"),
+        ({"cluster": Cluster("A100", memory_bytes=10_000)}, "none of .* plans"),
+        ({"micro_batch": [3]}, "none of 0 plans is possible; widen"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    given = {"cluster": Cluster("A100"), "global_batch": 8, **arguments}
+    with pytest.raises(InputError, match=message):
+        Statistics(*gpt()).plan(**given)
