@@ -135,6 +135,8 @@ def _experts(around: nn.Module, size: int) -> Iterator[Tensor]:
     if size < _FEWEST:
         return
     for module in around.modules():
+        if isinstance(module, nn.modules.conv._ConvNd):  # its filters have as many dimensions as stacked experts
+            continue
         own = [each for each in module.parameters(recurse=False) if each.dim() and each.shape[0] == size]
         if any(each.dim() >= 3 for each in own):  # the router's own weight has two dimensions
             yield from own

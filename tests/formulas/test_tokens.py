@@ -117,6 +117,8 @@ def test_active_parameters():
     listed = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]))
     assert active_params(listed, [Choice(listed[0], 3, 1)]) == 12 + 20
     assert active_params(listed, [Choice(listed[0], 50, 1)]) == 12 + 60  # no experts exist 50 times
+    quantizer = nn.Sequential(nn.Conv1d(2, 8, 3), nn.Linear(4, 8))
+    assert active_params(quantizer, [Choice(quantizer[1], 8, 1)]) == 56 + 40  # a code book, not experts
 
 
 class TwoMaxima(Mixture):
