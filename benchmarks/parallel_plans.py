@@ -74,7 +74,13 @@ def agree(names: list[str]) -> None:
             if style is None or style == "local_params":
                 continue
             wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
-            same = have == wanted or have == wanted.rstrip("*") or (wanted == "column*" and have in ("head", "row*"))
+            # A single head of keys and values cannot be split: the heads of queries share it.
+            same = (
+                have == wanted
+                or (have, wanted) == ("gradient", "column")
+                or have == wanted.rstrip("*")
+                or (wanted == "column*" and have in ("head", "row*"))
+            )
             if not same:
                 differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
         sharded = {fqn: layout for region in found.regions for fqn, layout in region.parameters.items()}

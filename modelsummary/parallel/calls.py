@@ -149,7 +149,7 @@ class Calls:
                 owner, _, name = leaf.fqn.rpartition(".")
                 tensor = getattr(self.modules.get(owner), name, None)
             return tuple(tensor.shape) if isinstance(tensor, Tensor) else ()
-        return None
+        return tuple(leaf.shape) if isinstance(leaf, Tensor) else None
 
     def operand(self, leaf: Any, layout_of: Callable[[Value], Sharded | None]) -> Operand | None:
         """Return a tensor of a template as an operand; None for anything else."""
@@ -165,7 +165,8 @@ class Calls:
         if isinstance(leaf, Attribute):
             found = self._tensors.get(leaf.fqn)
             return found is not None and found.requires_grad
-        return isinstance(leaf, Foreign) and leaf.tensor.requires_grad
+        tensor = leaf.tensor if isinstance(leaf, Foreign) else leaf
+        return isinstance(tensor, Tensor) and tensor.requires_grad
 
     def sources(self, value: Value) -> list[str]:
         """Return the ``Linear`` and ``Embedding`` layers from which a value comes through functions and norms."""
@@ -217,7 +218,7 @@ class Calls:
                 return {}
             if event.function.short_name in FACTORIES:
                 found[each] = layout._replace(dim=dim)
-            elif event.function.short_name in ELEMENTWISE:
+            elif event.function.short_name in ELEMENTWISE or _is_slice(event, each):
                 for before in values_in((event.args, event.kwargs)):
                     place = dim - len(each.shape) + len(before.shape)
                     if place >= 0 and before.shape[place] == each.shape[dim]:
@@ -225,6 +226,13 @@ class Calls:
             else:
                 return {}
         return found
+
+
+def _is_slice(event: Event, value: Value) -> bool:
+    """Return True if a function takes a part of a tensor and keeps its dimensions."""
+    before = values_in(event.args)
+    is_indexing = event.function is not None and event.function.short_name == "getitem"
+    return is_indexing and len(before) == 1 and len(before[0].shape) == len(value.shape)
 
 
 def _is_scaled_lookup(event: Event) -> bool:

@@ -135,7 +135,7 @@ def _with_shared(found: Derivation, fqn: str) -> Region | None:
         return None
     width = sum(_rows(found.calls, fqn) for fqn in region.columns)
     shared = sum(stop - start for parts in region.parts.values() for start, stop in parts)
-    return region if shared < width else None
+    return region if shared <= width else None
 
 
 def _are_free(calls: Calls, region: Region) -> bool:
@@ -228,7 +228,8 @@ def _add_vocabulary(found: Derivation) -> None:
     """
     calls = found.calls
     given = set(values_in((calls.record.root.args, calls.record.root.kwargs)))
-    free = [fqn for fqn in calls.places if fqn not in found.layers]
+    shared = {fqn for region in found.regions for fqn in region.parts}
+    free = [fqn for fqn in calls.places if fqn not in found.layers and fqn not in shared]
     outputs = {fqn: _rows(calls, fqn) for fqn in free if is_linear(calls.modules[fqn])}
     tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, given, outputs.values())]
     rows = {_rows(calls, fqn) for fqn in tables}

@@ -13,8 +13,10 @@ isnan isinf isfinite nan_to_num relu relu6 gelu silu mish elu selu celu leaky_re
 softplus softsign logsigmoid threshold dropout feature_dropout alpha_dropout lerp addcmul addcdiv to type type_as float
 half bfloat16 double long int bool contiguous clone detach requires_grad float_power atan2 iadd isub imul itruediv radd
 rmul rtruediv truediv rpow ipow xlogy rdiv real imag conj positive data fill zero tanhshrink softshrink hardshrink
-glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multiply subtract divide negative clip
+glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multiply subtract divide negative clip copy
 """.split()
 )
 # Each element is the same: a local tensor of fewer elements is a shard.
-FACTORIES = frozenset("zeros ones full empty new_zeros new_ones new_full zeros_like ones_like full_like".split())
+FACTORIES = frozenset(
+    "zeros ones full empty new_zeros new_ones new_empty new_full zeros_like ones_like full_like".split()
+)

@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 from modelsummary.capture.templates import Attribute, leaves_of
 from modelsummary.record.events import Event, Value
 
-__all__ = ["Blocked", "Call", "Needs", "Operand", "Sharded", "Shares", "reshaped"]
+__all__ = [
+    "Blocked",
+    "Call",
+    "Needs",
+    "Operand",
+    "Sharded",
+    "Shares",
+    "dim_of",
+    "dims_of",
+    "reshaped",
+    "sharded_operand",
+]
 
 
 class Sharded(NamedTuple):
@@ -129,6 +140,28 @@ class Call:
             raise Needs(other.leaf, Sharded(dim, outer))
         else:
             raise Blocked(f"{self.name}() takes a constant of the whole size beside a sharded tensor")
+
+
+def dim_of(dim: Any, ndim: int) -> int:
+    """Return a dimension, counted from 0. Raises ``Blocked`` if it is not an integer."""
+    if type(dim) is not int:
+        raise Blocked("a dimension is not a plain integer")
+    return dim + ndim if dim < 0 else dim
+
+
+def dims_of(dims: Any, ndim: int) -> set[int]:
+    """Return dimensions, counted from 0; None: all."""
+    if dims is None:
+        return set(range(ndim))
+    return {dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else (dims,))}
+
+
+def sharded_operand(call: Call, position: int = 0) -> tuple[Operand, Sharded]:
+    """Return the operand at a position, which must be the sharded one, and its layout."""
+    operand = call.operand(position)
+    if operand.layout is None:
+        raise Blocked(f"{call.name}() takes a sharded tensor as a parameter")
+    return operand, operand.layout
 
 
 def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes: set[int]) -> Sharded:

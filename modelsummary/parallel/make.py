@@ -20,7 +20,7 @@ from modelsummary.parallel.layer_plans import layer_plans
 from modelsummary.parallel.local_check import Attribute, check_locally, stream_runs
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.sequence import find_stream
-from modelsummary.parallel.units import fsdp_units
+from modelsummary.parallel.units import fsdp_units, unit_bytes
 from modelsummary.record.events import Event
 from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
@@ -54,6 +54,8 @@ def make_plan(
         raise InputError(f"precision={precision!r}; expected a floating point torch.dtype or None")
     if sequence and tensor == 1:
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
+    if sequence and pipeline > 1:
+        raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
     model = live.model
     stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
     layers: list[LayerPlan] = []
@@ -78,6 +80,7 @@ def make_plan(
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
         units=tuple(map(tuple, units)),
+        unit_bytes=_unit_bytes(model, layers, units, tensor, shard, precision) if shard > 1 or data > 1 else (),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
@@ -141,6 +144,19 @@ def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int,
         return math.prod([-(-shape[0] // shard), *shape[1:]]) if shape else 1
 
     return max(sum(map(elements, part.parameters())) for part in ([model] if stages is None else stages))
+
+
+def _unit_bytes(
+    model: nn.Module,
+    layers: Sequence[LayerPlan],
+    units: Sequence[Sequence[str]],
+    tensor: int,
+    shard: int,
+    precision: torch.dtype | None,
+) -> tuple[tuple[int, int], ...]:
+    cut = {f"{layer.fqn}.{name}" for layer in layers for name, dim in layer.shards.items() if dim is not None}
+    ranks = {id(each): tensor for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
+    return tuple(unit_bytes(model, units, ranks, shard, precision))
 
 
 # ---------------------------------------------------------------------------------------- tensor parallel

@@ -83,6 +83,7 @@ class ParallelPlan(Printed):
         attributes: integers of modules that are divided for one rank.
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
+        unit_bytes: bytes that each unit gathers, and bytes of gradients that it reduces; the root is last.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
@@ -102,6 +103,7 @@ class ParallelPlan(Printed):
     attributes: tuple[Attribute, ...] = ()
     ties: tuple[tuple[str, ...], ...] = ()
     units: tuple[tuple[str, ...], ...] = ()
+    unit_bytes: tuple[tuple[int, int], ...] = ()
     reshard_after_forward: bool = True
     precision: str | None = None
     offload: bool = False
@@ -194,6 +196,24 @@ class ParallelPlan(Printed):
             count, nbytes = found.get((each.phase, each.operation), (0, 0))
             found[each.phase, each.operation] = (count + each.count, nbytes + each.nbytes)
         return found
+
+    @property
+    def unit_collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """``(phase, operation)`` -> how often the FSDP units cause it in a step, and the bytes of the whole tensors.
+
+        A unit is gathered in the forward, and again in the backward if it was resharded; the root is not. Gradients are
+        reduced and scattered, and with ``data > 1`` the shards are reduced over the copies.
+        """
+        gathered = [each for each, _ in self.unit_bytes if each]
+        again = [each for each, _ in self.unit_bytes[:-1] if each and self.reshard_after_forward]
+        reduced = [each for _, each in self.unit_bytes if each]
+        found: dict[tuple[str, str], list[int]] = {}
+        if self.shard > 1:
+            found = {("forward", "all_gather"): gathered, ("backward", "all_gather"): again}
+            found["backward", "reduce_scatter"] = reduced
+        if self.data > 1:
+            found["backward", "all_reduce"] = [each // self.shard for each in reduced]
+        return {key: (len(each), sum(each)) for key, each in found.items() if each}
 
     def to_code(self) -> str:
         """Return Python code that applies the plan with torch alone: a function ``parallelize(model, mesh)``."""

@@ -39,6 +39,8 @@ def report(plan: ParallelPlan) -> Report:
     lines.append(f"Parameters: {total}")
     for (phase, operation), (count, nbytes) in sorted(plan.collectives.items(), reverse=True):
         lines.append(f"Tensor parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
+    for (phase, operation), (count, nbytes) in sorted(plan.unit_collectives.items(), reverse=True):
+        lines.append(f"FSDP, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     return Report(_rows(plan.layers), _HEADERS, _ALIGN, above=[title], below=lines)
 
 

@@ -9,10 +9,20 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.functions import ELEMENTWISE, FACTORIES
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, Shares, reshaped
+from modelsummary.parallel.index_rules import indexed, selected
+from modelsummary.parallel.layouts import (
+    Blocked,
+    Call,
+    Needs,
+    Sharded,
+    Shares,
+    dim_of,
+    dims_of,
+    reshaped,
+    sharded_operand,
+)
 from modelsummary.record.events import Value, values_in
 
 __all__ = ["ELEMENTWISE", "FACTORIES", "layout_after"]
@@ -31,29 +41,6 @@ def layout_after(call: Call) -> Sharded | None:
     if any(each.shape == () and each.layout is not None for each in call.operands):
         raise Blocked(f"{call.name}() takes a number that differs between ranks")
     return rule(call)
-
-
-# ------------------------------------------------------------------------------------------------ helpers
-
-
-def _dim(dim: Any, ndim: int) -> int:
-    if type(dim) is not int:
-        raise Blocked("a dimension is not a plain integer")
-    return dim + ndim if dim < 0 else dim
-
-
-def _dims(dims: Any, ndim: int) -> set[int]:
-    if dims is None:
-        return set(range(ndim))
-    return {_dim(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else (dims,))}
-
-
-def _sharded(call: Call, position: int = 0) -> tuple[Operand, Sharded]:
-    """Return the operand at a position, which must be the sharded one."""
-    operand = call.operand(position)
-    if operand.layout is None:
-        raise Blocked(f"{call.name}() takes a sharded tensor as a parameter")
-    return operand, operand.layout
 
 
 # -------------------------------------------------------------------------------------------------- rules
@@ -77,15 +64,17 @@ def _elementwise(call: Call) -> Sharded:
 
 def _like(call: Call) -> Sharded:
     """Constants of the shape of the first operand."""
-    return _sharded(call)[1]
+    return sharded_operand(call)[1]
 
 
 def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bool = False) -> Any:
     """Return a rule for functions that work along dimensions, none of which may be sharded."""
 
     def rule(call: Call) -> Sharded:
-        operand, layout = _sharded(call)
-        dims = _dims(call.argument(position, name, default), len(operand.shape))
+        if isinstance(call.argument(position, name), (Value, Attribute)):  # max(x, y)
+            return _elementwise(call)
+        operand, layout = sharded_operand(call)
+        dims = dims_of(call.argument(position, name, default), len(operand.shape))
         if layout.dim in dims:
             raise Blocked(f"{call.name}() works along the sharded dimension")
         if not reduces or len(call.result_shape) == len(operand.shape):
@@ -97,7 +86,7 @@ def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bo
 
 def _norm(call: Call) -> Sharded:
     """``layer_norm`` and ``rms_norm``: over the last dimensions."""
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
         raise Blocked(f"{call.name}() works along the sharded dimension")
     for each in call.operands[1:]:
@@ -106,7 +95,7 @@ def _norm(call: Call) -> Sharded:
 
 
 def _view(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     if math.prod(operand.shape) != math.prod(call.result_shape):
         raise Blocked("a view as another dtype")
     return reshaped(operand.shape, call.result_shape, layout, call.sizes)
@@ -114,7 +103,7 @@ def _view(call: Call) -> Sharded:
 
 def _permuted(order: Callable[[Call, int], Sequence[int]]) -> Any:
     def rule(call: Call) -> Sharded:
-        operand, layout = _sharded(call)
+        operand, layout = sharded_operand(call)
         return layout._replace(dim=list(order(call, len(operand.shape))).index(layout.dim))
 
     return rule
@@ -122,14 +111,14 @@ def _permuted(order: Callable[[Call, int], Sequence[int]]) -> Any:
 
 def _transposed(call: Call, ndim: int) -> Sequence[int]:
     order = list(range(ndim))
-    one, other = _dim(call.argument(1, "dim0"), ndim), _dim(call.argument(2, "dim1"), ndim)
+    one, other = dim_of(call.argument(1, "dim0"), ndim), dim_of(call.argument(2, "dim1"), ndim)
     order[one], order[other] = other, one
     return order
 
 
 def _permutation(call: Call, ndim: int) -> Sequence[int]:
     dims = call.argument(1, "dims")
-    return [_dim(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
+    return [dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
 
 
 def _last_two(_call: Call, ndim: int) -> Sequence[int]:
@@ -138,22 +127,22 @@ def _last_two(_call: Call, ndim: int) -> Sequence[int]:
 
 def _squeezed(call: Call) -> Sharded:
     """Follow a function that adds or removes a dimension of size one; the others keep their order."""
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     after = call.result_shape
     if call.name == "unsqueeze":
-        return layout._replace(dim=layout.dim + (_dim(call.argument(1, "dim"), len(after)) <= layout.dim))
+        return layout._replace(dim=layout.dim + (dim_of(call.argument(1, "dim"), len(after)) <= layout.dim))
     dims = call.argument(1, "dim")
-    gone = _dims(dims, len(operand.shape)) & {place for place, size in enumerate(operand.shape) if size == 1}
+    gone = dims_of(dims, len(operand.shape)) & {place for place, size in enumerate(operand.shape) if size == 1}
     return layout._replace(dim=layout.dim - sum(each < layout.dim for each in gone))
 
 
 def _expanded(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     return layout._replace(dim=layout.dim + len(call.result_shape) - len(operand.shape))
 
 
 def _repeated(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     after = call.result_shape
     dim = layout.dim + len(after) - len(operand.shape)
     if after[dim] != operand.shape[layout.dim]:
@@ -162,78 +151,18 @@ def _repeated(call: Call) -> Sharded:
 
 
 def _repeat_interleaved(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     dim = call.argument(2, "dim")
     if dim is None or type(call.argument(1, "repeats")) is not int:
         raise Blocked("repeat_interleave() takes another number of times for each element")
-    _dim(dim, len(operand.shape))
+    dim_of(dim, len(operand.shape))
     return layout
-
-
-def _indexed(call: Call) -> Sharded:
-    """``x[...]``: the sharded dimension is taken whole."""
-    operand, layout = _sharded(call)
-    index = call.event.args[1]
-    parts = list(index) if isinstance(index, (tuple, list)) else [index]
-    tensors = [each for each in call.operands[1:] if each.layout is None and isinstance(each.leaf, Value)]
-    is_lookup = len(tensors) == len(call.operands) - 1 <= 1 and all(_is_index(each.leaf) for each in tensors)
-    plain = [each for each in parts if not isinstance(each, Value)]
-    if not is_lookup or any(not (each is None or each is Ellipsis or isinstance(each, (int, slice))) for each in plain):
-        raise Blocked("x[...] takes elements by a tensor")
-    taken = sum(each is not None and each is not Ellipsis for each in parts)
-    if Ellipsis not in parts:
-        parts.append(Ellipsis)
-    place = parts.index(Ellipsis)
-    parts[place : place + 1] = [slice(None)] * (len(operand.shape) - taken)
-    dim, result = 0, 0
-    for each in parts:
-        if each is None:
-            result += 1
-            continue
-        if dim == layout.dim:
-            if not isinstance(each, slice) or not _takes_all(each, operand.shape[dim], layout, call.sizes):
-                raise Blocked("x[...] takes a part of the sharded dimension")
-            return layout._replace(dim=result)
-        dim += 1
-        result += len(each.shape) if isinstance(each, Value) else isinstance(each, slice)
-    raise Blocked("x[...] takes a part of the sharded dimension")
-
-
-def _is_index(leaf: Any) -> bool:
-    return not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
-
-
-def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool:
-    """Return True if a slice takes a dimension whole, or the same elements of each group, such as every second one."""
-    start, stop, step = part.indices(size)
-    if (start, stop, step) == (0, size, 1):
-        return True
-    extent = size // layout.outer
-    if step < 2 or start >= step or stop != size or extent % step:
-        return False
-    sizes.add(extent // step)
-    return True
-
-
-def _selected(position: int) -> Any:
-    def rule(call: Call) -> Sharded:
-        operand, layout = _sharded(call)
-        dim = _dim(call.argument(position, "dim"), len(operand.shape))
-        if dim == layout.dim:
-            raise Blocked(f"{call.name}() takes a part of the sharded dimension")
-        for each in call.operands[1:]:
-            if each.layout is not None:
-                raise Blocked(f"{call.name}() takes sharded indices")
-        gone = len(call.result_shape) < len(operand.shape) and dim < layout.dim
-        return layout._replace(dim=layout.dim - gone)
-
-    return rule
 
 
 def _parted(call: Call) -> Sharded:
     """``chunk`` and ``split``: along another dimension, or of a dimension of several pieces into whole pieces."""
-    operand, layout = _sharded(call)
-    if _dim(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
+    operand, layout = sharded_operand(call)
+    if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
         return layout
     parts = [value.shape[layout.dim] for value in values_in(call.event.result)]
     if len(set(parts)) != 1 or len(parts) < 2 or layout.outer % len(parts):
@@ -242,14 +171,14 @@ def _parted(call: Call) -> Sharded:
 
 
 def _flipped(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
-    if layout.dim in _dims(call.argument(2 if call.name == "roll" else 1, "dims"), len(operand.shape)):
+    operand, layout = sharded_operand(call)
+    if layout.dim in dims_of(call.argument(2 if call.name == "roll" else 1, "dims"), len(operand.shape)):
         raise Blocked(f"{call.name}() works along the sharded dimension")
     return layout
 
 
 def _padded(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     pad = call.argument(1, "pad")
     if layout.dim >= len(operand.shape) - len(pad) // 2:
         raise Blocked("pad() pads the sharded dimension")
@@ -263,7 +192,7 @@ def _concatenated(call: Call) -> Sharded:
     (layout,) = layouts
     shape = next(each.shape for each in call.operands if each.layout is not None)
     stacks = call.name == "stack"
-    dim = _dim(call.argument(1, "dim", 0), len(shape) + stacks)
+    dim = dim_of(call.argument(1, "dim", 0), len(shape) + stacks)
     if dim == layout.dim and not stacks:
         raise Blocked("cat() joins along the sharded dimension")
     for each in call.operands:
@@ -361,7 +290,7 @@ def _attention(call: Call) -> Sharded:
 
 
 def _as_complex(call: Call) -> Sharded:
-    operand, layout = _sharded(call)
+    operand, layout = sharded_operand(call)
     if layout.dim == len(operand.shape) - 1:
         raise Blocked(f"{call.name}() works along the sharded dimension")
     return layout
@@ -386,8 +315,8 @@ _RULES: dict[str, Callable[[Call], Sharded]] = {
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
     "repeat": _repeated,
     "repeat_interleave": _repeat_interleaved,
-    "getitem": _indexed,
-    **dict.fromkeys("select narrow index_select gather".split(), _selected(1)),
+    "getitem": indexed,
+    **dict.fromkeys("select narrow index_select gather".split(), selected(1)),
     **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _parted),
     "unbind": _along(1, default=0, reduces=True),
     **dict.fromkeys(("flip", "roll"), _flipped),

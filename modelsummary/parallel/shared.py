@@ -36,7 +36,12 @@ class Shared:
     def is_alone(self, calls: Calls, functions: Collection[Event]) -> bool:
         """Return True if nothing takes the values but these functions and the functions of the heads."""
         own = {*self.events, *functions}
-        return all(event in own for value in self.values for event in calls.takers.get(value, ()))
+        takers = (event for value in self.values for event in calls.takers.get(value, ()))
+        return all(event in own or self._returns_own(event) for event in takers)
+
+    def _returns_own(self, event: Event) -> bool:
+        """Return True for a function that returns what it takes, such as ``to`` for the same dtype."""
+        return not event.is_module and set(values_in(event.result)) <= self.values and not event.is_decision
 
 
 def find_shared(calls: Calls, value: Value) -> Shared | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from torch import nn
 
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 
-__all__ = ["fsdp_units"]
+__all__ = ["fsdp_units", "unit_bytes"]
 
 
 def fsdp_units(model: nn.Module, root: LayerInfo) -> list[list[str]]:
@@ -38,6 +41,31 @@ def fsdp_units(model: nn.Module, root: LayerInfo) -> list[list[str]]:
         if group[0] == fqn and not in_root & set(group):
             units.append(group)
     return units
+
+
+def unit_bytes(
+    model: nn.Module, units: Sequence[Sequence[str]], tensor: Mapping[int, int], shard: int, dtype: torch.dtype | None
+) -> list[tuple[int, int]]:
+    """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
+
+    Args:
+        tensor: id of a parameter -> ranks over which tensor parallelism splits it.
+        dtype: of gathered parameters; gradients are then reduced in float32. None: their own.
+    """
+    seen: set[int] = set()
+    found = []
+    for fqns in (*units, [""]):
+        gathered = reduced = 0
+        for parameter in (each for fqn in fqns for each in model.get_submodule(fqn).parameters()):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            rows = parameter.shape[0] if parameter.dim() else 1
+            padded = -(-rows // shard) * shard * (parameter.numel() // max(rows, 1)) // tensor.get(id(parameter), 1)
+            gathered += padded * (dtype or parameter.dtype).itemsize
+            reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
+        found.append((gathered, reduced))
+    return found
 
 
 def _names(model: nn.Module) -> dict[str, int]:

@@ -253,6 +253,8 @@ def test_activations_between_split_layers_are_chunks_of_the_sequence():
 def test_a_sequence_that_does_not_divide_or_is_read_by_blocks_is_refused():
     with pytest.raises(InputError, match="pass tensor > 1, too"):
         plan_of("decoder", sequence=True)
+    with pytest.raises(InputError, match="whole activations cross between stages"):
+        plan_of("decoder", tensor=2, pipeline=2, sequence=True)
     with pytest.raises(InputError, match="must be a multiple of 2"):
         Statistics(Decoder(), torch.ones(2, 7, dtype=torch.long)).parallel_plan(tensor=2, sequence=True)
     with pytest.raises(InputError, match="Gpt2 does not run on chunks of the sequence"):
