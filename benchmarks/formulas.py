@@ -75,7 +75,7 @@ def compare_sizes(example: Any, figures: list[str]) -> dict[str, Any]:
     unequal: dict[str, str] = {}
     compared = 0
     for _ in range(4 * N_SIZES):
-        sizes = {each.name: each.at(draw.randint(0, 3 * each.number(each.size) + 8)) for each in scaling.dimensions}
+        sizes = {each.name: each.at(draw.randint(0, 3 * each.number(each.size) + 60)) for each in scaling.dimensions}
         if tuple(sizes.values()) in seen:
             continue
         seen.add(tuple(sizes.values()))
@@ -180,7 +180,7 @@ def active() -> None:
         try:
             config = getattr(transformers, config_class)(**options)
             with torch.device("meta"):
-                model = transformers.AutoModelForCausalLM.from_config(config)
+                model = transformers.AutoModelForCausalLM.from_config(config).eval()
             ids = torch.zeros(1, 16, dtype=torch.long, device="meta")
             found = Statistics(model, {"input_ids": ids, "use_cache": False}).flops_per_token()
         except Exception as error:

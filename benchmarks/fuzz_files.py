@@ -91,8 +91,13 @@ def worker(seeds: list[Path], first: int, last: int, seed: int, connection: Any)
         for number in range(first, last):
             rng = random.Random(f"{seed} {number}")
             source = rng.choice(seeds)
-            path = Path(folder) / f"file{source.suffix}"
-            mutate = mutated_archive if source.suffix != ".onnx" and rng.random() < 0.8 else mutated
+            path = (
+                source.parent / f"mutated{''.join(source.suffixes)}"
+                if source.suffix == ".json"
+                else (Path(folder) / f"file{source.suffix}")
+            )
+            is_archive = source.suffix in (".pt", ".pt2")
+            mutate = mutated_archive if is_archive and rng.random() < 0.8 else mutated
             path.write_bytes(mutate(source.read_bytes(), rng))
             connection.send((number, "began"))
             signal.alarm(SECONDS)
@@ -137,15 +142,15 @@ def fuzz(seeds: list[Path], files: int, seed: int = 0) -> tuple[Counter[str], li
 def seeds_in(folder: Path) -> list[Path]:
     """Return small files of all formats."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.files import test_onnx_files, test_torch
+    from tests.files import test_onnx_files, test_torch, test_weights
 
-    return [*test_onnx_files.write_samples(folder), *test_torch.write_samples(folder)]
+    return [each for samples in (test_onnx_files, test_torch, test_weights) for each in samples.write_samples(folder)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--only", help="ending of the samples to use: onnx, pt2 or pt")
+    parser.add_argument("--only", help="ending of the samples to use: onnx, pt2, pt, safetensors, json or gguf")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=Path, help="a folder whose small ONNX files are samples, too")
     options = parser.parse_args()

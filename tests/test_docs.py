@@ -26,10 +26,8 @@ def blocks(path, language):
 
 
 TORCHINFO = pytest.param("torchinfo", marks=pytest.mark.filterwarnings("ignore:`torch.jit"))
-NAMES = [
-    *"start extending usage cost formulas split parallel cluster latency memory export views files fx ci".split(),
-    TORCHINFO,
-]
+PAGES = "start extending usage cost formulas split parallel cluster latency memory serving hugging_face export views"
+NAMES = [*f"{PAGES} files fx ci".split(), TORCHINFO]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,6 +36,8 @@ def test_code_runs_and_comments_are_true(name, tmp_path, monkeypatch):
         pytest.importorskip("torchinfo")
     if name == "files":
         pytest.importorskip("onnxruntime")
+    if name in ("serving", "hugging_face"):
+        pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     namespace = {}
     for block in blocks(f"docs/{name}.md", "python"):

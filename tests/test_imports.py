@@ -23,6 +23,7 @@ LAYERS = [
     ["latency"],
     ["split", "parallel", "fx", "views", "formulas"],
     ["cluster"],
+    ["serving"],
     ["statistics"],
     ["files", "torchinfo", "profiler", "integrations"],
     ["tiling"],

@@ -45,8 +45,16 @@ def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | No
     if objects_left <= 0:
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, nn.Module)):
-        return {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+        return {each.name: _field(value, each.name) for each in dataclasses.fields(value)}
     return _attributes(value)
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field of a dataclass; None for a missing one, or one that its class guards."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # a configuration of transformers raises if its layers differ
+        return None
 
 
 def sizes_of(

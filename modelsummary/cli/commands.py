@@ -25,6 +25,7 @@ from modelsummary.cli.arguments import (
 from modelsummary.cli.calibrate import calibrate
 from modelsummary.cli.explore import explore
 from modelsummary.cli.models import arguments_of, inputs_of_file, statistics_of
+from modelsummary.cli.serve_plan import serve_plan
 from modelsummary.cli.sources import SOURCES, build_model
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
@@ -55,6 +56,7 @@ examples
   modelsummary model.onnx --input images=1,3,224,224
   modelsummary compare torchvision:mobilenet_v2 mobilenet_v2.onnx mobilenet_v2.pt2 --input 1,3,224,224
   modelsummary calibrate torchvision:resnet50 --input 8,3,224,224
+  modelsummary serve-plan hf:config.json --device H100 --context 32768 --dtype bfloat16
   modelsummary explore torchvision:resnet50 --input 1,3,224,224 --open
   modelsummary torchvision:resnet50 --input 1,3,224,224 --max-params 30M --max-macs 4.2G --max-memory 1GiB
 
@@ -97,6 +99,8 @@ def run(arguments: Sequence[str]) -> int:
             return _compare(arguments[1:])
         if arguments[:1] == ["calibrate"]:
             return calibrate(arguments[1:])
+        if arguments[:1] == ["serve-plan"]:
+            return serve_plan(arguments[1:])
         if arguments[:1] == ["explore"]:
             return explore(arguments[1:])
         options = _parsed(arguments)

@@ -73,6 +73,7 @@ _INDEXED = frozenset(
     " index_put_ _index_put_impl_ index_add index_add_ index_copy take where_index sort topk nonzero unique"
     " _embedding_bag max_pool2d_with_indices_backward".split()
 )
+_WRITES_ROWS = frozenset("index_copy index_put _index_put_impl index_put_ _index_put_impl_ scatter_".split())
 _NORMS = ("layer_norm", "group_norm", "rms_norm")
 _REDUCTIONS = frozenset(
     "sum mean var var_mean std std_mean amax amin max min argmax argmin prod all any linalg_vector_norm norm logsumexp"
@@ -121,6 +122,9 @@ def _simple(call: OperatorCall, base: str) -> Work:
     if base in _COPIES:
         return _work(call, "copy", [sum(spec.numel for spec in call.outputs)])
     if base in _INDEXED:
+        written = _written_rows(call, base)
+        if written is not None:
+            return _work(call, "index", [written.numel], nbytes=2 * written.nbytes)
         return _work(call, "index", [sum(spec.numel for spec in call.outputs)])
     if "batch_norm" in base:
         return _batch_norm(call)
@@ -135,6 +139,14 @@ def _simple(call: OperatorCall, base: str) -> Work:
     is_pointwise = torch.Tag.pointwise in getattr(call.func, "tags", ()) or base.endswith(("_backward", "dropout"))
     elements = max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)
     return _work(call, "elementwise" if is_pointwise or call.rule.per_element else "other", [elements])
+
+
+def _written_rows(call: OperatorCall, base: str) -> TensorSpec | None:
+    """Return the values that an operator writes to some places of a tensor in place; None for other operators."""
+    if not call.rule.writes or base not in _WRITES_ROWS:
+        return None
+    first = call.tensors[0]
+    return next((spec for spec in reversed(call.tensors[1:]) if spec.dtype is first.dtype), None)
 
 
 def _rows_of(spec: TensorSpec | None, outputs: Sequence[TensorSpec] = ()) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.capture.modules import modules_of
@@ -12,6 +12,8 @@ from modelsummary.capture.run import running
 from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError
 from modelsummary.files.statistics import FileStatistics
+from modelsummary.files.weights.matching import mismatches
+from modelsummary.files.weights.stored import WeightStatistics
 from modelsummary.statistics import ModelStatistics, as_live
 from modelsummary.tables import Printed, Report
 from modelsummary.units import grouped
@@ -29,15 +31,17 @@ class Form(NamedTuple):
         norms: number of batch normalizations among the operators.
         in_place: number of operators that write into their first input.
         is_live: True for a live model, False for a file.
+
+    Figures of a forward are None if there is none: in a file of weights, and in a model beside it that got no input.
     """
 
     name: str
     params: int
     param_bytes: int
-    macs: int
-    operators: int
-    activations: int
-    bandwidth: int
+    macs: int | None
+    operators: int | None
+    activations: int | None
+    bandwidth: int | None
     norms: int
     in_place: int
     is_live: bool
@@ -51,9 +55,10 @@ class Comparison(Printed):
         reasons: one line per known reason for a difference.
     """
 
-    def __init__(self, forms: list[Form]) -> None:
+    def __init__(self, forms: list[Form], mismatched: Sequence[str] = ()) -> None:
         self.forms = forms
         self.reasons = [f"{other.name}: {reason}" for other in forms[1:] for reason in _reasons(forms[0], other)]
+        self.reasons += mismatched
 
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict per form."""
@@ -68,8 +73,11 @@ class Comparison(Printed):
 def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
     """Compare the figures of several forms of one model.
 
+    A file of weights is matched with the first live model: missing tensors, other names, shapes and dtypes.
+
     Args:
-        models: name -> ``Statistics`` with an input, or the result of ``load``.
+        models: name -> ``Statistics`` with an input, or the result of ``load``. Beside a file of weights, the input may
+            be missing.
 
     Raises:
         InputError: ``models`` is empty, or one form was made without an input.
@@ -86,12 +94,19 @@ def compare(models: Mapping[str, ModelStatistics]) -> Comparison:
     """
     if not models:
         raise InputError("models must hold at least one model to compare, got none")
-    return Comparison([_form(name, stats) for name, stats in models.items()])
+    weights = {name: stats for name, stats in models.items() if isinstance(stats, WeightStatistics)}
+    live = next((each.root.module for each in models.values() if each.root.module is not None), None)
+    found = {} if live is None else {name: mismatches(stats, live) for name, stats in weights.items()}
+    forms = [_form(name, stats, needs_forward=not weights) for name, stats in models.items()]
+    return Comparison(forms, [f"{name}: {line}" for name, lines in found.items() for line in lines])
 
 
-def _form(name: str, stats: ModelStatistics) -> Form:
+def _form(name: str, stats: ModelStatistics, *, needs_forward: bool) -> Form:
     if stats.execution == "none":
-        raise InputError(f"{name} was made without an input; pass the size of its input to compare forwards")
+        if needs_forward:
+            raise InputError(f"{name} was made without an input; pass the size of its input to compare forwards")
+        is_live = not isinstance(stats, FileStatistics)
+        return Form(name, stats.total_params, stats.total_param_bytes, None, None, None, None, 0, 0, is_live)
     if isinstance(stats, FileStatistics):
         ran = [each for each in stats.operations if each.executed and not each.is_free]
         counts = Counter(each.op_type for each in ran)
@@ -148,6 +163,8 @@ def _operators_of(stats: ModelStatistics) -> tuple[Counter[str], int]:
 
 def _reasons(first: Form, other: Form) -> list[str]:
     """Return the known reasons why the figures differ."""
+    if first.macs is None or other.macs is None:
+        return []
     reasons = []
     folded = first.norms - other.norms
     if folded:
@@ -175,5 +192,6 @@ def _reasons(first: Form, other: Form) -> list[str]:
     return reasons
 
 
-def _fewer(before: int, after: int) -> str:
+def _fewer(before: int | None, after: int | None) -> str:
+    before, after = before or 0, after or 0
     return f"{abs(before - after)} {'fewer' if after < before else 'more'} operators"

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.statistics import FileStatistics
+from modelsummary.files.weights.safetensors import INDEX
 
 __all__ = ["is_file", "is_torchscript", "load"]
 
 Size = Sequence[int] | Tensor | float
-_FORMATS = "file .onnx, .pt2, or TorchScript .pt"
+_FORMATS = "file .onnx, .pt2, .safetensors, .safetensors.index.json, .gguf, or TorchScript .pt"
+_WEIGHTS = (".safetensors", INDEX, ".gguf")
 _TORCHSCRIPT = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 
 
@@ -26,7 +28,7 @@ def is_file(name: str) -> bool:
     >>> is_file("net.onnx"), is_file("net.txt")
     (True, False)
     """
-    return name.lower().endswith((".onnx", ".pt2", *_TORCHSCRIPT))
+    return name.lower().endswith((".onnx", ".pt2", *_WEIGHTS, *_TORCHSCRIPT))
 
 
 def is_torchscript(name: str) -> bool:
@@ -47,10 +49,12 @@ def load(
     """Return the statistics of a model in a file: the tree, its totals, every view, and its memory traffic.
 
     Without ``run``, nothing in the file is executed and nothing is computed. ONNX graphs and exported programs hold all
-    sizes. TorchScript is code; its sizes are known only with ``run=True``.
+    sizes. TorchScript is code; its sizes are known only with ``run=True``. Of files of weights (safetensors, GGUF) only
+    the headers are read; ``stats.tensors`` has the shape, dtype and bytes of each tensor by FQN.
 
     Args:
-        path: an ONNX file (``.onnx``), an exported program (``.pt2``) or TorchScript (``.pt``).
+        path: an ONNX file (``.onnx``), an exported program (``.pt2``), TorchScript (``.pt``), or weights
+            (``.safetensors``, ``.gguf``); ``.safetensors.index.json`` reads all files that the index names.
         input: size of the only input, a list of the sizes of all inputs, or name -> size of some. They replace the
             sizes in the file and bind its open dimensions. A tensor gives its size, and to TorchScript also its dtype.
             A number is an input without dimensions. ONNX graphs also use the values of numbers and small tensors where
@@ -59,7 +63,7 @@ def load(
             Its code is searched first and refused if it could reach outside. Default: read parameters and modules only.
 
     Raises:
-        InputError: the ending belongs to no known format, or a size does not fit.
+        InputError: the ending belongs to no known format, a size does not fit, or ``input`` is given for weights.
         ModelFileError: the file does not exist, is broken, or contradicts itself.
         MissingExtraError: onnx is not installed.
 
@@ -95,7 +99,20 @@ def load(
 
         dtypes = {name: each.dtype for name, each in given.items() if _is_tensor(each)}
         return load_torchscript(place, sizes, dtypes, run=run)
+    if place.name.lower().endswith(_WEIGHTS):
+        if sizes:
+            raise InputError(f"input= needs a forward, which the weights in {str(place)!r} do not have; leave it out")
+        return _weights(place)
     raise InputError(f"expected a {_FORMATS}, got {str(place)!r}")
+
+
+def _weights(place: Path) -> FileStatistics:
+    from modelsummary.files.weights.gguf import load_gguf
+    from modelsummary.files.weights.safetensors import load_index, load_safetensors
+
+    if place.suffix.lower() == ".gguf":
+        return load_gguf(place)
+    return load_index(place) if place.name.lower().endswith(INDEX) else load_safetensors(place)
 
 
 def _exists(place: Path) -> bool:

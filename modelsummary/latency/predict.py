@@ -25,13 +25,13 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, step_operators
 
-__all__ = ["Target", "distinct_calls", "estimate", "predict_kernels", "target_of"]
+__all__ = ["TABLE_ERROR", "Target", "distinct_calls", "estimate", "predict_kernels", "target_of", "time_operators"]
 
 _PHASES = ("forward", "backward", "step")
 _OUTSIDE = ("", 0)  # row of work outside of the model's modules
 # Mean errors of benchmarks/latency_truth.py: with the model's own calls, and with the standard grid alone, whose
 # predictions are partly interpolated, partly fits.
-_TABLE_ERROR = {"measured": 0.09, "interpolated": 0.13, "fit": 0.13}
+TABLE_ERROR = {"measured": 0.09, "interpolated": 0.13, "fit": 0.13}
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,12 @@ def _timing_here(live: LiveModel, table: KernelTable | None) -> Timing:
     return timing
 
 
+def time_operators(live: LiveModel, operators: Sequence[StepOperator], target: Target, mode: str) -> list[Kernel]:
+    """Return the kernels that a device runs for some operators, with their predicted seconds."""
+    check_mode(mode)
+    return _timed_kernels(live, operators, target, mode)
+
+
 def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
     """Return True if the parameters exceed half of the last level of the cache; activations take the rest."""
     held = sum(nbytes_of(each) for each in tensors_of_modules(modules_of(live.model)))
@@ -151,7 +157,7 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
         source, error = f"fit: {target.model.fit}", target.model.typical_error
     else:
         source = f"kernel table of {target.name}"
-        error = sum(share * _TABLE_ERROR[name] for name, share in shares.items())
+        error = sum(share * TABLE_ERROR[name] for name, share in shares.items())
     phases = {phase: 1e3 * by_phase[phase] for phase in _PHASES}
     return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by)
 

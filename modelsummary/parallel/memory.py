@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +25,7 @@ from modelsummary.parallel.fake_world import fake_world, real_meshes
 if TYPE_CHECKING:
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["memory_of_rank"]
+__all__ = ["memory_of_rank", "model_of_rank"]
 
 
 def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> MemoryEstimate:
@@ -50,6 +52,20 @@ def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> Memor
         twin = _copy(live.model, lambda each: torch.empty_like(each, device="meta"))
         shard_module(plan, twin, meshes_of(plan.device_mesh("cpu")))
         return simulate_step(twin, live.call, step)[0]
+
+
+@contextmanager
+def model_of_rank(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
+    """Return a context with the model that one rank of a tensor-parallel plan runs, on meta, in a fake process group.
+
+    Raises:
+        InputError: there is a process group already.
+    """
+    live = plan._live
+    with unchanged(modules_of(live.model), (), lazy_device=None), fake_world(rank, plan.world_size):
+        twin = _copy(live.model, lambda each: torch.empty_like(each, device="meta"))
+        shard_module(plan, twin, meshes_of(plan.device_mesh("cpu")))
+        yield twin
 
 
 def _on_fakes(plan: ParallelPlan, step: StepPlan) -> MemoryEstimate:

@@ -86,7 +86,8 @@ class FormulaStatistics(LiveStatistics):
             tokens: number of tokens in a call. Default: the elements of the first two-dimensional integer input; for a
                 model without one, the samples of the batch.
             loss: as for ``memory``.
-            dimensions, **sizes: other sizes of the inputs, as for ``at``.
+            dimensions: as for ``formula``.
+            **sizes: other sizes of the inputs, as for ``at``.
 
         Raises:
             InputError: an argument is unusable, or no result requires a gradient.

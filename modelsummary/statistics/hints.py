@@ -8,7 +8,7 @@ __all__ = ["LIVE", "meant"]
 
 # Attributes that only statistics of a live model have.
 LIVE = frozenset(
-    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size"
+    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size serving"
     " split plan graph graph_module nodes_of formula at flops_per_token".split()
 )
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # imported on first use
 
     from modelsummary.costs.devices import DeviceSpec
     from modelsummary.latency import Calibration, Kernels, TimeOptions
+    from modelsummary.serving import ServingEstimate
+    from modelsummary.serving.cache import MakeCache
 
 __all__ = ["LiveStatistics"]
 
@@ -289,3 +291,64 @@ class LiveStatistics(ModelStatistics):
         """
         live = self._live_for("predicting memory")
         return _memory.max_batch_size(live, memory_bytes, step_plan(mode, options, self.root))
+
+    # ------------------------------------------------------------------------------------------ serving
+
+    @exclusive
+    def serving(
+        self,
+        context: int,
+        batch: int = 1,
+        device: DeviceSpec | torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        tensor: int = 1,
+        cache: str | MakeCache | None = None,
+        mode: str | None = None,
+        memory_bytes: int | str | None = None,
+        batches: Sequence[int] | None = None,
+        calibrate: bool = False,
+    ) -> ServingEstimate:
+        """Predict memory and time of serving the model with a cache, without computing anything.
+
+        A request runs on shapes: the forward of its prompt, then the forward of one further token with the cache that
+        the first one returned. The bytes are the bytes of the cache's own tensors, and the times are the times of the
+        operators that ran. The model runs in evaluation mode.
+
+        Args:
+            context: tokens of each request that the cache holds at the end, at least 2.
+            batch: number of requests that are decoded together.
+            device: a ``DeviceSpec``, the name of an accelerator, or this machine, as for ``estimate_latency``.
+            dtype: floating point dtype of weights and cache; default: their own.
+            tensor: number of devices over which ``parallel_plan`` splits the layers; bytes and times are then for one
+                of them, with the collectives between them.
+            cache: ``"dynamic"``, ``"static"``, ``"fp8"``, ``"quanto"`` or ``"hqq"``, caches of transformers; or a
+                function from the model and a number of tokens to a cache. Default: the cache that the model makes.
+            mode: ``"eager"`` or ``"compiled"``. Default: compiled on a named device, eager on this machine.
+            memory_bytes: memory of the device: an integer, or text such as ``"24GB"``. Default: the device's.
+            batches: batch sizes of the table of throughput. Default: powers of four that fit, up to 256.
+            calibrate: measure the operator calls of the requests that the table of this machine lacks.
+
+        Raises:
+            InputError: an argument is unusable, the forward returns no cache that it takes back, or the weights alone
+                do not fit.
+
+        >>> from torch import nn
+        >>> from modelsummary import Statistics
+        >>> class Sums(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.table, self.head = nn.Embedding(100, 8), nn.Linear(8, 100)
+        ...     def forward(self, ids, cache=None):
+        ...         x = self.table(ids)
+        ...         cache = [x if cache is None else torch.cat([cache[0], x], dim=1)]
+        ...         return self.head(x + cache[0].mean(1, keepdim=True)), cache
+        >>> estimate = Statistics(Sums(), torch.zeros(1, 4, dtype=torch.long)).serving(1024, device="A100")
+        >>> estimate.cache_bytes_per_token, estimate.cache_bytes, estimate.weight_bytes  # 8 float32 per token
+        (32.0, 32768, 6800)
+        """
+        from modelsummary.serving import ServingOptions, estimate_serving
+
+        live = self._live_for("serving")
+        options = ServingOptions(context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate)
+        return estimate_serving(live, self.root, device, options)

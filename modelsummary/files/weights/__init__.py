@@ -1,0 +1,1 @@
+"""Files that hold the weights of a model alone: safetensors and GGUF."""

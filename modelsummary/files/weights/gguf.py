@@ -1,0 +1,220 @@
+"""Read the headers of GGUF files, which are untrusted; the data of tensors are never read.
+
+A file is a magic number, counts, key-value pairs with the facts of the model, a description of each tensor, and, at a
+multiple of the alignment, the data. Sizes of a tensor are stored with the innermost first.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from modelsummary.errors import ModelFileError, printable
+from modelsummary.files.weights.stored import (
+    StoredTensor,
+    WeightStatistics,
+    check_layout,
+    check_name,
+    weight_statistics,
+)
+from modelsummary.units import grouped
+
+__all__ = ["TYPES", "load_gguf"]
+
+_MAGIC = b"GGUF"
+_LARGEST_HEADER = 256 * 2**20  # bytes; vocabularies are in it
+_MOST_VALUES = 4_000_000
+_MOST_TENSORS = 1_000_000
+_MOST_DIMENSIONS = 4
+_DEEPEST_ARRAY = 4
+_ALIGNMENT = 32
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_KEPT = frozenset({"general.alignment", "general.architecture"})
+
+# Number of the type -> its name, elements per block, bytes per block.
+TYPES = {
+    0: ("float32", 1, 4),
+    1: ("float16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("int8", 1, 1),
+    25: ("int16", 1, 2),
+    26: ("int32", 1, 4),
+    27: ("int64", 1, 8),
+    28: ("float64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("bfloat16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+
+
+def load_gguf(path: Path) -> WeightStatistics:
+    """Return the statistics of the tensors in a GGUF file, from its header.
+
+    Raises:
+        ModelFileError: the file is broken, truncated, or contradicts itself.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = _Header(file, size)
+            facts, tensors = header.read()
+    except OSError as error:
+        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    architecture = facts.get("general.architecture")
+    name = architecture if isinstance(architecture, str) and 0 < len(architecture) <= 100 else "Module"
+    return weight_statistics(tensors, printable(name), path)
+
+
+class _Header:
+    """A reader of a header that reads nothing outside of it.
+
+    Args:
+        file: the open file.
+        size: its bytes.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self._place = 0
+        self._order = "<"
+        self._values_left = _MOST_VALUES
+
+    def read(self) -> tuple[dict[str, Any], list[StoredTensor]]:
+        """Return the kept key-value pairs, and the tensors."""
+        if self._take(4) != _MAGIC:
+            raise ModelFileError("it is not a GGUF file")
+        version = self._number("I")
+        if version and not version & 0xFFFF:  # the bytes of each number are in the other order
+            self._order, version = ">", int.from_bytes(version.to_bytes(4, "little"), "big")
+        if version not in (2, 3):
+            raise ModelFileError(f"it has version {version} of GGUF; versions 2 and 3 are read")
+        n_tensors, n_pairs = self._number("Q"), self._number("Q")
+        if n_tensors > _MOST_TENSORS or n_pairs > _MOST_VALUES:
+            raise ModelFileError(f"it declares {grouped(n_tensors)} tensors and {grouped(n_pairs)} key-value pairs")
+        facts = self._pairs(n_pairs)
+        found: dict[str, StoredTensor] = {}
+        alignment = facts.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
+            raise ModelFileError(f"the alignment must be a power of two up to 2**20, got {alignment!r:.40}")
+        for _ in range(n_tensors):
+            tensor = self._tensor(alignment, found)
+            found[tensor.name] = tensor
+        begin = -(-self._place // alignment) * alignment
+        check_layout(found.values(), max(self._size - begin, 0))
+        return facts, list(found.values())
+
+    def _pairs(self, number: int) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        seen: set[str] = set()
+        for _ in range(number):
+            key = self._text()
+            if key in seen:
+                raise ModelFileError(f"two key-value pairs have the key {key[:80]!r}")
+            seen.add(key)
+            value = self._value(self._number("I"), 0)
+            if key in _KEPT:
+                facts[key] = value
+        return facts
+
+    def _value(self, kind: int, depth: int) -> Any:
+        """Return a number or text; skip an array, and return None."""
+        self._count(1)
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind == _STRING:
+            return self._text()
+        if kind != _ARRAY or depth > _DEEPEST_ARRAY:
+            raise ModelFileError(f"a key-value pair has the unknown type {kind}")
+        inner, length = self._number("I"), self._number("Q")
+        if inner in _SCALARS:
+            self._skip(length * struct.calcsize(f"={_SCALARS[inner]}"))
+            return None
+        self._count(length)
+        for _ in range(length):
+            if inner == _STRING:
+                self._skip(self._number("Q"))
+            else:
+                self._value(inner, depth + 1)
+        return None
+
+    def _tensor(self, alignment: int, known: dict[str, StoredTensor]) -> StoredTensor:
+        name = self._text()
+        check_name(name, known)
+        n_dims = self._number("I")
+        if n_dims > _MOST_DIMENSIONS:
+            raise ModelFileError(f"tensor {name[:80]!r} has {n_dims} dimensions; at most {_MOST_DIMENSIONS} are known")
+        sizes = [self._number("Q") for _ in range(n_dims)]
+        kind, begin = self._number("I"), self._number("Q")
+        if kind not in TYPES:
+            raise ModelFileError(f"tensor {name[:80]!r} has the unknown type {kind}")
+        dtype, elements, nbytes = TYPES[kind]
+        if (sizes[0] if sizes else 1) % elements or begin % alignment:
+            raise ModelFileError(
+                f"tensor {name[:80]!r}: rows of {sizes[:1]} elements must be whole blocks of {elements}, and the place "
+                f"{begin} a multiple of {alignment}"
+            )
+        count = 1
+        for size in sizes:
+            count *= size
+        return StoredTensor(name, tuple(reversed(sizes)), dtype, begin, count // elements * nbytes)
+
+    def _count(self, number: int) -> None:
+        self._values_left -= number
+        if self._values_left < 0:
+            raise ModelFileError(f"its key-value pairs hold more than {grouped(_MOST_VALUES)} values")
+
+    def _text(self) -> str:
+        try:
+            return self._take(self._number("Q")).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ModelFileError(f"the text that ends at byte {grouped(self._place)} is not UTF-8") from None
+
+    def _number(self, code: str) -> Any:
+        kind = f"{self._order}{code}"
+        return struct.unpack(kind, self._take(struct.calcsize(kind)))[0]
+
+    def _check(self, nbytes: int) -> None:
+        if self._place + nbytes > self._size:
+            raise ModelFileError(f"it is truncated: its header needs more than its {grouped(self._size)} bytes")
+        if self._place + nbytes > _LARGEST_HEADER:
+            raise ModelFileError(f"its header has more than {grouped(_LARGEST_HEADER)} bytes")
+
+    def _take(self, nbytes: int) -> bytes:
+        self._check(nbytes)
+        data = self._file.read(nbytes)
+        if len(data) < nbytes:  # the file was cut since its size was asked for
+            raise ModelFileError("it is truncated")
+        self._place += nbytes
+        return data
+
+    def _skip(self, nbytes: int) -> None:
+        self._check(nbytes)
+        self._file.seek(nbytes, 1)
+        self._place += nbytes

@@ -1,0 +1,101 @@
+"""Match the tensors in a file of weights with the parameters and buffers of a live model, by name and shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from modelsummary.files.weights.stored import WeightStatistics
+from modelsummary.units import grouped
+
+__all__ = ["mismatches"]
+
+_NAMES_SHOWN = 3
+
+
+def mismatches(weights: WeightStatistics, model: nn.Module) -> list[str]:
+    """Return one line per kind of difference between the tensors in a file and the tensors of a model.
+
+    Names match if they are equal, also after the same prefix was added to all names on one side, as a model with a head
+    holds its base model under a name. A parameter with several names needs one of them. If less than half of the
+    file's names match, only shapes are compared: GGUF has names of its own.
+
+    >>> from pathlib import Path
+    >>> from modelsummary.files.weights.stored import StoredTensor, weight_statistics
+    >>> stored = [StoredTensor("0.weight", (3, 2), "float16", 0, 12)]
+    >>> mismatches(weight_statistics(stored, "Net", Path("net.safetensors")), nn.Sequential(nn.Linear(2, 3)))
+    ["1 tensors of the model are missing: '0.bias'", '1 tensors are float16 in the file and float32 in the model']
+    """
+    own = _tensors_of(model)
+    stored = {name: (tensor.shape or (), tensor.dtype) for name, tensor in weights.tensors.items()}
+    theirs = _named_alike(stored, own)
+    both = [name for name in theirs if name in own]
+    if 2 * len(both) < len(stored):
+        return _by_shape([shape for shape, _ in stored.values()], own)
+    found = {id(own[name]) for name in both}
+    lost = [name for name, each in own.items() if id(each) not in found and name not in _not_saved(model)]
+    extra = [name for name in theirs if name not in own]
+    other = [name for name in both if theirs[name][0] != tuple(own[name].shape)]
+    lines = _line(lost, "of the model are missing") + _line(extra, "of the file are not in the model")
+    if other:
+        first = other[0]
+        shapes = f"{list(theirs[first][0])} in the file, {list(own[first].shape)} in the model"
+        lines.append(f"{grouped(len(other))} tensors have other shapes: {first!r} is {shapes}")
+    dtypes = Counter((theirs[name][1], str(own[name].dtype).removeprefix("torch.")) for name in both)
+    return lines + [
+        f"{grouped(count)} tensors are {there} in the file and {here} in the model"
+        for (there, here), count in dtypes.items()
+        if there != here
+    ]
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers, a tied one under each of its names."""
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return dict(named)
+
+
+def _not_saved(model: nn.Module) -> set[str]:
+    """Return the names of buffers that a state dict leaves out."""
+    return {
+        f"{fqn}.{name}" if fqn else name
+        for fqn, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+
+
+def _named_alike(
+    stored: Mapping[str, tuple[tuple[int | str, ...], str]], own: Mapping[str, Tensor]
+) -> dict[str, tuple[tuple[int | str, ...], str]]:
+    """Return the stored tensors under the prefix, added or removed, with which most names are the model's."""
+    best, most = dict(stored), sum(name in own for name in stored)
+    prefixes = {name.partition(".")[0] + "." for name in (*own, *stored) if "." in name}
+    for prefix in sorted(prefixes):
+        for named in (
+            {f"{prefix}{name}": each for name, each in stored.items()},
+            {name.removeprefix(prefix): each for name, each in stored.items()},
+        ):
+            common = sum(name in own for name in named)
+            if common > most and len(named) == len(stored):
+                best, most = named, common
+    return best
+
+
+def _by_shape(stored: Sequence[tuple[int | str, ...]], own: Mapping[str, Tensor]) -> list[str]:
+    distinct = {id(each): tuple(each.shape) for each in own.values()}
+    there, here = Counter(stored), Counter[tuple[int | str, ...]](distinct.values())
+    common = (there & here).total()
+    return [
+        f"names differ from the model's; {grouped(common)} of {grouped(len(stored))} tensors have the shape of one of "
+        f"the model's {grouped(len(distinct))}"
+    ]
+
+
+def _line(names: Sequence[str], what: str) -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(repr(name[:80]) for name in names[:_NAMES_SHOWN])
+    more = ", ..." if len(names) > _NAMES_SHOWN else ""
+    return [f"{grouped(len(names))} tensors {what}: {shown}{more}"]

@@ -1,0 +1,129 @@
+"""Tensors stored in a file of weights, as its header describes them, and their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from modelsummary.errors import ModelFileError
+from modelsummary.files.program import Kind, Program, Scope, Stored, Tensor
+from modelsummary.files.statistics import FileStatistics
+from modelsummary.units import grouped
+
+__all__ = ["MOST_DIMENSIONS", "StoredTensor", "WeightStatistics", "check_layout", "check_name", "weight_statistics"]
+
+MOST_DIMENSIONS = 64
+_LONGEST_NAME = 1000  # characters
+_DEEPEST = 100  # modules within modules
+_STATISTICS = frozenset({"running_mean", "running_var"})  # buffers of torch's batch normalisation
+_NOTE = "a file of weights: it has no forward, and does not say which tensors are buffers"
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file of weights.
+
+    Attributes:
+        name: fully qualified name.
+        shape: sizes, in the order of torch.
+        dtype: name of the element type, such as ``"bfloat16"`` or ``"Q4_K"``.
+        begin: position of its first byte in the data of the file.
+        nbytes: bytes of its data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    begin: int
+    nbytes: int
+
+
+class WeightStatistics(FileStatistics):
+    """The result of ``modelsummary.load`` for a file of weights: a tree of modules without a forward.
+
+    Attributes:
+        tensors: FQN -> the tensor, with its shape, dtype and bytes, in the order of the file.
+
+    >>> stored = [StoredTensor("fc.weight", (2, 3), "bfloat16", 0, 12)]
+    >>> stats = weight_statistics(stored, "Net", Path("net.safetensors"))
+    >>> stats.tensors["fc.weight"].dtype, stats.total_params, stats.total_param_bytes
+    ('bfloat16', 6, 12)
+    >>> stats.bytes_by_dtype()
+    {'bfloat16': 12}
+    """
+
+    def __init__(self, program: Program, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(program, path)
+        self.tensors = dict(tensors)
+
+    def bytes_by_dtype(self) -> dict[str, int]:
+        """Return dtype -> bytes of all tensors of that dtype, largest first."""
+        found: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.nbytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def check_name(name: str, known: Mapping[str, object]) -> None:
+    """Raise ``ModelFileError`` for a name that no tensor can have, or that another tensor in ``known`` has."""
+    if not name or len(name) > _LONGEST_NAME or name.count(".") > _DEEPEST:
+        raise ModelFileError(
+            f"a tensor's name must have 1 to {_LONGEST_NAME} characters and at most {_DEEPEST} dots, got {name[:80]!r}"
+        )
+    if name in known:
+        raise ModelFileError(f"two tensors have the name {name[:80]!r}")
+
+
+def check_layout(tensors: Iterable[StoredTensor], data_bytes: int) -> None:
+    """Raise ``ModelFileError`` if a tensor lies outside of the data of its file, or overlaps with another."""
+    last: StoredTensor | None = None
+    for each in sorted(tensors, key=lambda tensor: (tensor.begin, tensor.nbytes)):
+        if each.begin + each.nbytes > data_bytes:
+            end = grouped(each.begin + each.nbytes)
+            raise ModelFileError(
+                f"tensor {each.name[:80]!r} ends at byte {end} of the data, which has {grouped(data_bytes)} bytes"
+            )
+        if last is not None and each.nbytes and each.begin < last.begin + last.nbytes:
+            raise ModelFileError(f"tensors {last.name[:80]!r} and {each.name[:80]!r} overlap")
+        last = each if each.nbytes or last is None else last
+
+
+def weight_statistics(
+    stored: Sequence[StoredTensor], model: str, path: Path, notes: Sequence[str] = ()
+) -> WeightStatistics:
+    """Return the statistics of stored tensors, with one module for each part of their names.
+
+    Floating point and quantised tensors are parameters. Wider integers and the running statistics of batch norms are
+    buffers.
+
+    Args:
+        stored: the tensors of all files.
+        model: name of the model's class or architecture; ``"Module"`` if it is not known.
+        path: the file.
+        notes: further notes on the file.
+    """
+    tensors: dict[str, Tensor] = {}
+    owned: dict[tuple[str, ...], list[Tensor]] = {}
+    for each in stored:
+        *around, name = each.name.split(".")
+        trained = not _is_buffer(each, name)
+        bits = -(-8 * each.nbytes // max(prod(each.shape), 1))
+        kind: Kind = "parameter" if trained else "buffer"
+        tensor = Tensor(name, each.shape, each.shape, each.dtype, bits, kind, trained)
+        tensor.nbytes = each.nbytes  # blocks of quantised elements have fractions of bits per element
+        tensors[each.name] = tensor
+        owned.setdefault(tuple(around), []).append(tensor)
+    modules = [(_scopes(parts), found) for parts, found in owned.items()]
+    held = Stored(sum(prod(each.shape) for each in stored), sum(each.nbytes for each in stored))
+    program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
+    return WeightStatistics(program, path, tensors)
+
+
+def _is_buffer(tensor: StoredTensor, name: str) -> bool:
+    return name in _STATISTICS or tensor.dtype in ("bool", "int64", "uint64", "int32", "uint32", "int16", "uint16")
+
+
+def _scopes(parts: Sequence[str]) -> tuple[Scope, ...]:
+    fqns = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+    return tuple(Scope(fqn, fqn, "Module") for fqn in fqns)

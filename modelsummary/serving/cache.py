@@ -1,0 +1,156 @@
+"""The cache of a model: what its forward returns and takes back with the next token, and the bytes it holds.
+
+Nothing is read from a configuration. The cache is found by name, in the result of a forward and among its arguments,
+and its bytes are the bytes of the tensors in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from modelsummary.capture.modules import modules_of, tensors_in_attributes
+from modelsummary.capture.values import tensors_of
+from modelsummary.costs.stored import inner_tensors, nbytes_of
+from modelsummary.errors import InputError, MissingExtraError, close_to
+
+__all__ = ["CACHES", "CacheBytes", "MakeCache", "bytes_of_cache", "cache_in", "cache_maker", "parameters_of"]
+
+MakeCache = Callable[[nn.Module, int], Any]
+"""Function from the model and the number of tokens to an empty cache."""
+
+CACHES = ("dynamic", "static", "fp8", "quanto", "hqq")
+_QUANTISED = ("fp8", "quanto", "hqq")
+# Names under which a forward that returns a tuple takes its last item back.
+_USUAL_NAMES = ("past_key_values", "cache", "kv_cache", "caches", "past", "state", "states", "hx")
+
+
+class CacheBytes(NamedTuple):
+    """The bytes of a cache.
+
+    Attributes:
+        nbytes: bytes of its tensors; a view counts its own elements. Counters without dimensions do not count.
+        held_bytes: bytes of the storages behind them: after a prompt, a sliding window is a view of all its keys.
+        layers: class of a cache's layer -> number of layers; the class of the cache itself if it has no layers.
+    """
+
+    nbytes: int
+    held_bytes: int
+    layers: dict[str, int]
+
+
+def parameters_of(model: nn.Module) -> frozenset[str]:
+    """Return the names of the arguments of a model's forward.
+
+    >>> sorted(parameters_of(nn.Linear(2, 3)))
+    ['input']
+    """
+    return frozenset(inspect.signature(model.forward).parameters)
+
+
+def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
+    """Return the function that makes an empty cache; None if the model makes its own.
+
+    Args:
+        cache: ``"dynamic"``, ``"static"``, or the backend of a quantised cache of transformers: ``"fp8"``,
+            ``"quanto"``, ``"hqq"``; a function from model and number of tokens to a cache; None.
+
+    Raises:
+        InputError: the name is unknown.
+    """
+    if cache is None or (callable(cache) and not isinstance(cache, str)):
+        return cache
+    if cache not in CACHES:
+        known = ", ".join(map(repr, CACHES))
+        raise InputError(f"cache must be {known}, a function or None, got {cache!r:.80}{close_to(cache, CACHES)}")
+    name = str(cache)
+
+    def make(model: nn.Module, context: int) -> Any:
+        try:
+            import transformers
+        except ImportError as error:
+            raise MissingExtraError("transformers", "transformers") from error
+        config: Any = getattr(model, "config", None)
+        if config is None:
+            raise InputError(f"cache={name!r} is for models of transformers; pass a function that makes the cache")
+        try:
+            if name in _QUANTISED:
+                return transformers.QuantizedCache(backend=name, config=config)
+            if name == "static":
+                made: Any = transformers.StaticCache(config=config, max_cache_len=context)
+            else:
+                made = transformers.DynamicCache(config=config)
+        except (ImportError, ValueError) as error:  # a missing library, or a model whose layers it does not take
+            raise InputError(f"cache={name!r} cannot be made: {error}") from error
+        if getattr(config, "is_encoder_decoder", False):
+            return transformers.EncoderDecoderCache(made, transformers.DynamicCache(config=config))
+        return made
+
+    return make
+
+
+def cache_in(output: Any, parameters: Iterable[str]) -> tuple[str, Any] | None:
+    """Return the cache in a result, with the name under which the forward takes it back; None if there is none.
+
+    Args:
+        output: result of the forward. Of a mapping or an object, the fields that are also arguments are the cache; of a
+            tuple, the last item, if an argument has one of the usual names.
+        parameters: names of the arguments of the forward.
+
+    >>> import torch
+    >>> name, cache = cache_in({"logits": torch.ones(1), "state": [torch.ones(2)]}, {"input_ids", "state"})
+    >>> name, len(cache)
+    ('state', 1)
+    """
+    names = frozenset(parameters)
+    if isinstance(output, Mapping):
+        fields: Mapping[str, Any] = output
+    elif isinstance(output, Sequence) and not isinstance(output, (str, Tensor)):
+        usual = [name for name in _USUAL_NAMES if name in names]
+        fields = {usual[0]: output[-1]} if usual and len(output) > 1 else {}
+    else:
+        fields = getattr(output, "__dict__", {})
+    for name, value in fields.items():
+        if name in names and not isinstance(value, Tensor) and next(tensors_of(value), None) is not None:
+            return name, value
+    return None
+
+
+def bytes_of_cache(
+    cache: Any, model: nn.Module, before: frozenset[int], storage_bytes: Callable[[Tensor], int]
+) -> CacheBytes:
+    """Return the bytes of a cache, and of the states that the forward left in attributes of modules.
+
+    Args:
+        cache: the cache.
+        model: the model after the forward.
+        before: ids of the tensors in attributes of its modules before the forward.
+        storage_bytes: returns the bytes of the storage behind a tensor.
+    """
+    left = [each for each in tensors_in_attributes(modules_of(model)) if id(each) not in before]
+    layers = _layers(cache)
+    if any(each.dim() for each in left):
+        layers["module attribute"] = sum(each.dim() > 0 for each in left)
+    by_storage: dict[int, tuple[int, int]] = {}  # identity of a storage -> bytes of tensors in it, its own bytes
+    for tensor in {id(each): each for each in (*tensors_of(cache), *left)}.values():
+        for inner in inner_tensors(tensor) if tensor.dim() else ():
+            storage = inner.untyped_storage()._cdata
+            known, _ = by_storage.get(storage, (0, 0))
+            by_storage[storage] = (known + nbytes_of(inner), storage_bytes(inner))
+    nbytes = sum(min(own, whole) for own, whole in by_storage.values())
+    return CacheBytes(nbytes, sum(whole for _, whole in by_storage.values()), layers)
+
+
+def _layers(cache: Any) -> dict[str, int]:
+    """Return the class of each layer of a cache, with the number of layers."""
+    parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    if all(part is not None for part in parts):
+        return dict(Counter(_layers(parts[0])) + Counter(_layers(parts[1])))
+    layers = getattr(cache, "layers", None)
+    if isinstance(layers, (list, tuple)) and layers:
+        return dict(Counter(type(layer).__name__ for layer in layers))
+    return {type(cache).__name__: 1}

@@ -1,0 +1,283 @@
+"""Predict what serving a model takes on a device: memory, times, and what fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.kernel_table import device_here, table_of
+from modelsummary.costs.kernels import MODES
+from modelsummary.errors import InputError
+from modelsummary.latency.calibrate import calibrate_calls
+from modelsummary.latency.predict import TABLE_ERROR, Target, target_of, weights_are_cold
+from modelsummary.layer_info import LayerInfo
+from modelsummary.memory.predict import check_initialized
+from modelsummary.parallel.make import make_plan
+from modelsummary.parallel.memory import model_of_rank
+from modelsummary.serving.cache import MakeCache, cache_maker
+from modelsummary.serving.fit import largest_fitting
+from modelsummary.serving.links import communication
+from modelsummary.serving.points import Point, Points
+from modelsummary.serving.report import ServingEstimate, Throughput
+from modelsummary.serving.request import Request, request_of
+from modelsummary.serving.run import RequestRun, run_request
+from modelsummary.serving.times import PhaseTime, distinct_calls, phase_time
+from modelsummary.units import grouped, parse_bytes, scaled
+
+__all__ = ["ServingOptions", "estimate_serving"]
+
+_SHORT = 64  # tokens of the run that tells the bytes of the weights
+_LONGEST = 2**24  # tokens of context that are tried
+_MOST_REQUESTS = 2**16
+_BATCHES = (1, 4, 16, 64, 256)
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """The options of ``Statistics.serving``, checked.
+
+    Attributes:
+        context, batch, tensor, dtype, cache, mode, memory_bytes, batches, calibrate: see ``Statistics.serving``.
+
+    Raises:
+        InputError: a value is unusable.
+    """
+
+    context: int
+    batch: int = 1
+    tensor: int = 1
+    dtype: torch.dtype | None = None
+    cache: str | MakeCache | None = None
+    mode: str | None = None
+    memory_bytes: int | str | None = None
+    batches: Sequence[int] | None = None
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("context", 2), ("batch", 1), ("tensor", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise InputError(f"{name} must be an integer >= {least}, got {value!r}")
+        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise InputError(f"dtype must be a floating point torch.dtype, got {self.dtype!r}")
+        if self.mode is not None and self.mode not in MODES:
+            raise InputError(f"mode must be 'eager', 'compiled' or None, got {self.mode!r}")
+        if self.batches is not None and (
+            isinstance(self.batches, str) or not all(type(each) is int and each > 0 for each in self.batches)
+        ):
+            raise InputError(f"batches must be a list of integers >= 1, got {self.batches!r}")
+
+
+def estimate_serving(
+    live: LiveModel, root: LayerInfo, device: DeviceSpec | torch.device | str | None, options: ServingOptions
+) -> ServingEstimate:
+    """Return what serving takes, as ``Statistics.serving`` says.
+
+    Raises:
+        InputError: an argument is unusable, the forward returns no cache, or the weights alone do not fit.
+    """
+    check_initialized(live)
+    if options.calibrate:
+        _calibrate(live, device, options)
+    target = target_of(device)
+    mode = options.mode or ("eager" if target.model is None else "compiled")
+    request, make_cache = request_of(live), cache_maker(options.cache)
+    memory = _memory_of(target, options.memory_bytes)
+    communicate = communication(target, options.tensor)
+    with _served_model(live, root, options.tensor, request) as model:
+
+        def run(batch: int, context: int) -> RequestRun:
+            return run_request(model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
+
+        def time(made: RequestRun) -> tuple[PhaseTime, PhaseTime]:
+            prefill, decode = (
+                phase_time(live, each, target, mode, communicate) for each in (made.prefill, made.decode)
+            )
+            return prefill, decode
+
+        return _Serving(model, request, Points(run, time), target, mode, memory, options).estimate()
+
+
+@contextmanager
+def _served_model(live: LiveModel, root: LayerInfo, tensor: int, request: Request) -> Iterator[nn.Module]:
+    """Return a context with the model, or with the shard of it that one of several devices holds.
+
+    The plan is made of a forward that returns no cache, where the model can be told so: each device keeps the keys and
+    values of its own heads, while a value that leaves the model would be gathered.
+    """
+    if tensor == 1:
+        yield live.model
+        return
+    if "use_cache" in request.flags:
+        live = replace(live, call=replace(live.call, kwargs={**live.call.kwargs, "use_cache": False}))
+    with model_of_rank(make_plan(live, root, tensor=tensor), 0) as model:
+        yield model
+
+
+def _calibrate(live: LiveModel, device: DeviceSpec | torch.device | str | None, options: ServingOptions) -> None:
+    """Measure the operator calls of the requests on this machine, unless they are known."""
+    if isinstance(device, DeviceSpec):
+        raise InputError(f"calibrate=True measures this machine; leave it out for {device.name}")
+    place = device_here(device)
+    if not table_of(place).facts:
+        calibrate_calls([], place, cold=False)
+    request, make_cache = request_of(live), cache_maker(options.cache)
+    runs = [
+        run_request(live.model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
+        for batch in {1, options.batch}
+        for context in {options.context, _half(options.context)}
+    ]
+    phases = [phase for each in runs for phase in (each.prefill, each.decode)]
+    calibrate_calls(distinct_calls(phases), place, cold=weights_are_cold(live, table_of(place)))
+
+
+def _memory_of(target: Target, given: int | str | None) -> int:
+    """Return the memory of the device in bytes."""
+    if given is not None:
+        return parse_bytes(given, "memory_bytes")
+    if target.model is not None:
+        found = target.model.spec.memory_bytes
+        if found is None:
+            raise InputError(f"the memory of {target.name} is not known; pass memory_bytes=")
+        return found
+    if "cuda" in target.name:
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _half(context: int) -> int:
+    return max(context // 2, 2)
+
+
+class _Serving:
+    """The figures of one estimate under construction."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        request: Request,
+        points: Points,
+        target: Target,
+        mode: str,
+        memory: int,
+        options: ServingOptions,
+    ) -> None:
+        self.model, self.request, self.points, self.target = model, request, points, target
+        self.mode, self.memory, self.options = mode, memory, options
+
+    def estimate(self) -> ServingEstimate:
+        """Return the estimate."""
+        options, context, batch = self.options, self.options.context, self.options.batch
+        weights = self.points.at(1, min(context, _SHORT)).weight_bytes
+        self._check_weights(weights)
+        one, half = self.points.at(1, context), self.points.at(1, _half(context))
+        point, shorter = self.points.at(batch, context), self.points.at(batch, _half(context))
+        tokens = max(context - _half(context), 1)
+        peak = self._peak(batch, context)
+        return ServingEstimate(
+            model=type(self.model).__name__,
+            device=self.target.name,
+            dtype=self._dtype(),
+            mode=self.mode,
+            context=context,
+            batch=batch,
+            tensor=options.tensor,
+            cache_layers=one.cache.layers,
+            cache_bytes=one.cache.nbytes,
+            cache_bytes_per_token=(one.cache.nbytes - half.cache.nbytes) / tokens,
+            weight_bytes=weights,
+            workspace_bytes=peak - weights - point.cache.held_bytes,
+            peak_bytes=peak,
+            memory_bytes=self.memory,
+            max_context=self._max_context(),
+            max_batch=self._max_batch,
+            prefill_ms=1e3 * one.prefill.seconds,
+            decode_ms=1e3 * point.decode.seconds,
+            decode_ms_per_token=1e3 * (point.decode.seconds - shorter.decode.seconds) / tokens,
+            prefill_limited_by=one.prefill.limited_by,
+            decode_limited_by=point.decode.limited_by,
+            collective_ms=1e3 * point.decode.collective_seconds,
+            throughput=self._throughput(),
+            source=self._source(),
+            typical_error=self._error(point),
+            notes=self._notes(),
+        )
+
+    def _check_weights(self, weights: int) -> None:
+        if weights <= self.memory:
+            return
+        ranks = self.options.tensor
+        while weights * self.options.tensor > ranks * self.memory:
+            ranks *= 2
+        have = f"{scaled(self.memory, 'B')} of {self.target.name}"
+        raise InputError(
+            f"the weights take {scaled(weights, 'B')} in {self._dtype()}, more than the {have}: pass tensor={ranks}, "
+            "a smaller dtype, or a device with more memory"
+        )
+
+    def _peak(self, batch: int, context: int) -> int:
+        """Return the most bytes alive: one request is prefilled while all others wait with their caches."""
+        one = self.points.at(1, context)
+        waiting = (batch - 1) * one.cache.held_bytes
+        return max(self.points.at(batch, context).decode_peak, one.prefill_peak + waiting)
+
+    def _max_context(self) -> int:
+        """Return the longest context of at least two tokens that fits; 0 if there is none."""
+        batch = self.options.batch
+        longest = largest_fitting(
+            lambda tokens: self._peak(batch, tokens + 1), self.memory, self.options.context - 1, _LONGEST
+        )
+        return longest + 1 if longest else 0
+
+    @cached_property
+    def _max_batch(self) -> int:
+        context = self.options.context
+        return largest_fitting(
+            lambda number: self._peak(number, context), self.memory, self.options.batch, _MOST_REQUESTS
+        )
+
+    def _throughput(self) -> tuple[Throughput, ...]:
+        context = self.options.context
+        usual = [each for each in _BATCHES if each <= self._max_batch]
+        batches = sorted({*(self.options.batches or usual), self.options.batch})
+        found = []
+        for batch in batches:
+            seconds, peak = self.points.at(batch, context).decode.seconds, self._peak(batch, context)
+            found.append(Throughput(batch, 1e3 * seconds, batch / seconds, peak, peak <= self.memory))
+        return tuple(found)
+
+    def _dtype(self) -> str:
+        dtype = self.options.dtype
+        if dtype is None:
+            floats = (each.dtype for each in self.model.parameters() if each.dtype.is_floating_point)
+            dtype = next(floats, torch.get_default_dtype())
+        return str(dtype).removeprefix("torch.")
+
+    def _source(self) -> str:
+        model = self.target.model
+        return f"kernel table of {self.target.name}" if model is None else f"fit: {model.fit}"
+
+    def _error(self, point: Point) -> float:
+        if self.target.model is not None:
+            return self.target.model.typical_error
+        return sum(share * TABLE_ERROR[source] for source, share in point.decode.shares.items())
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.points.extrapolated_from is not None:
+            longest = grouped(self.points.extrapolated_from)
+            notes.append(
+                f"Prompts of more than {longest} tokens are extrapolated: the forward works through the tokens one "
+                "after the other"
+            )
+        if self.request.left_out:
+            notes.append(f"Requests have tokens only; left out: {', '.join(self.request.left_out)}")
+        return tuple(notes)

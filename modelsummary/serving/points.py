@@ -1,0 +1,119 @@
+"""The figures of a batch of requests: cache, memory and time, run on shapes once for each batch and context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from modelsummary.serving.cache import CacheBytes
+from modelsummary.serving.run import RequestRun
+from modelsummary.serving.times import PhaseTime
+
+__all__ = ["Point", "Points"]
+
+_MOST_OPERATORS = 10_000  # of the prompt of one run; about a second
+_PROBES = (64, 128)  # multiples of the chunks in which linear attention works
+_FEW = 128  # tokens that are always run
+_ODDS = 0.5  # more operators of a prompt than of a token, as a fraction: masks and states, but no loop over tokens
+
+
+class Point(NamedTuple):
+    """The figures of a batch of requests whose caches hold ``context`` tokens.
+
+    Attributes:
+        cache: the bytes of the cache of all requests.
+        weight_bytes: bytes of parameters and buffers.
+        prefill_peak, decode_peak: the most bytes alive in the forward of the prompts, and of one further token.
+        prefill, decode: the times of these forwards.
+    """
+
+    cache: CacheBytes
+    weight_bytes: int
+    prefill_peak: int
+    decode_peak: int
+    prefill: PhaseTime
+    decode: PhaseTime
+
+
+class Points:
+    """Points that are run when they are first asked for.
+
+    A forward that works through its tokens one by one, or in chunks, has more operators for longer prompts. If a run
+    would have too many, its figures follow the line through two shorter runs.
+
+    Args:
+        run: runs a batch of requests of a context on shapes.
+        time: returns the times of prefill and decode of a run.
+
+    Attributes:
+        extrapolated_from: the longest context that was run if others were extrapolated, else None.
+    """
+
+    def __init__(
+        self, run: Callable[[int, int], RequestRun], time: Callable[[RequestRun], tuple[PhaseTime, PhaseTime]]
+    ) -> None:
+        self._run, self._time = run, time
+        self._known: dict[tuple[int, int], Point] = {}
+        self._n_operators: dict[int, tuple[int, int]] = {}  # context -> operators of a prompt, and of a token
+        self._per_token: float | None = None
+        self.extrapolated_from: int | None = None
+
+    def at(self, batch: int, context: int) -> Point:
+        """Return the point of ``batch`` requests with ``context`` tokens each."""
+        key = batch, context
+        if key not in self._known:
+            longest = self._longest(context)
+            self._known[key] = self._measured(*key) if context <= longest else self._on_line(*key, longest)
+        return self._known[key]
+
+    def _measured(self, batch: int, context: int) -> Point:
+        made = self._run(batch, context)
+        self._n_operators[context] = len(made.prefill.operators), len(made.decode.operators)
+        decode = made.decode
+        return Point(decode.cache, made.weight_bytes, made.prefill.peak_bytes, decode.peak_bytes, *self._time(made))
+
+    def _longest(self, context: int) -> int:
+        """Return the longest context that may be run, a multiple of the chunks of linear attention."""
+        if context <= _FEW:
+            return context
+        if self._per_token is None:
+            few, of_one = self._operators(_PROBES[0])
+            if few - of_one < _ODDS * of_one:
+                self._per_token = 0.0
+            else:
+                self._per_token = (self._operators(_PROBES[1])[0] - few) / (_PROBES[1] - _PROBES[0])
+        if self._per_token * context <= _MOST_OPERATORS:
+            return context
+        return max(_FEW, int(_MOST_OPERATORS / self._per_token) // _FEW * _FEW)
+
+    def _operators(self, context: int) -> tuple[int, int]:
+        """Return the numbers of operators of a prompt and of a single token."""
+        self.at(1, context)
+        return self._n_operators[context]
+
+    def _on_line(self, batch: int, context: int, longest: int) -> Point:
+        self.extrapolated_from = longest
+        short, long = self.at(batch, longest // 2), self.at(batch, longest)
+        part = (context - longest) / (longest - longest // 2)
+
+        def at(one: float, two: float) -> float:
+            return two + part * (two - one)
+
+        def time(one: PhaseTime, two: PhaseTime) -> PhaseTime:
+            return two._replace(
+                seconds=at(one.seconds, two.seconds),
+                collective_seconds=at(one.collective_seconds, two.collective_seconds),
+            )
+
+        cache = long.cache._replace(
+            nbytes=round(at(short.cache.nbytes, long.cache.nbytes)),
+            held_bytes=round(at(short.cache.held_bytes, long.cache.held_bytes)),
+        )
+        return Point(
+            cache,
+            long.weight_bytes,
+            round(at(short.prefill_peak, long.prefill_peak)),
+            round(at(short.decode_peak, long.decode_peak)),
+            time(short.prefill, long.prefill),
+            time(short.decode, long.decode),
+        )

@@ -1,0 +1,227 @@
+"""``ServingEstimate``: what serving a model takes on a device, as plain data that prints as tables and draws itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from modelsummary.errors import InputError, MissingExtraError
+from modelsummary.tables import table
+from modelsummary.units import decimals, duration, grouped, scaled
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+__all__ = ["ServingEstimate", "Throughput"]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Decoding a batch of requests.
+
+    Attributes:
+        batch: number of requests.
+        decode_ms: milliseconds to decode one token of each request.
+        tokens_per_second: tokens of all requests.
+        memory_bytes: the most bytes alive on a device.
+        fits: True if they fit.
+    """
+
+    batch: int
+    decode_ms: float
+    tokens_per_second: float
+    memory_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class ServingEstimate:
+    """Memory and time of serving a model, made by ``Statistics.serving``; ``print`` shows two tables.
+
+    A request is a prompt of ``context - 1`` tokens and one token more. Bytes are for one device: with ``tensor`` > 1,
+    its shards of weights and cache.
+
+    Attributes:
+        model: class of the model.
+        device: name of the device.
+        dtype: floating point dtype of the weights.
+        mode: ``"eager"`` or ``"compiled"``.
+        context: tokens of each request that the cache holds.
+        batch: number of requests.
+        tensor: number of devices over which layers are split.
+        cache_layers: class of a cache's layer -> number of layers.
+        cache_bytes: bytes of the cache of one request.
+        cache_bytes_per_token: bytes by which the cache of one request grows per token, over the second half of the
+            context.
+        weight_bytes: bytes of parameters and buffers.
+        workspace_bytes: bytes that the forwards hold beside weights and cache at the peak.
+        peak_bytes: the most bytes alive: weights, the caches of all requests, and the workspace.
+        memory_bytes: memory of the device.
+        max_context: longest context that fits for this batch; 0 if none does.
+        max_batch: largest batch that fits for this context; 0 if none does.
+        prefill_ms: milliseconds of the forward of one request's prompt.
+        decode_ms: milliseconds of the forward of one token of each request.
+        decode_ms_per_token: milliseconds by which ``decode_ms`` grows with each token of context.
+        prefill_limited_by, decode_limited_by: ``"compute"``, ``"memory"``, ``"host"`` or ``"links"``.
+        collective_ms: part of ``decode_ms`` in which devices communicate.
+        throughput: decoding with batches of several sizes, at this context.
+        source: name of the fit, or of the kernel table of this machine.
+        typical_error: mean error of such predicted times against measurements they had not seen, as a fraction.
+        notes: assumptions.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    mode: str
+    context: int
+    batch: int
+    tensor: int
+    cache_layers: Mapping[str, int]
+    cache_bytes: int
+    cache_bytes_per_token: float
+    weight_bytes: int
+    workspace_bytes: int
+    peak_bytes: int
+    memory_bytes: int
+    max_context: int
+    max_batch: int
+    prefill_ms: float
+    decode_ms: float
+    decode_ms_per_token: float
+    prefill_limited_by: str
+    decode_limited_by: str
+    collective_ms: float
+    throughput: tuple[Throughput, ...]
+    source: str
+    typical_error: float
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def fits(self) -> bool:
+        """Whether ``batch`` requests of ``context`` tokens fit into the memory of the device."""
+        return self.peak_bytes <= self.memory_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that all requests of the batch decode per second."""
+        return 1e3 * self.batch / self.decode_ms
+
+    def decode_ms_at(self, tokens: int) -> float:
+        """Return the milliseconds of a decode step while each cache holds ``tokens`` tokens, linear in between.
+
+        Raises:
+            InputError: ``tokens`` is not an integer from 1 to ``context``.
+        """
+        if type(tokens) is not int or not 1 <= tokens <= self.context:
+            raise InputError(f"tokens must be an integer from 1 to {self.context}, got {tokens!r}")
+        return self.decode_ms - self.decode_ms_per_token * (self.context - tokens)
+
+    def request_ms(self, new_tokens: int) -> float:
+        """Return the milliseconds of a request that ends with ``context`` tokens, the last ``new_tokens`` decoded.
+
+        The prompt is taken to need its share of ``prefill_ms``.
+
+        Raises:
+            InputError: ``new_tokens`` is not an integer from 1 to ``context - 1``.
+        """
+        if type(new_tokens) is not int or not 1 <= new_tokens < self.context:
+            raise InputError(f"new_tokens must be an integer from 1 to {self.context - 1}, got {new_tokens!r}")
+        first, last = self.decode_ms_at(self.context - new_tokens + 1), self.decode_ms
+        prefill = self.prefill_ms * (self.context - new_tokens) / (self.context - 1)
+        return prefill + new_tokens * (first + last) / 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain containers."""
+        return {**asdict(self), "tokens_per_second": self.tokens_per_second, "fits": self.fits}
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one dict per batch size of ``throughput``."""
+        return [asdict(each) for each in self.throughput]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the records as a ``pandas.DataFrame``.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas") from error
+        frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
+        return frame
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw tokens per second against the batch size, with the time of a step beside it; return the axes.
+
+        Batches that do not fit are drawn hollow.
+
+        Args:
+            ax: axes to draw into; None: new axes.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise MissingExtraError("matplotlib", "plot") from error
+        axes: Axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+        batches = [each.batch for each in self.throughput]
+        line = axes.plot(batches, [each.tokens_per_second for each in self.throughput], color="tab:blue")[0]
+        for each in self.throughput:
+            face = line.get_color() if each.fits else "none"
+            axes.plot(each.batch, each.tokens_per_second, "o", color=line.get_color(), markerfacecolor=face)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("batch (requests)")
+        axes.set_ylabel("tokens per second")
+        axes.set_title(f"{self.model}, {grouped(self.context)} tokens of context, {self._devices}", wrap=True)
+        beside = axes.twinx()
+        beside.plot(batches, [each.decode_ms for each in self.throughput], "--", color="tab:gray")
+        beside.set_ylabel("decode step (ms)")
+        beside.set_ylim(bottom=0)
+        return axes
+
+    @property
+    def _devices(self) -> str:
+        return self.device if self.tensor == 1 else f"{self.tensor} x {self.device}"
+
+    def __str__(self) -> str:
+        layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
+        error = f"typical error {100 * self.typical_error:.0f} %"
+        rows = [
+            ["Model", f"{self.model}, {self.dtype}, {self.mode}"],
+            ["Device", f"{self._devices}, {scaled(self.memory_bytes, 'B')} each"],
+            ["Request", f"{grouped(self.context)} tokens of context, batch {grouped(self.batch)}"],
+            ["Weights", scaled(self.weight_bytes, "B")],
+            ["Cache per token", scaled(self.cache_bytes_per_token, "B")],
+            ["Cache per request", f"{scaled(self.cache_bytes, 'B')} ({layers})"],
+            ["Workspace", scaled(self.workspace_bytes, "B")],
+            ["Peak", f"{scaled(self.peak_bytes, 'B')}{'' if self.fits else ', which does not fit'}"],
+            ["Longest context", f"{grouped(self.max_context)} tokens for batch {grouped(self.batch)}"],
+            ["Largest batch", f"{grouped(self.max_batch)} for {grouped(self.context)} tokens"],
+            ["Prefill of one request", f"{duration(self.prefill_ms)}, limited by {self.prefill_limited_by}"],
+            ["Decode of one token", f"{duration(self.decode_ms)}, limited by {self.decode_limited_by}"],
+            ["Tokens per second", decimals(self.tokens_per_second, 1)],
+            ["Time from", f"{self.source}, {error}"],
+        ]
+        if self.tensor > 1:
+            rows.insert(-2, ["Collectives of a token", duration(self.collective_ms)])
+        headers = ["Batch", "Decode (ms)", "Tokens/s", "Memory (GB)", "Fits"]
+        batches = [
+            [
+                grouped(each.batch),
+                decimals(each.decode_ms, 2),
+                decimals(each.tokens_per_second, 1),
+                decimals(each.memory_bytes / 1e9, 2),
+                "yes" if each.fits else "no",
+            ]
+            for each in self.throughput
+        ]
+        facts = table(rows, [], "ll", "plain")
+        return "\n".join([facts, "", table(batches, headers, "rrrrl"), *self.notes])
+
+    __repr__ = __str__

@@ -1,0 +1,205 @@
+"""Run a request on shapes: its prompt, and one further token, with their operators and their memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modelsummary.capture.execution.recurrent import fused_lstm
+from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.modules import modules_of, tensors_in_attributes
+from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.run import no_collection, obstacle_of, running
+from modelsummary.capture.timer import Timer
+from modelsummary.capture.values import tensors_of
+from modelsummary.costs.kernels import StepOperator
+from modelsummary.errors import InputError
+from modelsummary.memory.allocations import Allocations
+from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in
+from modelsummary.serving.request import Request
+
+__all__ = ["Encoded", "Phase", "RequestRun", "run_request"]
+
+_CPU = torch.device("cpu")
+_ENCODED, _ENCODER = "encoder_last_hidden_state", "encoder_outputs"
+
+
+class Encoded(tuple[Tensor]):
+    """The result of an encoder, as forwards take it back: a tuple, or an object with the name of its item."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        """The hidden states after the last layer."""
+        return self[0]
+
+    hidden_states = attentions = attention_mask = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One forward of a request.
+
+    Attributes:
+        operators: its operators in order.
+        n_calls: number of calls of modules.
+        peak_bytes: the most bytes alive at one time, weights and cache included.
+        cache: the cache after it.
+        cache_storages: identities of the storages behind the cache, as operators name them.
+    """
+
+    operators: list[StepOperator]
+    n_calls: int
+    peak_bytes: int
+    cache: CacheBytes
+    cache_storages: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RequestRun:
+    """The run of a batch of requests on shapes.
+
+    Attributes:
+        prefill: the forward of the whole prompts.
+        decode: the forward of the token after them.
+        weight_bytes: bytes of parameters and buffers.
+    """
+
+    prefill: Phase
+    decode: Phase
+    weight_bytes: int
+
+
+def run_request(
+    model: nn.Module,
+    request: Request,
+    batch: int,
+    context: int,
+    *,
+    dtype: torch.dtype | None = None,
+    make_cache: MakeCache | None = None,
+    device: torch.device | None = None,
+) -> RequestRun:
+    """Run ``batch`` prompts of ``context - 1`` tokens and the last token of the context on shapes.
+
+    The model runs in evaluation mode and stays untouched.
+
+    Args:
+        model: the model.
+        request: how it is called.
+        batch: number of requests.
+        context: tokens of each request that the cache holds at the end, at least 2.
+        dtype: floating point dtype of parameters, buffers and inputs; None: their own.
+        make_cache: makes the cache for the model and a number of tokens; None: the model makes its own.
+        device: device whose kernels torch chooses; None: the CPU.
+
+    Raises:
+        InputError: the forward returns no cache that it takes back, or it needs values.
+    """
+    call = request.prompt(batch, context - 1)
+    modules = modules_of(model)
+    with (
+        no_collection(),
+        running(modules, call, on_shapes=True, grad=False, device=device or _CPU, dtype=dtype) as (shapes, _, kwargs),
+        fused_lstm(),
+    ):
+        assert isinstance(shapes, ShapeOnly)
+        for module in modules:
+            module.training = False  # restored with all attributes
+        last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))
+        run = _Run(model, request)
+        with Operators(Uncounted(), shapes):
+            try:
+                made = run.run(kwargs, last, make_cache, context)
+            except InputError:
+                raise
+            except Exception as error:
+                reason = obstacle_of(shapes, error)
+                raise InputError(f"serving {type(model).__name__} on shapes failed: {reason}") from error
+        reason = obstacle_of(shapes, None)
+        if reason is not None:
+            raise InputError(f"serving {type(model).__name__} cannot be predicted: {reason}")
+        return made
+
+
+class _Clock:
+    """A clock for a timer that only records the calls."""
+
+    waits = False
+
+    @staticmethod
+    def now() -> int:
+        return 0
+
+    @staticmethod
+    def milliseconds(marks: Any) -> list[float]:
+        raise NotImplementedError  # operators take no time here
+
+    @staticmethod
+    def release(marks: Any) -> None:
+        """Do nothing: numbers need no release."""
+
+
+class _Run:
+    """The state of one run."""
+
+    def __init__(self, model: nn.Module, request: Request) -> None:
+        self._model, self._request = model, request
+        self._follow = Allocations()
+        self._before: frozenset[int] = frozenset()
+
+    def run(self, kwargs: dict[str, Any], last: Tensor, make_cache: MakeCache | None, context: int) -> RequestRun:
+        model, follow = self._model, self._follow
+        follow.hold(model.parameters(), "params")
+        follow.hold(model.buffers(), "buffers")
+        held = list(tensors_in_attributes(modules_of(model)))
+        follow.hold(held, "buffers")
+        self._before = frozenset(map(id, held))
+        weights = follow.held()
+        follow.hold(tensors_of(kwargs), "inputs")
+        with follow:
+            follow.note_operators()
+            if make_cache is not None:
+                kwargs = {**kwargs, self._cache_name(): make_cache(model, context)}
+            name, cache, further, prefill = self._forward(kwargs)
+            del kwargs
+            again = {self._request.tokens: last, name: cache, **further, **self._request.flags}
+            _, _, _, decode = self._forward(again)
+        return RequestRun(prefill, decode, weights)
+
+    def _cache_name(self) -> str:
+        names = self._request.parameters
+        found = next((name for name in ("past_key_values", "cache_params", "cache") if name in names), None)
+        if found is None:
+            raise InputError(f"{type(self._model).__name__} takes no cache; leave out cache=")
+        return found
+
+    def _forward(self, kwargs: dict[str, Any]) -> tuple[str, Any, dict[str, Any], Phase]:
+        """Run the model; return the name of its cache, the cache, further arguments of the next call, and the facts."""
+        follow, first = self._follow, len(self._follow.operators)
+        timer = Timer(self._model, _Clock())
+        with timer.running():
+            output = self._model(**kwargs)
+        found = cache_in(output, self._request.parameters)
+        if found is None:
+            raise InputError(
+                f"{type(self._model).__name__} returns no cache that it takes back: no field of its result, such as "
+                "past_key_values, is also an argument of its forward"
+            )
+        further = {}
+        if _ENCODER in self._request.parameters:
+            encoded = getattr(output, _ENCODED, None)
+            further = {} if encoded is None else {_ENCODER: Encoded((encoded,))}
+        assert follow.log is not None
+        operators = [StepOperator(run, "forward", None) for run in follow.log.runs[first:]]
+        n_calls = sum(1 for _ in timer.steps.pop().root().walk())
+        peak = max(follow.bytes_over_time()[first:], default=0)
+        cache = bytes_of_cache(found[1], self._model, self._before, self._storage_bytes)
+        storages = frozenset(id(self._follow.of(each)) for each in tensors_of(found[1]))
+        return *found, further, Phase(operators, n_calls, peak, cache, storages)
+
+    def _storage_bytes(self, tensor: Tensor) -> int:
+        found = self._follow.of(tensor)
+        return found.nbytes if found is not None else tensor.untyped_storage().nbytes()

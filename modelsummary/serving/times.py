@@ -1,0 +1,103 @@
+"""The time of one forward of a request on a device, by the time model of ``latency``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from modelsummary.capture.live import LiveModel
+from modelsummary.costs.kernel_table import KernelTable
+from modelsummary.costs.kernels import StepOperator
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.latency.predict import Target, time_operators
+from modelsummary.serving.run import Phase
+
+__all__ = ["PhaseTime", "collectives_of", "distinct_calls", "phase_time"]
+
+Communicate = Callable[[str, int], float]
+"""Function from a collective's name, such as ``"all_reduce"``, and its bytes to seconds."""
+
+_COLLECTIVES = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+class PhaseTime(NamedTuple):
+    """The time of a forward.
+
+    Attributes:
+        seconds: the time, with the collectives, which wait for the kernels.
+        collective_seconds: the part of the collectives.
+        limited_by: ``"compute"`` or ``"memory"``, whichever most of the device's time goes to; ``"host"`` if
+            dispatching takes longer; ``"links"`` if collectives take longer than all kernels.
+        shares: source of the kernels' seconds -> fraction of their time.
+    """
+
+    seconds: float
+    collective_seconds: float
+    limited_by: str
+    shares: dict[str, float]
+
+
+def phase_time(
+    live: LiveModel, phase: Phase, target: Target, mode: str, communicate: Communicate | None = None
+) -> PhaseTime:
+    """Return the time of a forward on the device of ``target``.
+
+    Args:
+        live: the live model, whose parameters decide whether they fit into the cache of this machine.
+        phase: the forward, run on shapes.
+        target: a named device, or this machine.
+        mode: ``"eager"`` or ``"compiled"``; a compiled step is replayed, so that the host does not limit it, and writes
+            new keys and values into the cache in place, where an eager one copies a growing cache.
+        communicate: returns the seconds of collectives; None: there are none.
+    """
+    operators = phase.operators if mode == "eager" else [each for each in phase.operators if not _grows(each, phase)]
+    kernels = time_operators(live, operators, target, mode)
+    device = sum(kernel.seconds or 0.0 for kernel in kernels)
+    computing = host = 0.0
+    if target.model is not None:
+        memory_bound = (target.model.moving(kernel.work) for kernel in kernels)
+        bounds = zip(kernels, memory_bound, strict=True)
+        computing = sum(k.seconds or 0.0 for k, moving in bounds if k.flops and target.model.computing(k.work) > moving)
+        host = sum(kernel.n_operators for kernel in kernels) * target.model.host if mode == "eager" else 0.0
+    elif target.table is not None:
+        device += _host_work(phase, target.table)
+    links = sum(communicate(*each) for each in collectives_of(phase.operators)) if communicate is not None else 0.0
+    limits = {"compute": computing, "memory": device - computing, "host": host if host > device else 0.0}
+    limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)
+    shares: dict[str, float] = {}
+    for kernel in kernels:
+        shares[kernel.source] = shares.get(kernel.source, 0.0) + (kernel.seconds or 0.0) / (device or 1.0)
+    return PhaseTime(max(device, host) + links, links, limited_by, shares)
+
+
+def _grows(operator: StepOperator, phase: Phase) -> bool:
+    """Return True if an operator joins a cache and new tokens in a new storage, which the cache keeps."""
+    return operator.run.call.name == "aten.cat" and not phase.cache_storages.isdisjoint(operator.run.makes)
+
+
+def _host_work(phase: Phase, table: KernelTable) -> float:
+    """Return the host's seconds for views and for calls of modules, for which the kernels wait."""
+    views = sum(each.run.call.rule.is_view for each in phase.operators)
+    return views * table.facts.get("view", 1e-6) + phase.n_calls * table.facts.get("module", 1e-6)
+
+
+def collectives_of(operators: Sequence[StepOperator]) -> list[tuple[str, int]]:
+    """Return the name and the bytes of the whole tensor of each collective among the operators."""
+    found = []
+    for each in operators:
+        library, _, name = each.run.call.name.partition(".")
+        if library == "_c10d_functional" and name in _COLLECTIVES:
+            call = each.run.call
+            nbytes = max((spec.nbytes for spec in (*call.tensors, *call.outputs)), default=0)
+            found.append((_COLLECTIVES[name], nbytes))
+    return found
+
+
+def distinct_calls(phases: Sequence[Phase]) -> list[OperatorCall]:
+    """Return the distinct operator calls of some forwards."""
+    return list({id(each.run.call): each.run.call for phase in phases for each in phase.operators}.values())

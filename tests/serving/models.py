@@ -1,0 +1,76 @@
+"""Small decoders with caches of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+WIDTH, HEADS, WORDS = 32, 4, 50
+
+
+class Cache:
+    """Keys and values of each layer; the last ``window`` tokens of them, if given."""
+
+    def __init__(self, window=None):
+        self.layers, self.window = {}, window
+
+    def update(self, number, keys, values):
+        if number in self.layers:
+            before = self.layers[number]
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(before, (keys, values), strict=True))
+        kept = slice(-self.window, None) if self.window else slice(None)
+        self.layers[number] = keys[:, :, kept], values[:, :, kept]
+        return keys, values
+
+
+class Attention(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x, cache):
+        q, k, v = (each(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        k, v = cache.update(self.number, k, v)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+        return self.out(attended.transpose(1, 2).flatten(-2))
+
+
+class Decoder(nn.Module):
+    """Blocks of attention and an MLP; returns its logits and its cache as a dict."""
+
+    def __init__(self, layers=2, window=None):
+        super().__init__()
+        self.window = window
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.attention = nn.ModuleList(Attention(number) for number in range(layers))
+        self.up = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(layers))
+        self.down = nn.ModuleList(nn.Linear(4 * WIDTH, WIDTH) for _ in range(layers))
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids, past=None, use_cache=True):
+        past = Cache(self.window) if past is None else past
+        x = self.words(ids)
+        for attention, up, down in zip(self.attention, self.up, self.down, strict=True):
+            x = x + attention(x, past)
+            x = x + self.dropout(down(torch.relu(up(x))))
+        logits = self.head(x[:, -1:])
+        return {"logits": logits, "past": past} if use_cache else {"logits": logits}
+
+
+class Recurrent(nn.Module):
+    """Works through its tokens one after the other; its state is a list of a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.cell = nn.Embedding(WORDS, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, ids, state=None):
+        x = self.words(ids)
+        h = x.new_zeros(len(ids), WIDTH) if state is None else state[0]
+        for step in range(ids.shape[1]):
+            h = torch.tanh(self.cell(torch.cat([x[:, step], h], dim=-1)))
+        return {"last": h, "state": [h]}

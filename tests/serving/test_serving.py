@@ -1,0 +1,190 @@
+"""Serving a model: bytes of its cache, what fits, times; the model untouched."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
+from modelsummary.serving import points
+from modelsummary.serving.request import request_of
+from modelsummary.serving.run import run_request
+from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent
+from tests.untouched import untouched
+
+IDS = torch.zeros(1, 4, dtype=torch.long)
+# a head, then the words, per layer four square projections and an MLP of four times the width
+WEIGHTS = 4 * (2 * WORDS * WIDTH + 2 * (4 * WIDTH**2 + 8 * WIDTH**2 + 5 * WIDTH))
+PER_TOKEN = 2 * 2 * WIDTH * 4  # keys and values of two layers in float32
+DEVICE = DeviceSpec("made up", {torch.float32: 1e12, torch.bfloat16: 4e12}, 1e11, memory_bytes=10**8, units=10)
+
+
+@pytest.fixture(scope="module")
+def stats():
+    return Statistics(Decoder(), IDS)
+
+
+@pytest.fixture(scope="module")
+def estimate(stats):
+    return stats.serving(100, batch=3, device=DEVICE, batches=[1, 4])
+
+
+def test_bytes(estimate):
+    assert estimate.weight_bytes == WEIGHTS
+    assert estimate.cache_bytes_per_token == PER_TOKEN
+    assert estimate.cache_bytes == 100 * PER_TOKEN
+    assert estimate.cache_layers == {"Cache": 1}
+    assert estimate.fits
+    assert estimate.peak_bytes == WEIGHTS + 3 * 100 * PER_TOKEN + estimate.workspace_bytes
+    # the longest prompt holds its hidden states of the MLP: more than a token's of any other
+    assert 0 < estimate.workspace_bytes < 99 * 4 * (4 * 4 * WIDTH + 8 * WIDTH)
+
+
+def test_model_stays_untouched():
+    model = Decoder().train()
+    stats = Statistics(model, IDS)
+    with untouched(model):
+        stats.serving(30, device=DEVICE)
+    assert model.training
+
+
+def test_model_stays_untouched_after_an_exception():
+    class Broken(Decoder):
+        def forward(self, ids, past=None, use_cache=True):
+            if past is not None:
+                self.seen = past
+                raise ValueError("no second call")
+            return super().forward(ids, past)
+
+    model = Broken()
+    stats = Statistics(model, IDS)
+    with untouched(model), pytest.raises(InputError, match="serving Broken on shapes failed: ValueError: no second"):
+        stats.serving(30, device=DEVICE)
+
+
+def test_dtype(stats):
+    half = stats.serving(100, device=DEVICE, dtype=torch.bfloat16, batches=[1])
+    assert (half.weight_bytes, half.cache_bytes, half.dtype) == (WEIGHTS // 2, 50 * PER_TOKEN, "bfloat16")
+
+
+def test_window():
+    estimate = Statistics(Decoder(window=16), IDS).serving(100, device=DEVICE, batches=[1])
+    assert estimate.cache_bytes == 16 * PER_TOKEN
+    assert estimate.cache_bytes_per_token == 0
+
+
+def test_forward_over_single_tokens_is_extrapolated(monkeypatch):
+    stats = Statistics(Recurrent(), IDS)
+    monkeypatch.setattr(points, "_MOST_OPERATORS", 2000)
+    estimate = stats.serving(100_000, device=DEVICE, batches=[1])
+    assert estimate.cache_bytes == 4 * WIDTH
+    assert "one after the other" in estimate.notes[0]
+    assert "Prompts of more than 384 tokens" in estimate.notes[0]  # five operators per token
+    short = stats.serving(100, device=DEVICE, memory_bytes=WEIGHTS, batches=[1])
+    assert estimate.prefill_ms / 99_999 == pytest.approx(short.prefill_ms / 99, rel=0.05)
+    assert estimate.decode_ms == pytest.approx(short.decode_ms)
+
+
+def test_what_fits(stats, estimate):
+    def peak(batch, context):
+        one, all_ = (run_request(stats.live.model, request, each, context) for each in (1, batch))
+        return max(all_.decode.peak_bytes, one.prefill.peak_bytes + (batch - 1) * one.decode.cache.held_bytes)
+
+    limit, request = DEVICE.memory_bytes, request_of(stats.live)
+    assert peak(estimate.max_batch, 100) <= limit < peak(estimate.max_batch + 1, 100)
+    assert peak(3, estimate.max_context) <= limit < peak(3, estimate.max_context + 1)
+
+
+def test_no_request_fits(stats):
+    estimate = stats.serving(1000, device=DEVICE, memory_bytes=WEIGHTS + 100_000)
+    assert (estimate.max_batch, estimate.fits) == (0, False)
+    assert 0 < estimate.max_context < 1000
+    assert "which does not fit" in str(estimate)
+    with pytest.raises(InputError, match=r"the weights take .* in float32, more than the .*: pass tensor=4"):
+        stats.serving(1000, device=DEVICE, memory_bytes=WEIGHTS // 3)
+
+
+def test_times_are_the_time_of_the_bytes(stats):
+    """Nothing but the bandwidth limits a device that computes at once; decode reads weights and cache."""
+    slow = DeviceSpec("slow", {torch.float32: 1e18}, 1e6, memory_bytes=10**9, units=10)
+    one, more = (stats.serving(context, device=slow, batches=[1]) for context in (500, 1000))
+    assert one.decode_limited_by == "memory"
+    grown = (more.decode_ms - one.decode_ms) / 500
+    assert grown == pytest.approx(one.decode_ms_per_token, rel=0.02)
+    # each token of context is read once more by attention, and copied by ``cat``
+    least = 1e3 * PER_TOKEN / slow.bandwidth
+    assert least < grown < 6 * least
+    assert one.decode_ms > 1e3 * (WEIGHTS - 4 * WORDS * WIDTH) / slow.bandwidth
+    assert one.decode_ms_at(250) == pytest.approx(one.decode_ms - 250 * one.decode_ms_per_token)
+    assert one.request_ms(1) == pytest.approx(one.prefill_ms + one.decode_ms)
+
+
+def test_modes(stats):
+    eager, compiled = (stats.serving(64, device="A100", mode=mode, batches=[1]) for mode in ("eager", "compiled"))
+    assert eager.decode_limited_by == "host"
+    assert compiled.decode_ms < eager.decode_ms
+
+
+def test_table_and_exports(estimate):
+    text = str(estimate)
+    assert "Cache per token" in text
+    assert text.splitlines()[-1].split()[0] == "4"
+    assert [each.batch for each in estimate.throughput] == [1, 3, 4]
+    record = estimate.to_records()[1]
+    assert record["tokens_per_second"] == pytest.approx(estimate.tokens_per_second)
+    assert json.loads(json.dumps(estimate.to_dict()))["cache_bytes"] == estimate.cache_bytes
+    assert list(estimate.to_pandas()["batch"]) == [1, 3, 4]
+
+
+def test_plot(estimate):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    axes = estimate.plot()
+    assert axes.get_xlabel() == "batch (requests)"
+    pyplot.close(axes.figure)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 1}, "context must be an integer >= 2, got 1"),
+        ({"batch": 0}, "batch must be an integer >= 1, got 0"),
+        ({"tensor": "2"}, "tensor must be an integer >= 1, got '2'"),
+        ({"dtype": torch.int8}, "dtype must be a floating point torch.dtype, got torch.int8"),
+        ({"mode": "fast"}, "mode must be 'eager', 'compiled' or None, got 'fast'"),
+        ({"cache": "statc"}, "cache must be .* got 'statc'; did you mean 'static'"),
+        ({"cache": "static"}, "Decoder takes no cache; leave out cache="),
+        ({"batches": [0]}, "batches must be a list of integers >= 1"),
+        ({"calibrate": True}, "calibrate=True measures this machine; leave it out for made up"),
+        ({"memory_bytes": "much"}, "memory_bytes must be an integer"),
+    ],
+)
+def test_unusable_options(stats, options, message):
+    with pytest.raises(InputError, match=message):
+        stats.serving(**{"context": 8, "device": DEVICE, **options})
+
+
+def test_models_without_a_cache():
+    with pytest.raises(InputError, match="Embedding returns no cache that it takes back"):
+        Statistics(nn.Embedding(8, 4), IDS).serving(8, device=DEVICE)
+    with pytest.raises(InputError, match="serving needs an input of tokens"):
+        Statistics(nn.Linear(8, 4), (1, 8)).serving(8, device=DEVICE)
+    with pytest.raises(NotLiveError, match="serving needs the live model"):
+        Statistics(Decoder()).serving(8, device=DEVICE)
+
+
+def test_tensor_parallel(stats):
+    linked = DeviceSpec("linked", {torch.float32: 1e12}, 1e11, memory_bytes=10**8, units=10, interconnect=1e11)
+    model = stats.live.model
+    with untouched(model):
+        two = stats.serving(100, device=linked, tensor=2, batches=[1])
+    one = stats.serving(100, device=linked, batches=[1])
+    assert two.cache_bytes == one.cache_bytes // 2  # by heads
+    assert HEADS % 2 == 0
+    assert WEIGHTS // 2 <= two.weight_bytes < 0.6 * WEIGHTS
+    assert two.collective_ms > 0 == one.collective_ms
+    assert "2 x linked" in str(two)
+    with pytest.raises(InputError, match="the links between devices are not known for made up"):
+        stats.serving(100, device=DEVICE, tensor=2)
