@@ -34,6 +34,7 @@ from modelsummary.cluster.step_model import Share
 MEGATRON = Recipe(
     dtype=torch.float16,
     gradient_dtype=torch.float16,
+    kernels="fused",
     loss=token_loss,
     overlap_gradients=False,
     share_messages=True,

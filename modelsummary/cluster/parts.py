@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelsummary.costs.kernels import StepOperator, kernels_of
 from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.costs.operator_work import Work
+from modelsummary.costs.operator_work import POINTWISE, Work, work_of
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
 from modelsummary.memory.step import Saved, StepRun
 
@@ -144,26 +144,28 @@ def parts_of(
         entered: FQN of a block -> bytes of the tensors with a gradient that it takes.
         params: part -> its parameters, as ``Part`` has them.
         columns: FQNs of column-parallel layers.
-        mode: ``"eager"`` or ``"compiled"``.
+        mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
         ranks: of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
         context: ranks over which the sequence is split; attention sees keys of all of them.
     """
     places = _places(seen.operators, blocks)
     marks = _marks(seen.operators, set(columns))
     labelled = [
-        each._replace(row=(place, mark)) for each, place, mark in zip(seen.operators, places, marks, strict=True)
+        each._replace(row=(place, mark), phase=_fusing_phase(each, number) if mode == "fused" else each.phase)
+        for number, (each, place, mark) in enumerate(zip(seen.operators, places, marks, strict=True))
     ]
     works: defaultdict[tuple[str, str], Counter[Work]] = defaultdict(Counter)
     counts: Counter[tuple[str, str]] = Counter()
-    for kernel in kernels_of(labelled, mode):
+    for kernel in kernels_of(labelled, "eager" if mode == "eager" else "compiled"):
         assert kernel.row is not None
         place, mark = kernel.row
+        phase = kernel.phase.partition(" ")[0]
         work = _with_context(kernel.work, context)
-        works[place, kernel.phase][work] += 1
-        counts[place, kernel.phase] += kernel.n_operators if mode == "eager" else 1
-        if mark == _CORE and kernel.phase == "forward":
+        works[place, phase][work] += 1
+        counts[place, phase] += kernel.n_operators if mode == "eager" else 1
+        if mark == _CORE and phase == "forward":
             works[place, "core"][work] += 1
-        elif mark == _COLUMN and kernel.phase == "backward" and kernel.flops:
+        elif mark == _COLUMN and phase == "backward" and kernel.flops:
             works[place, "columns"][work] += 1
     collectives = _collectives(seen.operators, places, context)
     kept, core = _kept(seen, places, marks, ranks)
@@ -186,6 +188,15 @@ def parts_of(
 
 
 # ------------------------------------------------------------------------------------------------- dealing
+
+
+def _fusing_phase(operator: StepOperator, number: int) -> str:
+    """Return a phase of its own for an operator that does not fuse with its neighbours: kernels fuse within a phase.
+
+    Norms, softmax and reductions stay kernels of their own where only chains of element-wise operators are fused.
+    """
+    works = work_of(operator.run.call)
+    return operator.phase if all(work.op_class in POINTWISE for work in works) else f"{operator.phase} {number}"
 
 
 def _places(operators: Sequence[StepOperator], blocks: Sequence[str]) -> list[str]:

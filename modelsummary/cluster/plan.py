@@ -131,8 +131,9 @@ class Recipe:
         optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
         state_dtype: dtype of the optimizer's states.
         master_weights: the optimizer keeps a float32 copy of parameters of another dtype.
-        kernels: ``"eager"``: one kernel per operator; ``"compiled"``: element-wise operators join, as by
-            ``torch.compile`` or in Megatron's fused layers.
+        kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
+            by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
+            by ``torch.compile``.
         loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
         host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode. A part of the
             model takes no less than its operators.
@@ -168,8 +169,8 @@ class Recipe:
                 raise InputError(f"{name} must be a floating point torch.dtype, got {value!r}")
         if self.optimizer not in _STATES:
             raise InputError(f"optimizer must be one of {', '.join(map(repr, _STATES))}, got {self.optimizer!r}")
-        if self.kernels not in ("eager", "compiled"):
-            raise InputError(f"kernels must be 'eager' or 'compiled', got {self.kernels!r}")
+        if self.kernels not in ("eager", "fused", "compiled"):
+            raise InputError(f"kernels must be 'eager', 'fused' or 'compiled', got {self.kernels!r}")
 
     @property
     def state_bytes(self) -> int:

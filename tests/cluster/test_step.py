@@ -154,7 +154,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(pipeline=2, schedule="zbv"), "schedule='zbv' has virtual_stages=2, got 1"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
         (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
-        (lambda: Recipe(kernels="fast"), "kernels must be 'eager' or 'compiled', got 'fast'"),
+        (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
     ],
 )
 def test_unusable_values(make, message):

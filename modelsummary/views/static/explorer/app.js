@@ -97,7 +97,7 @@ const drawStage = async ({ fits = false, anchor = null } = {}) => {
       canvas.size = laid;
       addTo(legend, laid.legend);
       if (fits) fit(canvas);
-      else keep(canvas, (number === state.side && anchor) || side.shown(side.selected), before);
+      if (!fits || side.selected) keep(canvas, (number === state.side && anchor) || side.shown(side.selected), before);
     } else {
       canvas.svg.call(canvas.zoom.transform, d3.zoomIdentity);
       canvas.content.selectChildren().remove();
@@ -144,6 +144,14 @@ const partnerOf = (side, node) => {
 
 const othersOf = (side) => (state.diff ? state.sides.filter((other) => other !== side) : []);
 
+// Select in the other model what is selected in this one.
+const mirror = (side) => {
+  for (const other of othersOf(side)) {
+    other.selected = partnerOf(side, side.selected);
+    other.reveal(other.selected);
+  }
+};
+
 const act = {
   say,
   select(side, node, moves = false) {
@@ -152,10 +160,7 @@ const act = {
     side.selected = node;
     const wasVisible = visibleIn(side, node);
     side.reveal(node);
-    for (const other of othersOf(side)) {
-      other.selected = partnerOf(side, node);
-      other.reveal(other.selected);
-    }
+    mirror(side);
     if (state.view === "changes" && moves) state.view = "graph";
     if (state.view === "graph" && !wasVisible) draw({ anchor: side.shown(node) });
     else {
@@ -330,11 +335,11 @@ const start = () => {
     unfold: (node) => { active().toggleEquals(node); draw({ anchor: node }); },
   });
   state.sides.forEach((side) => canvases.push(makeCanvas(side)));
-  follow(location.hash);
-  addEventListener("hashchange", () => { follow(location.hash); draw({ fits: true }); });
+  const goTo = (hash) => { follow(hash); mirror(active()); return draw({ fits: true }); };
+  addEventListener("hashchange", () => goTo(location.hash));
   let width = innerWidth;
   new ResizeObserver(() => { if (innerWidth !== width || state.view !== "graph") { width = innerWidth; drawStage({ fits: true }); } }).observe(byId("stage"));
-  draw({ fits: true }).then(() => { document.body.dataset.ready = "true"; });
+  goTo(location.hash).then(() => { document.body.dataset.ready = "true"; });
 };
 
 start();

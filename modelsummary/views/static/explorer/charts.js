@@ -1,12 +1,15 @@
 // Treemap, icicle, roofline and memory timeline of the module in focus, as SVG.
 
-import { cut, fitting, full, percent, scaled } from "./format.js";
+import { cut, fitting, full, percent, scaled, textWidth } from "./format.js";
 import { colouring, figureOf } from "./colours.js";
 import { state } from "./state.js";
 
 const FONT = "11px ui-sans-serif, system-ui, sans-serif";
 const SMALLEST = 3; // pixels: smaller parts are not drawn
 const LEAST_ROW = 20, MOST_ROW = 46; // pixels
+
+// A number is shown in full, or not at all.
+const whole = (text, width) => (textWidth(text, FONT) <= width ? text : "");
 
 const empty = (into, size, text) => {
   into.append("text").attr("class", "none").attr("x", size.width / 2).attr("y", size.height / 2).attr("text-anchor", "middle").text(text);
@@ -66,7 +69,7 @@ export const drawTreemap = (into, side, size, act) => {
   found.append("text").attr("x", 4).attr("y", 12)
     .text((part) => (part.y1 - part.y0 > 15 ? fitting(label(side, part), part.x1 - part.x0 - 8, FONT) : ""));
   found.filter((part) => !part.children && part.y1 - part.y0 > 30).append("text").attr("class", "small").attr("x", 4).attr("y", 25)
-    .text((part) => fitting(scaled(part.value, figure.unit), part.x1 - part.x0 - 8, FONT));
+    .text((part) => whole(scaled(part.value, figure.unit), part.x1 - part.x0 - 8));
   return [{ text: `area: ${figure.title}` }, ...look.legend];
 };
 
@@ -83,7 +86,7 @@ export const drawIcicle = (into, side, size, act) => {
   found.append("text").attr("x", 4).attr("y", 15).text((part) => fitting(label(side, part), part.x1 - part.x0 - 8, FONT));
   if (row > 34) {
     found.append("text").attr("class", "small").attr("x", 4).attr("y", 30)
-      .text((part) => fitting(scaled(part.value, figure.unit), part.x1 - part.x0 - 8, FONT));
+      .text((part) => whole(scaled(part.value, figure.unit), part.x1 - part.x0 - 8));
   }
   return [{ text: `width: ${figure.title}` }, ...look.legend];
 };
