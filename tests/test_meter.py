@@ -91,6 +91,7 @@ def test_lightning(tmp_path):
     assert all(reading.tokens_per_second * reading.seconds == pytest.approx(16) for reading in monitor.readings)
 
 
+@pytest.mark.slow  # importing the trainer takes seconds
 @pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
 @pytest.mark.parametrize("tokens", [24, None])
 def test_trainer_of_transformers(tokens, tmp_path):
