@@ -2,7 +2,7 @@
 
     python benchmarks/bad_files.py [--seeds FOLDER]
 
-About 200 files (``bad_onnx.py``, ``bad_torch.py``): truncated, bombs, loops, lies, path traversal, code in TorchScript
+261 files (``bad_onnx.py``, ``bad_torch.py``): truncated, bombs, loops, lies, path traversal, code in TorchScript
 and in pickles. Each is read in a forked process that notes every file it opens (an audit hook) outside of the folder
 and of Python's own. ``--seeds`` cuts and zeroes the first bytes of the ONNX files in a folder, too.
 """

@@ -26,7 +26,6 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
-    "IncludeDispatchKey",
     "OpOverload",
     "OpOverloadPacket",
     "StorageBase",
@@ -42,6 +41,7 @@ __all__ = [
     "flex_attention_backward",
     "has_kernel",
     "has_kernel_for",
+    "include_dispatch_key",
     "is_any_autocast_enabled",
     "is_cudnn_sdp_enabled",
     "is_excluded",
@@ -67,8 +67,6 @@ __all__ = [
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 # Context: operators reach neither modes nor subclasses.
 DisableTorchDispatch: Any = torch._C._DisableTorchDispatch
-# Context: operators run with an additional dispatch key.
-IncludeDispatchKey: Any = torch._C._IncludeDispatchKeyGuard
 # Names of dispatch keys.
 DispatchKey: Any = torch._C.DispatchKey
 # Whether a dispatch key is switched off, as while C++ code converts a tensor to a number.
@@ -118,6 +116,16 @@ VF: Any = torch._VF
 GLOBAL_DEVICE_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
 # Innermost default hooks of saved tensors; None on torch 2.6.
 top_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def include_dispatch_key(key: Any) -> Any:
+    """Return a context in which operators run with an additional dispatch key.
+
+    It restores all keys. In torch 2.6 the guard made for this leaves the key's backend behind, so that later operators
+    of the process run on that backend.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return torch._C._ForceDispatchKeyGuard(included | torch._C.DispatchKeySet(key), excluded)
 
 
 def fake_mode() -> Any:

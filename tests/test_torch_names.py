@@ -68,6 +68,14 @@ def test_kernels_of_convolutions():
     assert _torch.conv_memory_format(x, weight, backend) in (torch.contiguous_format, torch.channels_last)
 
 
+def test_dispatch_keys_are_restored():
+    before = torch._C._dispatch_tls_local_include_set().raw_repr()
+    with _torch.include_dispatch_key(_torch.DispatchKey.Meta):
+        assert torch._C._dispatch_tls_local_include_set().raw_repr() != before
+    assert torch._C._dispatch_tls_local_include_set().raw_repr() == before
+    nn.Linear(2, 2)
+
+
 def test_flags_of_tensors():
     x = torch.ones(2, dtype=torch.complex64)
     _torch.set_conj(x, True)

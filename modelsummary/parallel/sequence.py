@@ -124,7 +124,7 @@ class _Walk:
     def _note_results(self, event: Event, place: int) -> None:
         exits = {each.position: each for each in self.stream.exits if event.is_module and each.fqn == event.fqn}
         values = values_in(event.result)
-        if any(value in self.stream.made for value in values) or exits:
+        if exits or any(self.stream.layout_at(value, place) is not None for value in values):
             changed = {_results(event)[int(position)]: each for position, each in exits.items()}
             self.stream.results[place] = [
                 self.stream.layout_at(value, place) if value not in changed else _after(changed[value])
@@ -132,9 +132,11 @@ class _Walk:
             ]
 
     def _give(self, event: Event, layout: Sharded, origins: frozenset[str]) -> None:
+        given = values_in((event.args, event.kwargs))
         for value in values_in(event.result):
-            self.stream.made[value] = layout
-            self._origins[value] = origins
+            if value not in given:  # a function may return what it takes, such as ``to`` for the same dtype
+                self.stream.made[value] = layout
+                self._origins[value] = origins
 
     def _origins_of(self, event: Event) -> frozenset[str]:
         return frozenset().union(*(self._origins.get(value, frozenset()) for value in self._sharded(event)))

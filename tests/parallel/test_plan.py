@@ -250,6 +250,42 @@ def test_activations_between_split_layers_are_chunks_of_the_sequence():
     }
 
 
+def test_a_function_that_returns_what_it_takes_changes_no_layout():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+
+        def forward(self, x):
+            return self.weight * x.to(torch.float32)  # the same tensor, in float32
+
+    class Reads(nn.Module):  # the length of the sequence, from the embeddings, as Llama of transformers does
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(48, 16), nn.Linear(16, 48)
+            self.blocks = nn.ModuleList(nn.Sequential(Norm(), nn.Linear(16, 32), nn.Linear(32, 16)) for _ in range(2))
+            self.block = Residual(self.blocks)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            return self.head(self.block(x) + torch.zeros(x.shape[1], 1).sum())
+
+    class Residual(nn.Module):
+        def __init__(self, blocks):
+            super().__init__()
+            self.blocks = blocks
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    plan = Statistics(Reads().float(), torch.ones(2, 8, dtype=torch.long)).parallel_plan(tensor=2, sequence=True)
+    assert "SequenceParallel" in {layer.style for layer in plan.layers}
+    cut = next(layer for layer in plan.layers if layer.fqn == "block")
+    assert cut.options["desired_input_layouts"] == ("Shard(1)",)
+
+
 def test_a_sequence_that_does_not_divide_or_is_read_by_blocks_is_refused():
     with pytest.raises(InputError, match="pass tensor > 1, too"):
         plan_of("decoder", sequence=True)

@@ -154,7 +154,7 @@ def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     Results share the storage of the arguments.
     """
-    with _torch.DisableTorchDispatch(), _torch.IncludeDispatchKey(_META_KEY):
+    with _torch.DisableTorchDispatch(), _torch.include_dispatch_key(_META_KEY):
         out = func(*args, **kwargs)
     return tree_map_only(Tensor, _as_shape_tensor, out) if type(out) is not Tensor else _as_shape_tensor(out)
 
