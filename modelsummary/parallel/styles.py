@@ -61,7 +61,7 @@ class LocalParallel(ParallelStyle):
         return module
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
-        """Return the local tensors that the forward takes in place of the parameters."""
+        """Return the local tensors that replace the parameters during the forward."""
         found = {name: whole[name].to_local() for name in self.shards}
         is_first = device_mesh.get_local_rank() == 0
         for name in self.once:
