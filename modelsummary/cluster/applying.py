@@ -20,8 +20,8 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
     """Return the parallel plan of the model for the ranks of a plan.
 
     Raises:
-        InputError: the plan has several stages per rank, context parallelism, or sequence parallelism with stages;
-            or the model was not kept.
+        InputError: the plan has several stages per rank, context parallelism, recomputation of a part of the blocks,
+            or sequence parallelism with stages; or the model was not kept.
     """
     if make is None:
         raise InputError("the estimate was loaded without its model; call plan or simulate in this process")
@@ -30,6 +30,11 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
             raise InputError(
                 f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to apply"
             )
+    if plan.recompute not in ("none", "full", 0):
+        raise InputError(
+            f"parallel_plan does not apply recompute={plan.recompute!r}; search with recompute=['none', 'full'] for a "
+            "plan to apply"
+        )
     if plan.sequence_parallel and plan.pipeline > 1:
         raise InputError(
             f"parallel_plan does not apply sequence_parallel=True with pipeline={plan.pipeline}; search with "

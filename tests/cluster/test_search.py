@@ -135,6 +135,9 @@ def test_plans_become_code():
     deep = stats.simulate(Plan(pipeline=2, virtual_stages=2, schedule="interleaved1f1b"), Cluster("A100"), 8)
     with pytest.raises(InputError, match=r"virtual_stages=2; search with virtual_stages=\[1\]"):
         deep.parallel_plan()
+    partly = stats.simulate(Plan(recompute="selective"), Cluster("A100"), 8)
+    with pytest.raises(InputError, match=r"recompute='selective'; search with recompute=\['none', 'full'\]"):
+        partly.to_code()
 
 
 def test_sequence_parallelism_is_applied_without_stages():
