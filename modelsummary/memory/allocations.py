@@ -137,7 +137,7 @@ class Allocations(TorchDispatchMode):
         if any(map(is_distributed, types)):  # it calls operators on its local tensors, and collectives, in turn
             return NotImplemented
         kwargs = kwargs or {}
-        if _torch.fake_mode() is not self._fake_mode:  # torch infers shapes, such as that of a distributed result
+        if _torch.fake_mode() is not self._fake_mode:  # torch infers the shape of a distributed result
             return func(*args, **kwargs)
         number = len(self.operators)
         if func is _ADD or func is _INDEX_PUT:
