@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
-from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_time
+from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.cluster.models import LAYERS, LENGTH, gpt
 
@@ -25,9 +25,8 @@ def plan_of(schedule, p):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 64)])
 def test_bubble(schedule, p, m):
-    time = pipeline_time([StageTime(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m)
-    assert 1 - time.busy[0] / time.seconds == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
-    assert time.seconds == pytest.approx(3 * (m + p - 1))
+    seconds = pipeline_seconds([StageTime(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m)
+    assert seconds == pytest.approx(3 * (m + p - 1))
 
 
 @pytest.mark.parametrize("v", [1, 2, 4])
@@ -35,8 +34,8 @@ def test_interleaving_divides_the_bubble(v):
     p, m = 4, 16
     schedule = "interleaved1f1b" if v > 1 else "1f1b"
     plan = Plan(pipeline=p, virtual_stages=v, schedule=schedule)
-    time = pipeline_time([StageTime(1 / v, 1 / v, 1 / v)] * p * v, plan, m)
-    assert time.seconds - 3 * m == pytest.approx(3 * (p - 1) / v)
+    seconds = pipeline_seconds([StageTime(1 / v, 1 / v, 1 / v)] * p * v, plan, m)
+    assert seconds - 3 * m == pytest.approx(3 * (p - 1) / v)
 
 
 @settings(max_examples=30, deadline=None)
@@ -52,12 +51,12 @@ def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seco
     stages = [StageTime(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
     loads = [StageLoad(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
     whole = simulate(loads, m, schedule, bandwidth=1.0)
-    time = pipeline_time(stages, plan, m)
-    assert time.seconds == pytest.approx(whole.makespan, rel=0.02)
-    assert time.held == whole.peak_activation_bytes
-    assert time.held == [
-        in_flight(schedule, p, plan.virtual_stages, m, rank).sum(1).max().item() for rank in range(plan.pipeline)
-    ]
+    assert pipeline_seconds(stages, plan, m) == pytest.approx(whole.makespan, rel=0.02)
+    part = simulation_of(stages, plan, m)
+    assert pipeline_seconds(stages, plan, part.n_microbatches) == pytest.approx(part.makespan, rel=1e-12)
+    assert part.peak_activation_bytes == whole.peak_activation_bytes
+    held = [max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)]
+    assert held == whole.peak_activation_bytes
     assert least_seconds(stages, plan, m) <= whole.makespan * (1 + 1e-9)
 
 
@@ -152,6 +151,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(schedule="best"), "schedule must be one of 'gpipe', .* got 'best'"),
         (lambda: Plan(sequence_parallel=True), "sequence_parallel=True needs tensor >= 2"),
         (lambda: Plan(pipeline=2, schedule="zbv"), "schedule='zbv' has virtual_stages=2, got 1"),
+        (lambda: Plan(virtual_stages=2), "schedule='1f1b' has virtual_stages=1, got 2"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
         (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
         (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
