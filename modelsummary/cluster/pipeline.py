@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
-from modelsummary.split.schedule import IN_V, Simulation, StageLoad, order_of, simulate
+from modelsummary.split.schedule import IN_V, Simulation, StageLoad, checked_per_device, order_of, simulate
 
 __all__ = ["StageTime", "in_flight", "least_seconds", "pipeline_seconds", "rank_of", "simulation_of"]
 
@@ -127,26 +127,40 @@ def _makespan(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> flo
 
 @lru_cache(maxsize=256)
 def _order(schedule: str, n_stages: int, per_rank: int | None, microbatches: int) -> _Order:
-    """Return the order of a schedule. It is that of the begins if all actions take the same time."""
-    even = simulate([StageLoad(1.0, 1.0, 1.0)] * n_stages, microbatches, schedule, stages_per_device=per_rank)
-    ordered = [(action, rank) for rank, actions in enumerate(even.actions) for action in actions]
-    ordered.sort(key=lambda each: each[0].begin)
+    """Return an order in which the actions of a schedule can run one after the other.
+
+    Raises:
+        InputError: the schedule does not work with that many micro-batches.
+    """
+    n_ranks = n_stages // checked_per_device(n_stages, microbatches, schedule, per_rank)
+    orders = [order_of(schedule, rank, n_ranks, n_stages // n_ranks, microbatches) for rank in range(n_ranks)]
     found = _Order(array("i"), array("i"), array("i"))
-    forwards: dict[tuple[int, int], int] = {}  # stage and micro-batch -> number
-    backwards: dict[tuple[int, int], int] = {}
-    last = [0] * len(even.actions)
-    for number, ((kind, stage, microbatch, _, _), rank) in enumerate(ordered, 1):
-        awaited = 0
-        if kind == "F":
-            forwards[stage, microbatch] = number
-            awaited = forwards[stage - 1, microbatch] if stage else 0
-        elif kind != "W":
-            backwards[stage, microbatch] = number
-            awaited = backwards[stage + 1, microbatch] if stage < n_stages - 1 else 0
-        found.previous.append(last[rank])
-        found.awaited.append(awaited)
-        found.work.append(4 * stage + _KINDS.index(kind))
-        last[rank] = number
+    forwards = [0] * (n_stages * microbatches)  # number of the action by stage and micro-batch; 0: not there yet
+    backwards = list(forwards)
+    done, last, total = [0] * n_ranks, [0] * n_ranks, sum(map(len, orders))
+    number = 0
+    while number < total:
+        before = number
+        for rank, order in enumerate(orders):
+            for position in range(done[rank], len(order)):
+                kind, stage, microbatch, _, _ = order[position]
+                place, awaited = stage * microbatches + microbatch, 0
+                if kind == "F" and stage:
+                    awaited = forwards[place - microbatches]
+                    if not awaited:
+                        break
+                elif kind in "BI" and stage < n_stages - 1:
+                    awaited = backwards[place + microbatches]
+                    if not awaited:
+                        break
+                number += 1
+                if kind != "W":
+                    (forwards if kind == "F" else backwards)[place] = number
+                found.previous.append(last[rank])
+                found.awaited.append(awaited)
+                found.work.append(4 * stage + _KINDS.index(kind))
+                last[rank], done[rank] = number, position + 1
+        assert number > before, "the schedule deadlocks"
     return found
 
 
