@@ -111,7 +111,7 @@ def _per_rank(plan: Plan) -> int | None:
 
 
 def _makespan(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
-    """Return the makespan that ``simulate`` has; an action takes a tenth of the time, as only its end is kept."""
+    """Return the makespan that ``simulate`` has. It keeps the ends of actions only, which is faster."""
     seconds = [
         value for each in stages for value in (each.forward, each.backward_input, each.backward_weight, each.backward)
     ]

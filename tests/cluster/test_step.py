@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelsummary import InputError, Statistics
-from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary import InputError
+from modelsummary.cluster import Cluster, Plan, Recipe, StepSimulator
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
-from tests.cluster.models import LAYERS, LENGTH, gpt
+from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
 
 PER_DEVICE = {"interleaved1f1b": 2, "zbv": 2, "dualpipev": 2}
 
@@ -62,8 +62,7 @@ def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seco
 
 @pytest.fixture(scope="module")
 def simulator():
-    stats = Statistics(*gpt())
-    return StepSimulator(StepModel(stats.live, stats.root, Recipe()), Cluster("A100", nodes=2), 32, LENGTH)
+    return StepSimulator(step_model(), Cluster("A100", nodes=2), 32, LENGTH)
 
 
 def test_causes_add_up_and_figures_follow(simulator):
@@ -73,8 +72,7 @@ def test_causes_add_up_and_figures_follow(simulator):
     assert step.tokens_per_second == pytest.approx(32 * LENGTH / step.step_seconds)
     assert step.mfu == pytest.approx(step.model_flops / (step.step_seconds * 16 * 312e12))
     assert step.device_hours(step.tokens_per_second * 3600) == pytest.approx(16)
-    stats = Statistics(*gpt())
-    assert step.model_flops == 32 * 3 * 2 * stats.total_macs
+    assert step.model_flops == 32 * 3 * 2 * statistics().total_macs
     assert step.hfu == step.mfu
 
 
@@ -113,9 +111,7 @@ def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
 
 
 def test_a_faster_network_is_faster():
-    stats = Statistics(*gpt())
-    model = StepModel(stats.live, stats.root, Recipe())
-    plan = Plan(data=16)
+    model, plan = step_model(), Plan(data=16)
     slow, fast = (
         StepSimulator(model, Cluster("A100", nodes=2, network_bandwidth=each), 16, LENGTH).simulate(plan).step_seconds
         for each in (1e9, 50e9)
