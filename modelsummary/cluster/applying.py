@@ -20,7 +20,8 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
     """Return the parallel plan of the model for the ranks of a plan.
 
     Raises:
-        InputError: the plan has several stages per rank or context parallelism, or the model was not kept.
+        InputError: the plan has several stages per rank, context parallelism, or sequence parallelism with stages;
+            or the model was not kept.
     """
     if make is None:
         raise InputError("the estimate was loaded without its model; call plan or simulate in this process")
@@ -29,6 +30,11 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
             raise InputError(
                 f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to apply"
             )
+    if plan.sequence_parallel and plan.pipeline > 1:
+        raise InputError(
+            f"parallel_plan does not apply sequence_parallel=True with pipeline={plan.pipeline}; search with "
+            "sequence_parallel=[False] or pipeline=[1] for a plan to apply"
+        )
     return make(**_arguments(plan))
 
 
@@ -36,6 +42,8 @@ def _arguments(plan: Plan) -> dict[str, object]:
     is_sharded = plan.zero > 0 and plan.data > 1
     arguments: dict[str, object] = {"tensor": plan.tensor, "pipeline": plan.pipeline}
     arguments["shard" if is_sharded else "data"] = plan.data
+    if plan.sequence_parallel:
+        arguments["sequence"] = True
     if is_sharded and plan.zero < 3:
         arguments["reshard_after_forward"] = False
     if plan.recompute == "full":

@@ -130,8 +130,8 @@ class StepEstimate(Printed):
         ZeRO 3 is FSDP. ZeRO 1 and 2 are FSDP that keeps what it gathered until the backward.
 
         Raises:
-            InputError: the plan has several stages per rank or context parallelism, which ``parallel_plan`` does not
-                apply; or the estimate was loaded without its model.
+            InputError: the plan has several stages per rank, context parallelism, or sequence parallelism with
+                stages, which ``parallel_plan`` does not apply; or the estimate was loaded without its model.
         """
         return parallel_plan(self.plan, self.make_plan)
 

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.values import map_tensors, tensors_of
@@ -33,7 +34,8 @@ class RankModel:
 
     Args:
         model: the folded model.
-        plan: how its modules are split over the ranks of tensor parallelism.
+        plan: how its modules are split over the ranks of tensor parallelism, made without ``sequence=True``: the
+            hooks here share the tokens out themselves.
         prepared: modules whose input goes to column-parallel layers alone.
         blocks: FQNs of the blocks that run, in order.
         last: FQN of the last block of the model.
@@ -43,6 +45,9 @@ class RankModel:
     Attributes:
         module: the copy.
         entered: FQN of a block -> bytes of the tensors with a gradient that it takes.
+
+    Raises:
+        InputError: tokens are shared out, but modules sum what is made of whole sequences.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class RankModel:
         self._layers, self._blocks = plan.layers, tuple(blocks)
         self._sequence_parallel, self._gather_head = sequence_parallel, gather_head
         self._last = last
+        if sequence_parallel:
+            self._check_tokens()
         cut = self._cut(model)
         self.module = copied(model, lambda each: _local_shape(each.shape, cut.get(id(each)), plan.tensor))
         for attribute in plan.attributes:
@@ -70,6 +77,15 @@ class RankModel:
         self._tokens = 0  # bytes of a rank's share
         self._shared: tuple[Any, Any] = (lambda: None, lambda: None)  # the last input that was entered, and the result
         self._add_hooks(prepared)
+
+    def _check_tokens(self) -> None:
+        """Refuse layers that take whole sequences without being column-parallel."""
+        for layer in self._layers:
+            if layer.role == "gradient" or layer.options.get("sums_result"):
+                raise InputError(
+                    f"sequence_parallel=True is not costed for {layer.fqn} ({layer.style}), which takes the tokens of "
+                    "all ranks; use sequence_parallel=False"
+                )
 
     def _cut(self, model: nn.Module) -> dict[int, int]:
         """Return the dimension along which each split parameter is cut, by the id of the parameter."""
@@ -99,6 +115,12 @@ class RankModel:
             if layer.role == "row" and whole:
                 module.register_forward_pre_hook(self._take)
             if layer.role in ("row", "embedding"):
+                module.register_forward_hook(self._after_rows)
+            if layer.role == "gradient":
+                module.register_forward_hook(self._enter_parts(layer.options["parts"]))
+            if layer.options.get("sums_result"):
+                for position in layer.options["summed"]:
+                    module.register_forward_pre_hook(self._before(position, is_shared=False), with_kwargs=True)
                 module.register_forward_hook(self._after_rows)
 
     # ----------------------------------------------------------------------------------------------- hooks
@@ -145,11 +167,25 @@ class RankModel:
     def _is_share(self, x: Tensor) -> bool:
         return x.dim() > 1 and x.numel() // x.shape[-1] == self._tokens
 
-    def _before(self, position: int | str) -> Any:
+    def _before(self, position: int | str, *, is_shared: bool = True) -> Any:
+        enter = self._enter if is_shared else _entered
+
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             if isinstance(position, str):
-                return args, {**kwargs, position: self._enter(kwargs[position])}
-            return (*args[:position], self._enter(args[position]), *args[position + 1 :]), kwargs
+                return args, {**kwargs, position: enter(kwargs[position])}
+            return (*args[:position], enter(args[position]), *args[position + 1 :]), kwargs
+
+        return hook
+
+    def _enter_parts(self, parts: Sequence[tuple[int, int]]) -> Any:
+        """Return a hook that enters parts of a result, along its last dimension."""
+
+        def hook(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
+            pieces, place = [], 0
+            for start, stop in parts:
+                pieces += [out[..., place:start], _entered(out[..., start:stop])]
+                place = stop
+            return torch.cat([*pieces, out[..., place:]], dim=-1)
 
         return hook
 
@@ -161,7 +197,7 @@ class RankModel:
             if self._dim is not None and self._is_share(x):
                 entered = Gather.apply(x, self.tensor, self._dim)
             else:
-                entered = Enter.apply(x) if x.requires_grad else x
+                entered = _entered(x)
             assert entered is not None
             self._shared = weakref.ref(x), weakref.ref(entered)
         return entered
@@ -177,6 +213,11 @@ class RankModel:
     def _take(self, _module: nn.Module, args: Any) -> Any:
         x, *others = args
         return (Take.apply(x, self.tensor, x.dim() - 1), *others)
+
+
+def _entered(x: Tensor) -> Tensor:
+    entered: Tensor = Enter.apply(x) if x.requires_grad else x
+    return entered
 
 
 def _local_shape(shape: Sequence[int], dim: int | None, ranks: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def apply_plan(
     if plan.pipeline > 1:
         stages = plan._stages
         if stages is None or stages.model is not model:
-            raise InputError("a plan with stages is applied to the very model it was made of")
+            raise InputError("a plan with stages applies only to the model it was made from; make a plan of this one")
         rank, group = mesh["pipeline"].get_local_rank(), mesh["pipeline"].get_group()
         device = torch.device(mesh.device_type)
         stage = stages.pipeline_stage(rank, device, group, checkpoint=checkpoint, init=init)
@@ -132,7 +132,7 @@ def style_of(style: str, options: Mapping[str, Any]) -> Any:
 
 
 def _placement(value: Any) -> Any:
-    """Return an option with placements in place of their names."""
+    """Return an option whose names of placements are replaced with placements."""
     from torch.distributed.tensor import Replicate, Shard
 
     if isinstance(value, dict):
@@ -238,5 +238,5 @@ def _fill(
 
 
 def _to_empty(model: nn.Module, device: torch.device) -> None:
-    """Replace tensors on meta by empty ones on the device; leave everything else as it is."""
+    """Replace tensors on meta with empty ones on the device, and move the others there."""
     model._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each.to(device))

@@ -106,7 +106,7 @@ class Calls:
                 self.norms[begin] = (event, end)
 
     def _find_users(self) -> None:
-        """Which modules hold each parameter, and which call functions on it."""
+        """Note which modules hold each parameter, and which call functions on it."""
         holders: dict[int, set[str]] = {}
         for fqn, module in self.modules.items():
             for parameter in module._parameters.values():

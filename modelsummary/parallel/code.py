@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["to_code"]
 
 
-_OWN_STYLES = {  # and what each needs
+_OWN_STYLES = {  # style of this package -> the names of torch.distributed.tensor that it uses
     "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
 }
@@ -25,7 +25,7 @@ def to_code(plan: ParallelPlan) -> str:
     """Return a module with ``make_mesh(device_type)`` and ``parallelize(model, mesh)``.
 
     Raises:
-        InputError: the plan has stages, which hold what no code of torch's can say.
+        InputError: the plan has stages, which torch alone cannot build.
     """
     if plan.pipeline > 1:
         raise InputError("a plan with stages cannot be written as code; use plan.apply, or Stages.pipeline_stage")
@@ -51,16 +51,19 @@ def to_code(plan: ParallelPlan) -> str:
 
 
 def _imports(plan: ParallelPlan) -> Iterator[str]:
-    own = {layer.style for layer in plan.layers} & set(_OWN_STYLES)
+    styles = {layer.style for layer in plan.layers}
+    own = styles & set(_OWN_STYLES)
+    functions = ["partial"] if plan.checkpoint else []
+    functions += ["wraps"] if own else []
+    if functions:
+        yield f"from functools import {', '.join(functions)}"
     if own:
-        yield "from functools import wraps"
         yield "from typing import Any"
     if plan.precision or own:
         yield "import torch"
     if own:
         yield "from torch import nn"
     if plan.checkpoint:
-        yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
     yield "from torch.distributed.device_mesh import init_device_mesh"
     if "shard" in plan.mesh_shape:
@@ -69,16 +72,15 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
         names += ["CPUOffloadPolicy"] if plan.offload else []
         yield f"from torch.distributed.fsdp import {', '.join(sorted(names))}"
     if plan.layers:
-        own = {layer.style for layer in plan.layers} & set(_OWN_STYLES)
         placements = {name for layer in plan.layers for name in _placements(layer.options)}
         names = sorted(placements.union(*(_OWN_STYLES[style] for style in own)) - {"_StridedShard"})
         if names:
             yield f"from torch.distributed.tensor import {', '.join(names)}"
-        if "_StridedShard" in placements:
+        if "_StridedShard" in placements:  # torch exports it under this private name alone
             yield "from torch.distributed.tensor.placement_types import _StridedShard"
         if own:
             yield "from torch.distributed.tensor.parallel import ParallelStyle"
-        named = sorted({layer.style for layer in plan.layers} - set(_OWN_STYLES))
+        named = sorted(styles - own)
         yield f"from torch.distributed.tensor.parallel import {', '.join([*named, 'parallelize_module'])}"
 
 

@@ -59,7 +59,7 @@ class Derivation:
     stream: Stream | None = None
 
     def add(self, region: Region) -> None:
-        """Take a region over."""
+        """Add a region and its layers."""
         self.regions.append(region)
         for fqn in region.columns:
             self.layers[fqn] = Layer(fqn, "column")
@@ -83,7 +83,7 @@ class Derivation:
             self.layers.pop(fqn, None)
 
     def gather(self, region: Region) -> None:
-        """Split the parameters of its layers alone: activations are whole on each rank, and so are other parameters."""
+        """Split only the parameters of its layers: activations and all other parameters are whole on each rank."""
         self.regions.remove(region)
         for fqn in (*region.norms, *region.owners):
             del self.layers[fqn]
@@ -93,7 +93,7 @@ class Derivation:
             self.layers[fqn] = replace(self.layers[fqn], gathers=True)
 
     def drop(self, fqn: str, reason: str) -> None:
-        """Leave a layer replicated, and what is sharded together with it."""
+        """Leave a layer, and everything that is sharded together with it, replicated."""
         for region in [each for each in self.regions if fqn in (*each.fqns, *each.norms, *each.owners)]:
             self._remove(region)
             self.reasons |= dict.fromkeys((*region.fqns, *region.norms, *region.owners), reason)

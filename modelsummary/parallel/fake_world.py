@@ -17,7 +17,7 @@ __all__ = ["fake_world", "real_meshes"]
 
 @contextmanager
 def fake_world(rank: int, size: int) -> Iterator[None]:
-    """Context in which this process is one rank of a fake process group.
+    """Return a context in which this process is one rank of a fake process group.
 
     Collectives return at once, and give tensors of the right shape.
 
@@ -35,7 +35,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def real_meshes() -> Iterator[None]:
-    """Context in which meshes can be made inside of a mode of fake tensors: a mesh looks for its rank in a tensor."""
+    """Return a context in which a mode of fake tensors allows meshes: a mesh looks for its rank in a tensor."""
     from torch.distributed.device_mesh import DeviceMesh
 
     original: Any = DeviceMesh.__init__

@@ -13,7 +13,7 @@ __all__ = ["indexed", "selected"]
 
 
 def indexed(call: Call) -> Sharded:
-    """``x[...]``: the sharded dimension is taken whole."""
+    """Follow ``x[...]``, which must take the sharded dimension whole."""
     operand, layout = sharded_operand(call)
     index = call.event.args[1]
     parts = list(index) if isinstance(index, (tuple, list)) else [index]

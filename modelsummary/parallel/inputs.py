@@ -55,7 +55,7 @@ class PreparedInput:
 def prepared_inputs(
     calls: Calls, layers: Mapping[str, Layer], stream: Stream | None = None, *, least: int = 2
 ) -> list[PreparedInput]:
-    """Return the modules in which at least so many column-parallel layers, and nothing else, take an input.
+    """Return the modules in which column-parallel layers alone, ``least`` of them or more, take an input.
 
     One layer is enough if the input is a chunk of the sequence: the module then sees the whole sequence.
     """
@@ -73,7 +73,7 @@ def prepared_inputs(
                 found.setdefault((event.fqn, position), []).append(one)
     merged = [_merged(each) for (fqn, _), each in found.items() if len(each) == calls.n_calls[fqn]]
     kept: list[PreparedInput] = []
-    for each in merged:  # an outer module comes first: what it prepares its inner ones need not
+    for each in merged:  # outer modules come first; inner ones need not prepare the same input again
         if each is not None and not any(set(each.columns) & set(outer.columns) for outer in kept):
             kept.append(each)
     return kept

@@ -1,4 +1,4 @@
-"""What torch's styles do for each layer: their arguments, and the collectives that they cause."""
+"""The style that shards each layer, its arguments, and the collectives that it causes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHOLE, _CHUNK, _STRIDED = "Replicate()", "Shard({})", "_StridedShard({}, split_
 
 
 def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
-    """Return how torch's styles say what the layers do, in the order of their calls."""
+    """Return the style and the collectives of each layer of a derivation, in the order of their calls."""
     stream = derivation.stream or Stream({})
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
     of_column = {fqn: each for each in prepared for fqn in each.columns}
@@ -142,7 +142,7 @@ def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
 
 
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
-    """Return the plan of a layer, the gradient of parts of whose result is summed."""
+    """Return the plan of a layer that sums the gradients of parts of its result over the ranks."""
     calls = derivation.calls
     made = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
     nbytes = sum(each.nbytes // each.shape[-1] * (stop - start) for each in made for start, stop in parts)

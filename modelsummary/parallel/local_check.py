@@ -71,7 +71,7 @@ def check_locally(live: LiveModel, derivation: Derivation, n_ranks: int) -> list
 
 
 def _groups(regions: Sequence[Region]) -> list[list[Region]]:
-    """Regions of equal blocks together: they differ by numbers in their names."""
+    """Return the regions in groups of equal blocks, whose names differ by numbers alone."""
     groups: defaultdict[tuple[str, ...], list[Region]] = defaultdict(list)
     for region in regions:
         groups[tuple(re.sub(r"\d+", "*", fqn) for fqn in (*region.columns, *region.parameters))].append(region)
@@ -79,7 +79,7 @@ def _groups(regions: Sequence[Region]) -> list[list[Region]]:
 
 
 def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list[Attribute]]:
-    """Yield sets of attributes to divide, the smallest first: their values equal the extent of a sharded dimension."""
+    """Return sets of attributes to divide, small ones first: each value equals the extent of a sharded dimension."""
     found: defaultdict[str, list[Attribute]] = defaultdict(list)
     for region in regions:
         written = {leaf for event in region.functions for leaf in leaves_of((event.args, event.kwargs))}
@@ -143,7 +143,7 @@ def stream_runs(
 
 
 def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_ranks: int) -> None:
-    """Cut and gather what the boundaries of modules do, by hooks that no record sees."""
+    """Register hooks that cut and gather tensors at the boundaries of modules, and that no record sees."""
 
     def changed(tensor: Any, dim: int, *, gathers: bool) -> Any:
         with _torch.DisableTorchFunction():

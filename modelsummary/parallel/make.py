@@ -95,12 +95,12 @@ def make_plan(
 
 
 def _stages(root: LayerInfo, pipeline: int, split: Callable[..., Any]) -> Any:
-    """Return balanced stages, whose cuts were moved to the begin of a block."""
+    """Return balanced stages, whose cuts were moved to the beginning of a block."""
     return split(pipeline, boundaries=_block_boundaries(root, split(pipeline).calls))
 
 
 def _block_boundaries(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
-    """Return with which modules the second and each later stage begins, moved back to the begin of a block.
+    """Return the modules with which the second and each later stage begin, moved back to the beginning of a block.
 
     A stage that begins with a block cuts nothing that is sharded.
 
@@ -135,7 +135,7 @@ def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo) -> tupl
 
 
 def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int, shard: int, stages: Any) -> int:
-    """Elements of the parameters of the first rank of the largest stage; FSDP deals rows, the first rank has most."""
+    """Return the elements of parameters on the first rank of the largest stage: FSDP gives it the most rows."""
     cut = {f"{layer.fqn}.{name}": dim for layer in layers for name, dim in layer.shards.items() if dim is not None}
     dims = {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
 

@@ -36,7 +36,10 @@ def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> Memor
     if type(rank) is not int or not 0 <= rank < plan.world_size:
         raise InputError(f"rank={rank!r}; expected an integer from 0 to {plan.world_size - 1}")
     if plan.pipeline > 1:
-        raise InputError("memory of a plan with stages is not predicted; make a plan of pipeline=1, or ask Stages")
+        raise InputError(
+            f"pipeline={plan.pipeline}: memory() predicts a plan without stages; pass pipeline=1 to parallel_plan, or "
+            "cost the stages with stats.simulate"
+        )
     if "checkpoint" in options:
         raise InputError("the plan says what is checkpointed; pass checkpoint= to parallel_plan")
     step = step_plan("train", options)

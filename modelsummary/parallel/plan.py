@@ -54,8 +54,9 @@ class LayerPlan:
         style: class of ``torch.distributed.tensor.parallel``.
         options: its arguments; layouts as they are written: ``"Replicate()"``, ``"Shard(1)"``.
         role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, ``"local"`` for a module whose
-            functions take sharded parameters, ``"gradient"`` for a layer, the gradient of a part of whose result is
-            summed, or ``"input"`` and ``"output"`` for a module whose input or result is gathered or cut.
+            functions take sharded parameters, ``"gradient"`` for a layer that sums the gradient of its result, or of
+            a part of it, over the ranks, ``"input"`` and ``"output"`` for a module whose input or result is gathered
+            or cut. A module whose input and result both change has two entries.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
         collectives: what it causes in one step.
@@ -125,7 +126,7 @@ class ParallelPlan(Printed):
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """Name and size of each dimension of the mesh; ``data`` needs a ``shard`` beside it, be it of one rank."""
+        """Name and size of each dimension of the mesh; ``data`` comes with a ``shard``, if only of one rank."""
         sizes = {name: getattr(self, name) for name in MESH_NAMES}
         kept = {name: size for name, size in sizes.items() if size > 1 or (name == "shard" and self.data > 1)}
         return kept or {"shard": 1}
@@ -179,10 +180,10 @@ class ParallelPlan(Printed):
 
         Args:
             rank: of the whole world.
-            **options: as for ``Statistics.memory``, but for ``checkpoint``, which the plan has.
+            **options: as for ``Statistics.memory``, except ``checkpoint``, which belongs to the plan.
 
         Raises:
-            InputError: an argument is unusable, or the plan was loaded without its model.
+            InputError: an argument is unusable, the plan has stages, or it was loaded without its model.
         """
         from modelsummary.parallel.memory import memory_of_rank
 
@@ -232,7 +233,7 @@ class ParallelPlan(Printed):
 
     @classmethod
     def from_json(cls, text: str) -> ParallelPlan:
-        """Return the plan of a JSON text. Raises ``InputError`` if it is not one."""
+        """Read a plan from what ``to_json`` wrote. Raises ``InputError`` if the text is not a plan."""
         try:
             data = json.loads(text)
             del data["mesh"]
@@ -244,7 +245,7 @@ class ParallelPlan(Printed):
             raise InputError(f"this is not the JSON of a plan: {error}") from error
 
     def without_model(self) -> ParallelPlan:
-        """Return the plan as data alone."""
+        """Return a copy without the model, which can be pickled."""
         made = object.__new__(ParallelPlan)
         made.__dict__.update(self.__getstate__())
         return made

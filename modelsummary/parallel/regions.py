@@ -275,7 +275,7 @@ class _Attempt:
                 reduced.update(values_in(inner.result))
         results = values_in(event.result)
         if len(results) != 1 or self.region.layouts.get(results[0]) != layout:
-            raise Blocked(f"{event.fqn} returns a tensor that is sharded otherwise than what it takes")
+            raise Blocked(f"{event.fqn} returns a tensor that is not sharded like its input")
         self._add_norm(event.fqn, layout.dim)
         return True
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 _HEADERS = ["Module", "Style", "Sharded", "Params per rank", "Forward", "Backward"]
+_ALIGN = "lllrll"
 
 
 def report(plan: ParallelPlan) -> Report:
@@ -44,11 +45,8 @@ def report(plan: ParallelPlan) -> Report:
     return Report(_rows(plan.layers), _HEADERS, _ALIGN, above=[title], below=lines)
 
 
-_ALIGN = "lllrll"
-
-
 def _starred(fqn: str) -> str:
-    """Return an FQN with a star in place of its first number, which counts the blocks."""
+    """Return an FQN whose first number, which counts the blocks, is replaced with a star."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", fqn, count=1)
 
 

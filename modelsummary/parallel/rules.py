@@ -1,6 +1,6 @@
 """Where the shards are after a function of torch: one rule for each family of functions.
 
-What a rule cannot tell it refuses (``Blocked``); an operand that would have to be sharded, too, it names (``Needs``).
+A rule raises ``Blocked`` if it cannot tell, and ``Needs`` with an operand that has to be sharded, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _elementwise(call: Call) -> Sharded:
 
 
 def _like(call: Call) -> Sharded:
-    """Constants of the shape of the first operand."""
+    """Return the layout of a constant that has the shape of the first operand."""
     return sharded_operand(call)[1]
 
 
@@ -85,7 +85,7 @@ def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bo
 
 
 def _norm(call: Call) -> Sharded:
-    """``layer_norm`` and ``rms_norm``: over the last dimensions."""
+    """Follow ``layer_norm`` and ``rms_norm``, which work along the last dimensions."""
     operand, layout = sharded_operand(call)
     if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
         raise Blocked(f"{call.name}() works along the sharded dimension")
@@ -154,13 +154,13 @@ def _repeat_interleaved(call: Call) -> Sharded:
     operand, layout = sharded_operand(call)
     dim = call.argument(2, "dim")
     if dim is None or type(call.argument(1, "repeats")) is not int:
-        raise Blocked("repeat_interleave() takes another number of times for each element")
+        raise Blocked("repeat_interleave() repeats each element a different number of times")
     dim_of(dim, len(operand.shape))
     return layout
 
 
 def _parted(call: Call) -> Sharded:
-    """``chunk`` and ``split``: along another dimension, or of a dimension of several pieces into whole pieces."""
+    """Follow ``chunk`` and ``split`` along another dimension, or of a dimension of several pieces into whole pieces."""
     operand, layout = sharded_operand(call)
     if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
         return layout
@@ -204,7 +204,7 @@ def _concatenated(call: Call) -> Sharded:
 
 
 def _matmul(call: Call) -> Sharded:
-    """Products of matrices: sharded by their batch, or by the rows of the first."""
+    """Follow a product of matrices: sharded by the batch, the rows of the first or the columns of the second."""
     skipped = 1 if call.name == "baddbmm" else 0
     one, other = call.operand(skipped), call.operand(skipped + 1, "other")
     if len(one.shape) < 2 or len(other.shape) < 2:
@@ -262,7 +262,7 @@ def _einsum(call: Call) -> Sharded:
 
 
 def _attention(call: Call) -> Sharded:
-    """``scaled_dot_product_attention``: by the heads, or by the batch."""
+    """Follow ``scaled_dot_product_attention``, sharded by the heads or by the batch."""
     parts = [call.operand(place, name) for place, name in enumerate(("query", "key", "value"))]
     mask = call.operand(3, "attn_mask") if call.argument(3, "attn_mask") is not None else None
     ndim = len(parts[0].shape)

@@ -192,7 +192,7 @@ class _Walk:
             self._note_results(inner, place)
         results = values_in(event.result)
         if len(results) != 1 or self.stream.made.get(results[0]) != layout:
-            raise Blocked(f"{event.fqn} returns a tensor that is sharded otherwise than what it takes")
+            raise Blocked(f"{event.fqn} returns a tensor that is not sharded like its input")
         self._add_norm(event, layout)
         self._origins[results[0]] = origins
         return True

@@ -53,7 +53,7 @@ class Stream:
         self._scopes: dict[Value, list[tuple[int, int, Sharded | None]]] = {}
 
     def without(self, wrong: Collection[Any]) -> Stream | None:
-        """Return what is scattered and changed without some boundaries; None if something else is wrong."""
+        """Return the stream without these boundaries; None if they are not all boundaries."""
         if not all(isinstance(each, Boundary) for each in wrong):
             return None
         entries = {each: None for each in self.entries if each not in wrong}

@@ -24,8 +24,6 @@ class LocalParallel(ParallelStyle):
         once: names of parameters that only the first rank adds, because the results are summed.
         summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
         sums_result: the result is summed over the ranks.
-        routing: the arguments that number the experts and weigh their results. The experts of other ranks weigh 0.
-        other_expert: number given to the experts of other ranks.
     """
 
     def __init__(
@@ -35,11 +33,8 @@ class LocalParallel(ParallelStyle):
         once: tuple[str, ...] = (),
         summed: tuple[Any, ...] = (),
         sums_result: bool = False,
-        routing: tuple[Any, ...] = (),
-        other_expert: int = 0,
     ) -> None:
         self.shards, self.once, self.summed, self.sums_result = shards, once, summed, sums_result
-        self.routing, self.other_expert = routing, other_expert
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         for name in (*self.shards, *self.once):
@@ -51,7 +46,7 @@ class LocalParallel(ParallelStyle):
 
         @wraps(forward)
         def local_forward(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self._prepared(module, args, kwargs, device_mesh)
+            args, kwargs = self._summed(args, kwargs, device_mesh)
             whole = {name: module._parameters[name] for name in (*self.shards, *self.once)}
             module._parameters.update(self._local(whole, device_mesh))
             try:
@@ -66,32 +61,25 @@ class LocalParallel(ParallelStyle):
         return module
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
-        """Return the tensors that the forward takes."""
+        """Return the local tensors that replace the parameters during the forward."""
         found = {name: whole[name].to_local() for name in self.shards}
         is_first = device_mesh.get_local_rank() == 0
         for name in self.once:
             found[name] = whole[name].to_local(grad_placements=[Partial()]) * (1 if is_first else 0)
         return found
 
-    def _prepared(self, module: Any, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
-        """Return arguments whose gradients are summed, and routes to the experts of this rank."""
+    def _summed(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments, with the gradients of some of them summed over the ranks."""
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for name in self.summed:
             if isinstance(given[name], torch.Tensor) and given[name].is_floating_point():
                 whole = DTensor.from_local(given[name], device_mesh, [Replicate()], run_check=False)
                 given[name] = whole.to_local(grad_placements=[Partial()])
-        if self.routing:
-            index, weight = self.routing
-            n_local = module.get_parameter(next(iter(self.shards))).to_local().shape[0]
-            numbers = given[index] - device_mesh.get_local_rank() * n_local
-            is_other = (numbers < 0) | (numbers >= n_local)
-            given[index] = numbers.masked_fill(is_other, self.other_expert)
-            given[weight] = given[weight].masked_fill(is_other, 0)
         return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
 
 
 class ReduceGradient(ParallelStyle):
-    """A layer with parts of its result that all heads share: the gradients of these parts are summed over the ranks.
+    """A layer whose result, or parts of it, all heads share: their gradients are summed over the ranks.
 
     Args:
         parts: start and end of each part, along the last dimension, in order.

@@ -17,7 +17,7 @@ def fsdp_units(model: nn.Module, root: LayerInfo) -> list[list[str]]:
     """Return the FQNs of the modules of each unit, in the order of their calls; what is in none belongs to the root.
 
     A unit is a repeated block with parameters. Blocks that share a parameter are one unit; a block that shares one with
-    a module outside of all blocks is none, as its parameter then belongs to the root.
+    a module outside of all blocks is not a unit: the parameter belongs to the root.
     """
     blocks = [row.fqn for row in blocks_of(root) if not row.fqn.endswith(")") and _has_parameters(model, row.fqn)]
     blocks = [fqn for fqn in dict.fromkeys(blocks) if fqn]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modelsummary import Statistics
+from modelsummary import InputError, Statistics
 from modelsummary.cluster import Recipe, StepModel
 from modelsummary.cluster.parts import AFTER, BEFORE
 from modelsummary.cluster.step_model import Share
 from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt, statistics
+from tests.parallel import models
 
 S, H, A = LENGTH, WIDTH, HEADS
 STATISTICS = 8  # bytes per token that the norms keep
@@ -107,3 +108,20 @@ def test_context_parallelism_gathers_keys_and_values():
         ("all_gather", "backward", 2 * 2 * S * H),
         ("reduce_scatter", "backward", 2 * 2 * S * H),
     }
+
+
+def test_experts_and_shared_keys_move_what_the_parallel_plan_counts():
+    stats = Statistics(*models.make("mixture"))
+    model = StepModel(stats.live, stats.root, Recipe(dtype=torch.float32))
+    found = {}
+    for name, part in model.parts(Share(2, False, 1, model.recorded_batch, model.recorded_sequence)).items():
+        for each in part.collectives:
+            count, nbytes = found.get((each.phase, each.operation), (0, 0))
+            times = model.counts.get(name, 1)
+            found[each.phase, each.operation] = (count + times, nbytes + times * each.nbytes)
+    plan = stats.parallel_plan(tensor=2)
+    planned = {key: (count, nbytes // 2) for key, (count, nbytes) in plan.collectives.items()}  # its float64 halved
+    del planned["forward", "all_gather"]  # of the logits: here the loss takes shards
+    assert found == planned
+    with pytest.raises(InputError, match=r"sequence_parallel=True is not costed for .*; use sequence_parallel=False"):
+        model.parts(Share(2, True, 1, model.recorded_batch, model.recorded_sequence))

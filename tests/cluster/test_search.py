@@ -11,6 +11,7 @@ from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Plan, StepSimulator
 from modelsummary.cluster.search import candidates, find_plans
 from tests.cluster.models import LENGTH, statistics, step_model
+from tests.parallel.models import make as decoder
 
 SPACE = {
     "tensor": [1, 2],
@@ -132,6 +133,16 @@ def test_plans_become_code():
     deep = stats.simulate(Plan(pipeline=2, virtual_stages=2, schedule="interleaved1f1b"), Cluster("A100"), 8)
     with pytest.raises(InputError, match=r"virtual_stages=2; search with virtual_stages=\[1\]"):
         deep.parallel_plan()
+
+
+def test_sequence_parallelism_is_applied_without_stages():
+    stats = Statistics(*decoder("decoder"))
+    cluster = Cluster("A100", devices_per_node=4)
+    step = stats.simulate(Plan(tensor=2, sequence_parallel=True), cluster, 4)
+    assert step.parallel_plan() == stats.parallel_plan(tensor=2, sequence=True)
+    staged = stats.simulate(Plan(tensor=2, sequence_parallel=True, pipeline=2), cluster, 4)
+    with pytest.raises(InputError, match=r"sequence_parallel=True with pipeline=2; search with .*=\[False\]"):
+        staged.parallel_plan()
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from onnx import TensorProto, helper, numpy_helper
 
 from modelsummary import InputError, ModelFileError, load
 from modelsummary.cli.commands import run
 from modelsummary.formulas.expressions import dimension
-from tests.onnx_models import graph, model, saved, value, weight
+from tests.onnx_models import TensorProto, graph, helper, model, onnx, saved, value, weight
 
-node = helper.make_node
+node, numpy_helper = helper.make_node, onnx.numpy_helper
 INT64 = TensorProto.INT64
 
 

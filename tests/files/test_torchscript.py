@@ -250,7 +250,9 @@ def test_figures_of_a_run(tmp_path, traced):
     assert [stats[name].num_params for name in ("0", "1", "2", "4")] == [112, 8, 0, 725]
     assert stats.root.output_size == [2, 5]
     assert stats["1"].elementwise_ops == eager["1"].elementwise_ops
-    assert stats.activations().total == 4 * (3 * 288 + 10) + 2 * 16  # the norm returns what it keeps for backward
+    # The norm returns what it keeps for the backward; a traced one of torch 2.6 returns empty tensors instead.
+    kept = 2 * 16
+    assert stats.activations().total - 4 * (3 * 288 + 10) in ((kept, 0) if traced else (kept,))
     names = {"aten.convolution", "aten._convolution"}
     assert sum(count for name, count in stats.operators().items() if name in names) == 1
 

@@ -54,13 +54,25 @@ def test_rounded_sizes(convolutions):
         assert figures.total_output_bytes == fresh.total_output_bytes
 
 
-def test_activation_bytes(gpt):
-    with untouched(gpt.live.model):
-        figures = gpt.at(batch=3, sequence=21)
-        kept = figures.activation_bytes
-    fresh = Statistics(gpt.live.model, torch.zeros(3, 21).long())
+def test_activation_bytes():
+    stats = Statistics(Gpt2(vocab=50, width=16, heads=2, depth=1, length=64), torch.zeros(2, 8).long())
+    with untouched(stats.live.model):
+        kept = stats.at(dimensions={"ids": {1: "sequence"}}, sequence=21).activation_bytes
+    fresh = Statistics(stats.live.model, torch.zeros(2, 21).long())
     fresh.memory()
     assert kept == fresh.root.activation_bytes
+
+
+@pytest.mark.slow
+def test_activation_bytes_of_two_dimensions(gpt):
+    fresh = Statistics(gpt.live.model, torch.zeros(3, 21).long())
+    fresh.memory()
+    assert gpt.at(batch=3, sequence=21).activation_bytes == fresh.root.activation_bytes
+
+
+def test_all_figures():
+    figures = Statistics(nn.Linear(4, 2), (3, 4)).at(batch=5)
+    assert (figures.macs, figures.params, figures.input_bytes, figures.output_bytes) == (40, 10, 80, 40)
     assert set(figures.to_dict()) == {"sizes", "layer", *FIGURES}
     assert "activation_bytes" in str(figures)
 
@@ -121,11 +133,12 @@ class Exponential(nn.Module):
 
 
 def test_refused():
-    stats = Statistics(Exponential(), (2, 3))
+    stats, names = Statistics(Exponential(), (2, 3)), {"x": {0: "batch"}}
     with pytest.raises(FormulaError, match="no formula of macs: no polynomial of 'batch' explains"):
-        stats.formula("macs")
-    assert stats.at(batch=3).params == 0
-    assert stats.at(batch=3).to_dict()["macs"] is None
+        stats.formula("macs", dimensions=names)
+    figures = stats.at(dimensions=names, batch=3)
+    assert figures.params == 0
+    assert figures.to_dict()["macs"] is None
     with pytest.raises(FormulaError, match="values decide"):
         Statistics(nn.Linear(4, 2), (1, 4), execution="real").formula("macs")
 

@@ -220,6 +220,8 @@ def test_stages_begin_with_blocks():
     assert plan.world_size == 4
     with pytest.raises(InputError, match="a plan with stages cannot be written as code"):
         plan.to_code()
+    with pytest.raises(InputError, match=r"pipeline=2: memory\(\) predicts .* pass pipeline=1 to parallel_plan"):
+        plan.memory()
 
 
 def test_memory_of_a_rank():

@@ -41,7 +41,7 @@ class Attention(nn.Module):
 class Decoder(nn.Module):
     """Blocks of attention and an MLP; returns its logits and its cache as a dict."""
 
-    def __init__(self, layers=2, window=None):
+    def __init__(self, layers=1, window=None):
         super().__init__()
         self.window = window
         self.words = nn.Embedding(WORDS, WIDTH)
