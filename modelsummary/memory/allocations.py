@@ -82,6 +82,7 @@ class Allocations(TorchDispatchMode):
         self._names: dict[Any, str] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self.log: OperatorLog | None = None
+        self._fake_mode = _torch.fake_mode()
 
     def note_operators(self) -> None:
         """Note each operator from now on with its arguments in ``log``."""
@@ -136,6 +137,8 @@ class Allocations(TorchDispatchMode):
         if any(map(is_distributed, types)):  # it calls operators on its local tensors, and collectives, in turn
             return NotImplemented
         kwargs = kwargs or {}
+        if _torch.fake_mode() is not self._fake_mode:  # torch infers the shape of a distributed result
+            return func(*args, **kwargs)
         number = len(self.operators)
         if func is _ADD or func is _INDEX_PUT:
             self._note_reuse(func, args, number)
