@@ -178,7 +178,7 @@ def memory_table() -> list[list[object]]:
             "full": one.entered_bytes,
         }
         schedule = "interleaved1f1b" if virtual > 1 else "1f1b"
-        blocks = layers // (p * virtual) * int(in_flight(schedule, p, virtual, 8 * p, 0).sum(1).max())
+        blocks = layers // (p * virtual) * max(map(sum, in_flight(schedule, p, virtual, 8 * p, 0)))
         weights, most, least = FIGURE_1[name]
         state = layers // p * sum(one.params.values()) * 18 / 2**30
         pairs = [("fig. 1, weights and optimizer (GiB)", weights, state)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from modelsummary.cluster.applying import MakePlan, parallel_plan, to_code
 from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pictures import stacked_bars, write_trace
+from modelsummary.cluster.pipeline import StageTime, simulation_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
@@ -59,7 +61,7 @@ class StepEstimate(Printed):
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.
         peak_flops: peak of one device in the dtype of the products.
-        simulation: the schedule, simulated for one step, or for a part of it if it repeats itself; times in seconds.
+        stage_times: seconds of each stage of the pipeline for one micro-batch.
     """
 
     plan: Plan
@@ -72,8 +74,13 @@ class StepEstimate(Printed):
     model_flops: float
     hardware_flops: float
     peak_flops: float
-    simulation: Simulation = field(repr=False, compare=False)
+    stage_times: tuple[StageTime, ...] = field(repr=False, compare=False)
     make_plan: MakePlan | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The schedule, simulated for one step, or for a part of it if it repeats itself; times in seconds."""
+        return simulation_of(self.stage_times, self.plan, self.microbatches)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "make_plan": None}  # it holds the model

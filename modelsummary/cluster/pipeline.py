@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-import torch
-from torch import Tensor
+from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan
 from modelsummary.errors import InputError
-from modelsummary.split.schedule import IN_V, Simulation, StageLoad, order_of, simulate
+from modelsummary.split.schedule import IN_V, Simulation, StageLoad, checked_per_device, order_of, simulate
 
-__all__ = ["PipelineTime", "StageTime", "in_flight", "least_seconds", "pipeline_time", "rank_of"]
+__all__ = ["StageTime", "in_flight", "least_seconds", "pipeline_seconds", "rank_of", "simulation_of"]
+
+_KINDS = "FIWB"  # forward, backward for inputs, for weights, for both
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,18 @@ class StageTime:
         return self.backward_input + self.backward_weight
 
 
-@dataclass(frozen=True)
-class PipelineTime:
-    """The time of a pipeline.
+class _Order(NamedTuple):
+    """The actions of a schedule in an order in which each follows those that it waits for, whatever the times.
 
     Attributes:
-        seconds: from the first forward to the end of the last backward.
-        busy: seconds that each rank computes, and waits for collectives of its own.
-        held: the most bytes of activations that each rank holds.
-        simulation: the simulated schedule; of fewer micro-batches if it repeats itself.
+        previous: the number of the action before it on its rank, counted from 1; 0: none.
+        awaited: the number of the action of the neighbouring stage that it waits for, counted from 1; 0: none.
+        work: which work it is: ``4 * stage`` plus the index of its kind in ``_KINDS``.
     """
 
-    seconds: float
-    busy: list[float]
-    held: list[float]
-    simulation: Simulation
+    previous: array[int]
+    awaited: array[int]
+    work: array[int]
 
 
 def rank_of(stage: int, plan: Plan) -> int:
@@ -63,29 +61,42 @@ def rank_of(stage: int, plan: Plan) -> int:
     return stage % plan.pipeline
 
 
-def pipeline_time(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> PipelineTime:
-    """Return the time of a step's forwards and backwards.
+def pipeline_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
+    """Return the seconds of a step's forwards and backwards.
 
     After a few rounds, each further round of ``plan.pipeline`` micro-batches takes the same time. So schedules of many
-    micro-batches are simulated for a few rounds, and the rest is added.
+    micro-batches are timed for a few rounds, and the rest is added.
 
     Raises:
         InputError: the schedule does not work with that many micro-batches.
     """
     p = plan.pipeline
     _check(plan, microbatches)
+    shortest = _rounds(plan.schedule, p, microbatches)
+    if microbatches <= shortest + p:
+        return _makespan(stages, plan, microbatches)
+    short, long = (_makespan(stages, plan, each) for each in (shortest, shortest + p))
+    return short + (microbatches - shortest) / p * (long - short)
+
+
+def simulation_of(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> Simulation:
+    """Return the simulated schedule, of fewer micro-batches if it repeats itself.
+
+    Raises:
+        InputError: the schedule does not work with that many micro-batches.
+    """
+    _check(plan, microbatches)
+    shortest = _rounds(plan.schedule, plan.pipeline, microbatches)
     loads = [
         StageLoad(each.forward, each.backward_input, each.backward_weight, each.transfer, each.held) for each in stages
     ]
-    shortest = 4 * p + microbatches % p
-    if plan.schedule == "gpipe" or microbatches <= shortest + p:
-        found = _simulated(loads, plan, microbatches)
-        return PipelineTime(found.makespan, found.busy, found.peak_activation_bytes, found)
-    short, long = _simulated(loads, plan, shortest), _simulated(loads, plan, shortest + p)
-    rounds = (microbatches - shortest) / p
-    seconds = short.makespan + rounds * (long.makespan - short.makespan)
-    busy = [each * microbatches / shortest for each in short.busy]
-    return PipelineTime(seconds, busy, short.peak_activation_bytes, short)
+    rounds = microbatches if microbatches <= shortest + plan.pipeline else shortest
+    return simulate(loads, rounds, plan.schedule, stages_per_device=_per_rank(plan), bandwidth=1.0)
+
+
+def _rounds(schedule: str, pipeline: int, microbatches: int) -> int:
+    """Return a number of micro-batches after which the schedule repeats itself; all of them for GPipe."""
+    return microbatches if schedule == "gpipe" else min(microbatches, 4 * pipeline + microbatches % pipeline)
 
 
 def _check(plan: Plan, microbatches: int) -> None:
@@ -95,24 +106,90 @@ def _check(plan: Plan, microbatches: int) -> None:
         )
 
 
-def _simulated(loads: list[StageLoad], plan: Plan, microbatches: int) -> Simulation:
-    per_device = plan.virtual_stages if plan.schedule == "interleaved1f1b" else None
-    return simulate(loads, microbatches, plan.schedule, stages_per_device=per_device, bandwidth=1.0)
+def _per_rank(plan: Plan) -> int | None:
+    return plan.virtual_stages if plan.schedule == "interleaved1f1b" else None
 
 
-@lru_cache(maxsize=4096)
-def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int) -> Tensor:
+def _makespan(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:
+    """Return the makespan that ``simulate`` has. It keeps the ends of actions only, which is faster."""
+    seconds = [
+        value for each in stages for value in (each.forward, each.backward_input, each.backward_weight, each.backward)
+    ]
+    delays = [0.0] * len(seconds)  # until the result of the neighbouring stage has arrived
+    for number, each in enumerate(stages[:-1]):
+        delays[4 * number + 4] = delays[4 * number + 1] = delays[4 * number + 3] = each.transfer
+    ends = [0.0]
+    for previous, awaited, work in zip(*_order(plan.schedule, len(stages), _per_rank(plan), microbatches), strict=True):
+        free, ready = ends[previous], ends[awaited] + delays[work]
+        ends.append((free if free > ready else ready) + seconds[work])
+    return max(ends)
+
+
+@lru_cache(maxsize=256)
+def _order(schedule: str, n_stages: int, per_rank: int | None, microbatches: int) -> _Order:
+    """Return an order in which the actions of a schedule can run one after the other.
+
+    Raises:
+        InputError: the schedule does not work with that many micro-batches.
+    """
+    n_ranks = n_stages // checked_per_device(n_stages, microbatches, schedule, per_rank)
+    orders = [order_of(schedule, rank, n_ranks, n_stages // n_ranks, microbatches) for rank in range(n_ranks)]
+    found = _Order(array("i"), array("i"), array("i"))
+    forwards = [0] * (n_stages * microbatches)  # number of the action by stage and micro-batch; 0: not there yet
+    backwards = list(forwards)
+    done, last, total = [0] * n_ranks, [0] * n_ranks, sum(map(len, orders))
+    number = 0
+    while number < total:
+        before = number
+        for rank, order in enumerate(orders):
+            for position in range(done[rank], len(order)):
+                kind, stage, microbatch, _, _ = order[position]
+                place, awaited = stage * microbatches + microbatch, 0
+                if kind == "F" and stage:
+                    awaited = forwards[place - microbatches]
+                    if not awaited:
+                        break
+                elif kind in "BI" and stage < n_stages - 1:
+                    awaited = backwards[place + microbatches]
+                    if not awaited:
+                        break
+                number += 1
+                if kind != "W":
+                    (forwards if kind == "F" else backwards)[place] = number
+                found.previous.append(last[rank])
+                found.awaited.append(awaited)
+                found.work.append(4 * stage + _KINDS.index(kind))
+                last[rank], done[rank] = number, position + 1
+        assert number > before, "the schedule deadlocks"
+    return found
+
+
+def in_flight(
+    schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int
+) -> Sequence[tuple[int, ...]]:
     """Return how many micro-batches of each of its stages a rank holds, at each moment that may be its fullest.
 
-    The result has a row per moment and a column per stage of the rank.
+    The result has a tuple per moment, with a number per stage of the rank.
 
-    >>> [in_flight("1f1b", 4, 1, 8, rank).tolist() for rank in range(4)]
-    [[[4.0]], [[3.0]], [[2.0]], [[1.0]]]
-    >>> in_flight("interleaved1f1b", 2, 2, 4, 0).max(0).values.tolist()
-    [4.0, 2.0]
+    >>> [in_flight("1f1b", 4, 1, 8, rank) for rank in range(4)]
+    [[(4,)], [(3,)], [(2,)], [(1,)]]
+    >>> [max(stage) for stage in zip(*in_flight("interleaved1f1b", 2, 2, 4, 0))]
+    [4, 2]
     """
-    rounds = microbatches if schedule == "gpipe" else min(microbatches, 4 * pipeline + microbatches % pipeline)
-    order = order_of(schedule, rank, pipeline, virtual_stages, rounds)
+    if schedule == "gpipe":
+        return [(microbatches,)]
+    if schedule == "zb":  # backwards of the weights are as late as the first stage's backwards in 1F1B
+        return [(min(microbatches, pipeline),)]
+    if virtual_stages == 1:
+        return [(min(microbatches, pipeline - rank),)]
+    return _fullest_moments(schedule, pipeline, virtual_stages, _rounds(schedule, pipeline, microbatches), rank)
+
+
+@lru_cache(maxsize=2**14)
+def _fullest_moments(
+    schedule: str, pipeline: int, virtual_stages: int, microbatches: int, rank: int
+) -> Sequence[tuple[int, ...]]:
+    order = order_of(schedule, rank, pipeline, virtual_stages, microbatches)
     stages = sorted({action.stage for action in order})
     held, found = dict.fromkeys(stages, 0), set()
     for action, after in zip(order, [*order[1:], None], strict=True):
@@ -120,7 +197,7 @@ def in_flight(schedule: str, pipeline: int, virtual_stages: int, microbatches: i
             held[action.stage] += 1 if action.kind == "F" else -1
         if action.kind == "F" and (after is None or after.kind != "F"):
             found.add(tuple(held.values()))
-    return torch.tensor(sorted(found), dtype=torch.float64)
+    return sorted(found)
 
 
 def least_seconds(stages: Sequence[StageTime], plan: Plan, microbatches: int) -> float:

@@ -75,7 +75,7 @@ class Plan:
         if self.sequence_parallel and self.tensor == 1:
             raise InputError("sequence_parallel=True needs tensor >= 2, over whose ranks the tokens are split")
         needed = _PER_DEVICE.get(self.schedule)
-        if needed is not None and self.virtual_stages != needed and self.pipeline > 1:
+        if needed is not None and self.virtual_stages != needed and max(self.pipeline, self.virtual_stages) > 1:
             raise InputError(f"schedule={self.schedule!r} has virtual_stages={needed}, got {self.virtual_stages}")
 
     @property

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import NamedTuple
-
-import torch
 
 from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
-from modelsummary.cluster.pipeline import PipelineTime, StageTime, in_flight, least_seconds, pipeline_time, rank_of
+from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, rank_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.stages import Stage, stages_of
 from modelsummary.cluster.step_model import Share, StepModel
@@ -84,6 +83,7 @@ class StepSimulator:
         self._loads: dict[tuple[_Layout, str, int], list[RankLoad]] = {}
         self._least: dict[tuple[object, ...], float] = {}
         self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
+        self._pipelines: dict[tuple[int, str, int], float] = {}
         self._once: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def simulate(self, plan: Plan) -> StepEstimate:
@@ -93,7 +93,6 @@ class StepSimulator:
             InputError: model, plan, batch and cluster do not fit together.
         """
         ready = self.prepare(plan)
-        pipeline = pipeline_time(ready.times, plan, ready.microbatches)
         spec, dtype = self.timer.device.spec, self.model.compute_dtype
         return StepEstimate(
             plan=plan,
@@ -101,12 +100,12 @@ class StepSimulator:
             global_batch=self.global_batch,
             sequence=self.sequence,
             microbatches=ready.microbatches,
-            seconds_by_cause=_causes(ready, pipeline),
+            seconds_by_cause=_causes(ready),
             memory=tuple(self.memory(plan)),
             model_flops=self._flops(plan, again=False),
             hardware_flops=self._flops(plan, again=True),
             peak_flops=spec.peak(dtype),
-            simulation=pipeline.simulation,
+            stage_times=tuple(ready.times),
             make_plan=self._make_plan,
         )
 
@@ -137,7 +136,10 @@ class StepSimulator:
             InputError: model, plan, batch and cluster do not fit together.
         """
         ready = self.prepare(plan)
-        return pipeline_time(ready.times, plan, ready.microbatches).seconds + sum(ready.once)
+        key = (id(ready.times), plan.schedule, ready.microbatches)  # the times are kept, so their id is not used again
+        if key not in self._pipelines:
+            self._pipelines[key] = pipeline_seconds(ready.times, plan, ready.microbatches)
+        return self._pipelines[key] + sum(ready.once)
 
     def least_seconds(self, plan: Plan) -> float:
         """Return a bound that the seconds of a step are not below.
@@ -198,18 +200,25 @@ class StepSimulator:
             InputError: as for ``memory``.
         """
         recipe, nbytes = self.model.recipe, self.model.weight_bytes
-        return max(memory_of(each, plan, recipe, nbytes).total for each in dict.fromkeys(self._ranks(plan)))
+        fullest: dict[tuple[int, ...], RankLoad] = {}
+        for each in self._ranks(plan):
+            apart = each._replace(activations=0)
+            fullest[apart] = max(fullest.get(apart, each), each)
+        return max(memory_of(each, plan, recipe, nbytes).total for each in fullest.values())
 
     def _ranks(self, plan: Plan) -> list[RankLoad]:
         """Return what each rank of the pipeline holds, whatever its ZeRO stage."""
         microbatches, stages = plan.microbatches(self.global_batch), self.stages(plan)
         key = (self._layout(plan), plan.schedule, microbatches)
         if key not in self._loads:
-            loads = []
+            loads, known = [], dict[tuple[int, ...], RankLoad]()
             for rank, own in enumerate(_by_rank(stages, plan)):
-                kept = torch.tensor([each.kept_bytes for each in own], dtype=torch.float64)
+                ids, kept = tuple(map(id, own)), [each.kept_bytes for each in own]
+                if ids not in known:
+                    known[ids] = RankLoad.of(own, 0)
                 counts = in_flight(plan.schedule, plan.pipeline, plan.virtual_stages, microbatches, rank)
-                loads.append(RankLoad.of(own, int((counts @ kept).max())))
+                held = max(sum(map(mul, each, kept)) for each in counts)
+                loads.append(known[ids]._replace(activations=held))
             self._loads[key] = loads
         return self._loads[key]
 
@@ -319,11 +328,11 @@ def _by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignor
     return ranks
 
 
-def _causes(ready: Prepared, pipeline: PipelineTime) -> dict[str, float]:
+def _causes(ready: Prepared) -> dict[str, float]:
     """Return the seconds of a step by cause, on the rank that is busy for longest."""
     plan, m = ready.plan, ready.microbatches
-    rank = max(range(plan.pipeline), key=lambda each: pipeline.busy[each])
-    numbers = [number for number in range(len(ready.stages)) if rank_of(number, plan) == rank]
+    of_ranks = _by_rank(range(len(ready.stages)), plan)
+    numbers = max(of_ranks, key=lambda own: sum(ready.times[each].forward + ready.times[each].backward for each in own))
     own = [ready.stages[number] for number in numbers]
     causes = {
         "compute": m * sum(each.forward + each.backward for each in own),
@@ -338,8 +347,9 @@ def _causes(ready: Prepared, pipeline: PipelineTime) -> dict[str, float]:
     causes["fsdp"] = busy - sum(causes.values()) if plan.zero == 3 else 0.0
     transfers = any(each.transfer for each in ready.times)
     alone = [replace(each, transfer=0.0) for each in ready.times]
-    without = pipeline_time(alone, plan, m).seconds if transfers else pipeline.seconds
-    causes["pipeline"] = pipeline.seconds - without
+    seconds = pipeline_seconds(ready.times, plan, m)
+    without = pipeline_seconds(alone, plan, m) if transfers else seconds
+    causes["pipeline"] = seconds - without
     causes["bubble"] = max(without - busy, 0.0)
     causes["gradients"], causes["optimizer"] = ready.once
     return causes

@@ -17,7 +17,7 @@ from modelsummary.errors import InputError
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, percent
 
-__all__ = ["IN_V", "SCHEDULES", "Action", "Simulation", "StageLoad", "order_of", "simulate"]
+__all__ = ["IN_V", "SCHEDULES", "Action", "Simulation", "StageLoad", "checked_per_device", "order_of", "simulate"]
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 # Schedules whose stages are dealt to devices down and up again; torch makes the order of their actions.
@@ -136,7 +136,9 @@ def simulate(
     >>> step.makespan, round(step.bubble, 3)  # (p - 1) / (m + p - 1) = 3 / 11
     (33.0, 0.273)
     """
-    per_device = _checked(loads, n_microbatches, schedule, stages_per_device, bandwidth)
+    if bandwidth is not None and not bandwidth > 0:
+        raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
+    per_device = checked_per_device(len(loads), n_microbatches, schedule, stages_per_device)
     n_devices = len(loads) // per_device
 
     def transfer(stage: int) -> float:
@@ -151,32 +153,24 @@ def simulate(
     return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions)
 
 
-def _checked(
-    loads: Sequence[StageLoad],
-    n_microbatches: int,
-    schedule: str,
-    stages_per_device: int | None,
-    bandwidth: float | None,
-) -> int:
+def checked_per_device(n_stages: int, n_microbatches: int, schedule: str, stages_per_device: int | None) -> int:
     """Return the number of stages per device. Raise ``InputError`` if an argument is out of range."""
     if schedule not in SCHEDULES:
         raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}")
     if type(n_microbatches) is not int or n_microbatches < 1:
         raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
-    if bandwidth is not None and not bandwidth > 0:
-        raise InputError(f"bandwidth must be a number > 0 in bytes per unit of time, got {bandwidth!r}")
     per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else (2 if schedule in IN_V else 1)
     if stages_per_device is not None and stages_per_device != per_device:
         raise InputError(f"stages_per_device must be 1 for {schedule!r}, got {stages_per_device}; leave it out")
-    if not loads or len(loads) % per_device:
+    if not n_stages or n_stages % per_device:
         raise InputError(
-            f"schedule={schedule!r} needs a multiple of {per_device} stages, at least {per_device}, got {len(loads)}"
+            f"schedule={schedule!r} needs a multiple of {per_device} stages, at least {per_device}, got {n_stages}"
         )
-    n_devices = len(loads) // per_device
-    if schedule == "dualpipev" and n_microbatches < len(loads):
+    n_devices = n_stages // per_device
+    if schedule == "dualpipev" and n_microbatches < n_stages:
         raise InputError(
             f"dualpipev needs as many micro-batches as stages or more, got n_microbatches={n_microbatches} for "
-            f"{len(loads)} stages"
+            f"{n_stages} stages"
         )
     if schedule == "interleaved1f1b" and per_device > 1 and n_microbatches % max(1, n_microbatches // n_devices):
         raise InputError(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from modelsummary import Statistics
+from modelsummary.cluster import Recipe, StepModel
 
 WIDTH, HEADS, LENGTH, LAYERS = 32, 4, 16, 4
 
@@ -64,3 +69,15 @@ def gpt(layers=LAYERS, *, fused=False):
     """Return the model on meta, and token numbers for it."""
     with torch.device("meta"):
         return Gpt(layers, fused=fused), torch.zeros(1, LENGTH, dtype=torch.long)
+
+
+@cache
+def statistics():
+    """Return the statistics of ``gpt()``, recorded once for all tests."""
+    return Statistics(*gpt())
+
+
+@cache
+def step_model():
+    """Return the step model of ``gpt()``, whose shares run once for all tests."""
+    return StepModel(statistics().live, statistics().root, Recipe())

@@ -12,7 +12,7 @@ from modelsummary import InputError, Statistics
 from modelsummary.cluster import Recipe, StepModel
 from modelsummary.cluster.parts import AFTER, BEFORE
 from modelsummary.cluster.step_model import Share
-from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt
+from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt, statistics
 from tests.parallel import models
 
 S, H, A = LENGTH, WIDTH, HEADS
@@ -21,8 +21,7 @@ STATISTICS = 8  # bytes per token that the norms keep
 
 @pytest.fixture(scope="module")
 def model():
-    stats = Statistics(*gpt())
-    return StepModel(stats.live, stats.root, Recipe(dtype=torch.float16))
+    return StepModel(statistics().live, statistics().root, Recipe(dtype=torch.float16))
 
 
 def parts(model, tensor, micro_batch=1, *, sequence_parallel=False):
@@ -67,7 +66,7 @@ def test_collectives_of_a_block(model):
 
 
 def test_parts_hold_all_work_and_all_parameters(model):
-    stats = Statistics(*gpt())
+    stats = statistics()
     whole, halves = parts(model, 1), parts(model, 2)
     assert model.counts == {"blocks.0": LAYERS}
     ends = whole[BEFORE].flops + whole[AFTER].flops

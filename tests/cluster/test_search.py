@@ -8,9 +8,9 @@ import pytest
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster import Cluster, Plan, StepSimulator
 from modelsummary.cluster.search import candidates, find_plans
-from tests.cluster.models import LENGTH, gpt
+from tests.cluster.models import LENGTH, statistics, step_model
 from tests.parallel.models import make as decoder
 
 SPACE = {
@@ -27,8 +27,7 @@ SPACE = {
 
 @pytest.fixture(scope="module")
 def model():
-    stats = Statistics(*gpt())
-    return StepModel(stats.live, stats.root, Recipe())
+    return step_model()
 
 
 def simulator_of(model, memory_bytes=10**9):
@@ -95,8 +94,7 @@ def test_candidates_use_all_devices_and_the_batch(model):
 
 
 def test_printing_records_and_traces(tmp_path):
-    stats = Statistics(*gpt())
-    plans = stats.plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], zero=[0], limit=3)
+    plans = statistics().plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], zero=[0], limit=3)
     assert len(str(plans).splitlines()) == len(plans) + 2
     assert str(plans).splitlines()[0].split()[:2] == ["Devices", "Plan"]
     record = plans.to_records()[0]
@@ -115,7 +113,7 @@ def test_printing_records_and_traces(tmp_path):
 
 def test_pictures():
     pytest.importorskip("matplotlib").use("Agg")
-    step = Statistics(*gpt()).simulate(Plan(pipeline=2), Cluster("A100"), 8)
+    step = statistics().simulate(Plan(pipeline=2), Cluster("A100"), 8)
     axes = step.plot()
     ends = [each.get_x() + each.get_width() for each in axes.patches]
     assert max(ends) == pytest.approx(step.step_seconds)
@@ -166,4 +164,4 @@ def test_sequence_parallelism_is_applied_without_stages():
 def test_bad_arguments(arguments, message):
     given = {"cluster": Cluster("A100"), "global_batch": 8, **arguments}
     with pytest.raises(InputError, match=message):
-        Statistics(*gpt()).plan(**given)
+        statistics().plan(**given)

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelsummary import InputError, Statistics
-from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
-from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_time
+from modelsummary import InputError
+from modelsummary.cluster import Cluster, Plan, Recipe, StepSimulator
+from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
-from tests.cluster.models import LAYERS, LENGTH, gpt
+from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
 
 PER_DEVICE = {"interleaved1f1b": 2, "zbv": 2, "dualpipev": 2}
 
@@ -25,9 +25,8 @@ def plan_of(schedule, p):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 64)])
 def test_bubble(schedule, p, m):
-    time = pipeline_time([StageTime(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m)
-    assert 1 - time.busy[0] / time.seconds == pytest.approx((p - 1) / (m + p - 1), abs=0.02)
-    assert time.seconds == pytest.approx(3 * (m + p - 1))
+    seconds = pipeline_seconds([StageTime(1.0, 1.0, 1.0)] * p, plan_of(schedule, p), m)
+    assert seconds == pytest.approx(3 * (m + p - 1))
 
 
 @pytest.mark.parametrize("v", [1, 2, 4])
@@ -35,8 +34,8 @@ def test_interleaving_divides_the_bubble(v):
     p, m = 4, 16
     schedule = "interleaved1f1b" if v > 1 else "1f1b"
     plan = Plan(pipeline=p, virtual_stages=v, schedule=schedule)
-    time = pipeline_time([StageTime(1 / v, 1 / v, 1 / v)] * p * v, plan, m)
-    assert time.seconds - 3 * m == pytest.approx(3 * (p - 1) / v)
+    seconds = pipeline_seconds([StageTime(1 / v, 1 / v, 1 / v)] * p * v, plan, m)
+    assert seconds - 3 * m == pytest.approx(3 * (p - 1) / v)
 
 
 @settings(max_examples=30, deadline=None)
@@ -52,19 +51,18 @@ def test_repeating_schedules_are_not_simulated_in_full(schedule, p, rounds, seco
     stages = [StageTime(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
     loads = [StageLoad(each, each, each, transfer, 1) for each in seconds[: plan.stages]]
     whole = simulate(loads, m, schedule, bandwidth=1.0)
-    time = pipeline_time(stages, plan, m)
-    assert time.seconds == pytest.approx(whole.makespan, rel=0.02)
-    assert time.held == whole.peak_activation_bytes
-    assert time.held == [
-        in_flight(schedule, p, plan.virtual_stages, m, rank).sum(1).max().item() for rank in range(plan.pipeline)
-    ]
+    assert pipeline_seconds(stages, plan, m) == pytest.approx(whole.makespan, rel=0.02)
+    part = simulation_of(stages, plan, m)
+    assert pipeline_seconds(stages, plan, part.n_microbatches) == pytest.approx(part.makespan, rel=1e-12)
+    assert part.peak_activation_bytes == whole.peak_activation_bytes
+    held = [max(map(sum, in_flight(schedule, p, plan.virtual_stages, m, rank))) for rank in range(plan.pipeline)]
+    assert held == whole.peak_activation_bytes
     assert least_seconds(stages, plan, m) <= whole.makespan * (1 + 1e-9)
 
 
 @pytest.fixture(scope="module")
 def simulator():
-    stats = Statistics(*gpt())
-    return StepSimulator(StepModel(stats.live, stats.root, Recipe()), Cluster("A100", nodes=2), 32, LENGTH)
+    return StepSimulator(step_model(), Cluster("A100", nodes=2), 32, LENGTH)
 
 
 def test_causes_add_up_and_figures_follow(simulator):
@@ -74,8 +72,7 @@ def test_causes_add_up_and_figures_follow(simulator):
     assert step.tokens_per_second == pytest.approx(32 * LENGTH / step.step_seconds)
     assert step.mfu == pytest.approx(step.model_flops / (step.step_seconds * 16 * 312e12))
     assert step.device_hours(step.tokens_per_second * 3600) == pytest.approx(16)
-    stats = Statistics(*gpt())
-    assert step.model_flops == 32 * 3 * 2 * stats.total_macs
+    assert step.model_flops == 32 * 3 * 2 * statistics().total_macs
     assert step.hfu == step.mfu
 
 
@@ -114,9 +111,7 @@ def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
 
 
 def test_a_faster_network_is_faster():
-    stats = Statistics(*gpt())
-    model = StepModel(stats.live, stats.root, Recipe())
-    plan = Plan(data=16)
+    model, plan = step_model(), Plan(data=16)
     slow, fast = (
         StepSimulator(model, Cluster("A100", nodes=2, network_bandwidth=each), 16, LENGTH).simulate(plan).step_seconds
         for each in (1e9, 50e9)
@@ -152,6 +147,7 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(schedule="best"), "schedule must be one of 'gpipe', .* got 'best'"),
         (lambda: Plan(sequence_parallel=True), "sequence_parallel=True needs tensor >= 2"),
         (lambda: Plan(pipeline=2, schedule="zbv"), "schedule='zbv' has virtual_stages=2, got 1"),
+        (lambda: Plan(virtual_stages=2), "schedule='1f1b' has virtual_stages=1, got 2"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
         (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
         (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
