@@ -41,7 +41,7 @@ class StageTime:
 
 
 class _Order(NamedTuple):
-    """The actions of a schedule in an order in which each follows those that it waits for, whatever the times.
+    """The actions of a schedule in an order in which each follows the actions that it waits for, whatever the times.
 
     Attributes:
         previous: the number of the action before it on its rank, counted from 1; 0: none.
