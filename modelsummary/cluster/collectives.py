@@ -8,8 +8,8 @@ phases: reduce-scatter inside the nodes, all-reduce between them, all-gather ins
 
 What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``) and kept in
 ``collective_fits.json``. Between nodes nothing was measured for the fit: the efficiency is the share that InfiniBand
-leaves after its headers, and the latency is the value in NCCL's tuner (``src/graph/tuning.cc``)
-as far as known, which no measurement verified.
+leaves after its headers, and the latency is the value in NCCL's tuner (``src/graph/tuning.cc``) as far as known, which
+no measurement verified.
 """
 
 from __future__ import annotations
