@@ -6,11 +6,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import DataRow, Line, TableFormat, tabulate
 
-__all__ = ["Printed", "Report", "ruled_table", "table"]
+from modelsummary.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Printed", "Report", "data_frame", "ruled_table", "table"]
+
+
+def data_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return records as a ``pandas.DataFrame``.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("pandas", "pandas") from error
+    return pandas.DataFrame(records)
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pictures import stacked_bars
-from modelsummary.errors import MissingExtraError
-from modelsummary.tables import Printed, Report
+from modelsummary.tables import Printed, Report, data_frame
 from modelsummary.units import percent, scaled
 
 if TYPE_CHECKING:
@@ -68,12 +67,7 @@ class Plans(Printed, Sequence[StepEstimate]):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas") from error
-        frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
-        return frame
+        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         headers = ["Devices", "Plan", "Step (s)", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto"]

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.costs.kernels import Kernel
-from modelsummary.errors import MissingExtraError
-from modelsummary.tables import Printed, Report
+from modelsummary.tables import Printed, Report, data_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -44,12 +43,7 @@ class Kernels(Printed, tuple[Kernel, ...]):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas") from error
-        frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
-        return frame
+        return data_frame(self.to_records())
 
     def _report(self) -> Report:
         alike: dict[tuple[Any, ...], list[Kernel]] = {}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import InputError, MissingExtraError
-from modelsummary.tables import table
+from modelsummary.tables import data_frame, table
 from modelsummary.units import decimals, duration, grouped, scaled
 
 if TYPE_CHECKING:
@@ -147,12 +147,7 @@ class ServingEstimate:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas") from error
-        frame: pandas.DataFrame = pandas.DataFrame(self.to_records())
-        return frame
+        return data_frame(self.to_records())
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw tokens per second against the batch size, with the time of a step beside it; return the axes.

@@ -9,9 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.errors import MissingExtraError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.tables import table
+from modelsummary.tables import data_frame, table
 from modelsummary.units import PREFIXES, symbol
 from modelsummary.views.cells import TableOptions, lay_out, rows_shown
 from modelsummary.views.columns import COLUMNS, Column, find_columns
@@ -81,12 +80,7 @@ def to_csv(root: LayerInfo, options: TableOptions) -> str:
 
 def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:
     """Return the records as a data frame. Raises ``MissingExtraError`` without pandas."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtraError("pandas", "pandas") from error
-    frame: pandas.DataFrame = pandas.DataFrame(to_records(root, options))
-    return frame
+    return data_frame(to_records(root, options))
 
 
 _SPACE = "\N{NO-BREAK SPACE}"
