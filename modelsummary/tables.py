@@ -28,7 +28,8 @@ def data_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
         import pandas
     except ImportError as error:
         raise MissingExtraError("pandas", "pandas") from error
-    return pandas.DataFrame(records)
+    frame: pandas.DataFrame = pandas.DataFrame(records)
+    return frame
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:
