@@ -152,20 +152,11 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *args: Any, **_: Any) 
 # ----------------------------------------------------------------------------------------------- active
 
 # Total and active parameters in 10^9, as the model cards or papers state them; for the default configurations.
-PUBLISHED = {
-    "Mixtral": ("MixtralConfig", {}, 46.7, 12.9),
-    "DeepSeek-V3": ("DeepseekV3Config", {}, 671.0, 37.0),
-    "gpt-oss-120b": ("GptOssConfig", {}, 116.8, 5.1),
-    "OLMoE-1B-7B": ("OlmoeConfig", {"intermediate_size": 1024}, 6.9, 1.3),
-    "Qwen1.5-MoE-A2.7B": ("Qwen2MoeConfig", {}, 14.3, 2.7),
-    "Phi-3.5-MoE": ("PhimoeConfig", {}, 41.9, 6.6),
-    "Qwen3-30B-A3B": (
-        "Qwen3MoeConfig",
-        {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128},
-        30.5,
-        3.3,
-    ),
-    "Jamba": ("JambaConfig", {}, 52.0, 12.0),
+PUBLISHED = {  # total and active parameters in 10^9, as the papers state them
+    "Mixtral": ("MixtralConfig", {}, 47.0, 13.0),  # arXiv:2401.04088
+    "DeepSeek-V3": ("DeepseekV3Config", {}, 671.0, 37.0),  # arXiv:2412.19437
+    "OLMoE-1B-7B": ("OlmoeConfig", {"intermediate_size": 1024}, 6.9, 1.3),  # arXiv:2409.02060
+    "Jamba": ("JambaConfig", {}, 52.0, 12.0),  # arXiv:2403.19887
 }
 
 

@@ -19,6 +19,7 @@ from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import Scores
 from modelsummary.layer_info import LayerInfo, ledger
+from modelsummary.memory.failing import explained
 from modelsummary.memory.step import loss_of
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
@@ -26,6 +27,7 @@ from modelsummary.units import grouped, scaled
 __all__ = ["FlopsPerToken", "flops_per_token"]
 
 _LARGEST_MASK = 2**25  # elements of a mask whose values are followed
+_LOSS = "; pass loss=, a function from the model's result to the scalar that you train on"
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ def flops_per_token(
     unit, count = _tokens(call, live.batch_dim or 0) if tokens is None else ("token", tokens)
     if type(count) is not int or count < 1:
         raise InputError(f"tokens must be an integer >= 1, got {count!r}")
-    on_shapes = live.execution == "shape"
+    on_shapes, phase = live.execution == "shape", "forward"
     with (
+        explained(lambda: phase, {"loss": _LOSS, "backward": _LOSS}),
         no_collection(),
         running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
     ):
@@ -126,7 +129,10 @@ def flops_per_token(
         forward = sum(each.macs for each in watch.calls)
         skipped = [each.skipped_macs for each in watch.calls]
         active = active_params(live.model, watch.choices())
-        both = forward + watch.backward(loss_of(output, loss))
+        phase = "loss"
+        scalar = loss_of(output, loss)
+        phase = "backward"
+        both = forward + watch.backward(scalar)
     known = sum(each for each in skipped if each is not None) + attention.hidden_macs + scores.hidden_macs
     notes = []
     if attention.unknown or scores.unknown or None in skipped:

@@ -7,6 +7,7 @@ from types import EllipsisType
 from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
+from modelsummary.record.events import Record
 from modelsummary.record.failing import explained
 from modelsummary.record.runs import record_once
 from modelsummary.split import Stages, check_initialized
@@ -25,8 +26,7 @@ def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None,
     check_initialized(live.model)
     record = stages.record if stages is not None else None
     if record is None:
-        with explained(live.model):
-            record = record_once(live.model, live.call, live.execution)
+        record = _recorded(live)
     return dataflow_graph(
         root,
         record,
@@ -42,10 +42,15 @@ def explored_dataflow(live: LiveModel, root: LayerInfo, stages: Stages | None) -
     try:
         check_initialized(live.model)
         record = None if stages is None else stages.record
-        record = record or record_once(live.model, live.call, live.execution)
+        record = record or _recorded(live)
     except ModelSummaryError as error:
         return Dataflow(remarks=(f"The dataflow is not known: {error}",))
     return Dataflow(steps_of_record(root, record, () if stages is None else stages.calls))
+
+
+def _recorded(live: LiveModel) -> Record:
+    with explained(live.model):
+        return record_once(live.model, live.call, live.execution)
 
 
 def _check_stages(stages: Stages | None, live: LiveModel) -> None:

@@ -91,6 +91,7 @@ class FormulaStatistics(LiveStatistics):
 
         Raises:
             InputError: an argument is unusable, or no result requires a gradient.
+            StepError: the model's own forward, the loss or the backward raised.
 
         >>> from torch import nn
         >>> from modelsummary import Statistics

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from modelsummary import InputError, Statistics
+from modelsummary import InputError, Statistics, StepError
 from modelsummary.formulas.routing import Choice, active_params
 from tests.untouched import untouched
 
@@ -165,6 +165,25 @@ def test_attention_of_two_products(kind):
     # two samples, 10 of 25 scores hidden, 4 multiply-adds per score in each product
     assert found.hidden_forward_flops == (0 if kind == "biased" else 2 * 2 * 10 * (4 + 4))
     assert found.notes == (("Masks whose values are not known count as dense",) if kind == "biased" else ())
+
+
+class Failing(nn.Linear):
+    fails = False
+
+    def forward(self, x):
+        if self.fails:
+            raise ValueError("now")
+        return super().forward(x)
+
+
+def test_a_step_that_raises():
+    model = Failing(4, 4)
+    stats = Statistics(model, (2, 4))
+    with untouched(model), pytest.raises(StepError, match="the loss of the step failed: ZeroDivisionError"):
+        stats.flops_per_token(loss=lambda output: 1 / 0)
+    model.fails = True
+    with untouched(model), pytest.raises(StepError, match="the forward of the step failed: ValueError: now"):
+        stats.flops_per_token()
 
 
 def test_errors():

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, ModelStatistics, Statistics
+from modelsummary import ForwardError, InputError, ModelStatistics, Statistics
+from tests.untouched import untouched
 from tests.views.explorer.pages import NASTY, data_of, nasty_model
 
 
@@ -87,6 +88,26 @@ def test_a_dataflow_that_cannot_be_recorded_is_a_remark():
     data = data_of(Statistics(model, (1, 2)).explore().html)["models"][0]
     assert data["edges"]["source"] == []
     assert "The dataflow is not known: " in data["remarks"][0]
+
+
+class Failing(nn.Linear):
+    fails = False
+
+    def forward(self, x):
+        if self.fails:
+            raise ValueError("now")
+        return super().forward(x)
+
+
+def test_a_forward_that_raises_is_a_remark():
+    model = Failing(2, 3)
+    stats = Statistics(model, (1, 2))
+    model.fails = True
+    with untouched(model):
+        data = data_of(stats.explore().html)["models"][0]
+    assert "ValueError: now" in data["remarks"][0]
+    with pytest.raises(ForwardError, match="ValueError: now"):
+        stats.graph()
 
 
 @pytest.mark.parametrize(
