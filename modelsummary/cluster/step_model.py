@@ -21,7 +21,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, run_step
-from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.calls import RULES, Calls
 from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
@@ -192,13 +192,13 @@ class StepModel:
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
         """Return the modules whose input goes to column-parallel layers alone, be it one layer."""
-        around = ("input", "output", "gradient")  # entries beside the one that says how a module is split
+        around = ("input", "output", "gradient", "copy")  # entries beside the one that says how a module is split
         layers: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in around}
         return prepared_inputs(self._calls, layers, least=1) if layers else []
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self._folded, record_once(self._folded, self._call, "shape"))
+        return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
 
     def _params(self, module: nn.Module, kinds: Sequence[str]) -> dict[str, dict[int, int]]:
         """Return the trained parameters of each part. A parameter that both ends hold has one id."""

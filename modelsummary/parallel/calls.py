@@ -13,10 +13,13 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Operand, Sharded
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
-from modelsummary.record.rules import is_layer
+from modelsummary.record.rules import TraceRules, is_layer
 from modelsummary.record.tensors import Foreign
 
-__all__ = ["ELEMENTWISE_LAYERS", "Calls", "is_embedding", "is_linear"]
+__all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls", "is_embedding", "is_linear"]
+
+# nn.TransformerEncoderLayer is opened, too: its MLP can be split.
+RULES = TraceRules(is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer))
 
 
 def is_linear(module: nn.Module | None) -> bool:

@@ -22,7 +22,7 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
-from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.calls import RULES, Calls
 from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.inputs import prepared_inputs
 from modelsummary.parallel.layouts import Sharded
@@ -187,7 +187,7 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:
     """Record a copy on meta, whose tensors report the device of the model."""
-    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()))
+    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), RULES)
 
 
 def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ranks: int) -> bool:

@@ -14,10 +14,12 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
-from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.attention import nested_encoders
+from modelsummary.parallel.calls import RULES, Calls
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.layer_plans import layer_plans
 from modelsummary.parallel.local_check import Attribute, check_locally, stream_runs
+from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.parallel.units import fsdp_units, unit_bytes
@@ -37,6 +39,7 @@ def make_plan(
     shard: int = 1,
     pipeline: int = 1,
     sequence: bool = False,
+    loss_parallel: bool = False,
     split: Callable[..., Any] | None = None,
     checkpoint: Sequence[str] | str | None = None,
     precision: torch.dtype | None = None,
@@ -56,13 +59,15 @@ def make_plan(
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     if sequence and pipeline > 1:
         raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
+    if loss_parallel and (tensor == 1 or pipeline > 1):
+        raise InputError("loss_parallel=True shards the logits over the ranks of tensor > 1, without stages")
     model = live.model
     stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
     layers: list[LayerPlan] = []
     attributes: list[Attribute] = []
     reasons: dict[str, str] = {}
     if tensor > 1:
-        derivation, attributes = _derived(live, tensor, sequence=sequence)
+        derivation, attributes = _derived(live, tensor, sequence=sequence, loss_parallel=loss_parallel)
         layers, reasons = layer_plans(derivation, tensor), derivation.reasons
         if not layers:
             raise InputError(
@@ -85,6 +90,7 @@ def make_plan(
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=_checkpoint(checkpoint, root),
+        loss_parallel=loss_parallel,
         boundaries=() if stages is None else tuple(_block_boundaries(root, stages.calls)),
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
         params=sum(each.numel() for each in model.parameters()),
@@ -162,16 +168,22 @@ def _unit_bytes(
 # ---------------------------------------------------------------------------------------- tensor parallel
 
 
-def _derived(live: LiveModel, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[Attribute]]:
+def _derived(
+    live: LiveModel, n_ranks: int, *, sequence: bool, loss_parallel: bool
+) -> tuple[Derivation, list[Attribute]]:
     with explained(live.model):
-        record = record_once(live.model, live.call, live.execution)
+        record = record_once(live.model, live.call, live.execution, rules=RULES)
     calls = Calls(live.model, record)
     derivation = derive(calls)
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)
+    if loss_parallel:
+        shard_logits(derivation)
     if sequence:
         _add_stream(live, derivation, attributes, n_ranks)
     attributes += [Attribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
+    encoders = nested_encoders(calls, set(derivation.layers))
+    attributes += [Attribute(fqn, "use_nested_tensor", True, False) for fqn in encoders]
     return derivation, attributes
 
 
@@ -196,7 +208,10 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
     A region in which only smaller extents do not divide (heads of keys and values) is gathered instead. Raises
     ``InputError`` with the numbers that would work.
     """
-    works = math.gcd(*(math.gcd(*region.sizes) for region in derivation.regions))
+    heads: dict[str, Any] = {fqn: derivation.calls.modules[fqn] for fqn in derivation.attentions}
+    works = math.gcd(
+        *(math.gcd(*region.sizes) for region in derivation.regions), *(each.num_heads for each in heads.values())
+    )
     for region in list(derivation.regions):
         wrong = [size for size in region.sizes if size % n_ranks]
         if not wrong:
@@ -211,12 +226,18 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
             continue
         number = more if more % n_ranks else min(wrong)
         what = "features" if region.sizes == {number} else "heads or features"
-        divisors = ", ".join(str(each) for each in range(1, works + 1) if works % each == 0)
-        raise InputError(
-            f"tensor={n_ranks} does not divide the {number} {what} of {fqn}; pass one of {divisors}, which divide all"
-        )
+        raise _does_not_divide(n_ranks, f"{number} {what} of {fqn}", works)
+    for fqn, module in heads.items():
+        if module.num_heads % n_ranks:
+            raise _does_not_divide(n_ranks, f"{module.num_heads} heads of {fqn}", works)
     for layer in list(derivation.layers.values()):
         weight: Any = derivation.calls.modules[layer.fqn]._parameters.get("weight")
-        size = 0 if layer.role in ("norm", "local") or weight is None else int(weight.shape[layer.role == "row"])
+        is_split = layer.role not in ("norm", "local", "heads") and weight is not None
+        size = int(weight.shape[layer.role == "row"]) if is_split else 0
         if size % n_ranks:
             derivation.drop(layer.fqn, f"its {size} rows do not divide by {n_ranks}")
+
+
+def _does_not_divide(n_ranks: int, what: str, works: int) -> InputError:
+    divisors = ", ".join(str(each) for each in range(1, works + 1) if works % each == 0)
+    return InputError(f"tensor={n_ranks} does not divide the {what}; pass one of {divisors}, which divide all")

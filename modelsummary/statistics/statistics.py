@@ -258,6 +258,7 @@ class Statistics(FormulaStatistics):
         pipeline: int = 1,
         *,
         sequence: bool = False,
+        loss_parallel: bool = False,
         checkpoint: Sequence[str] | str | None = None,
         precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
@@ -276,6 +277,8 @@ class Statistics(FormulaStatistics):
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
+            loss_parallel: keep the logits sharded by the vocabulary; the caller then runs loss and backward under
+                ``torch.distributed.tensor.parallel.loss_parallel()``.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
@@ -300,6 +303,7 @@ class Statistics(FormulaStatistics):
             shard=shard,
             pipeline=pipeline,
             sequence=sequence,
+            loss_parallel=loss_parallel,
             split=self.split,
             checkpoint=checkpoint,
             precision=precision,
