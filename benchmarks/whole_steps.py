@@ -47,7 +47,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     import timm
 
     from modelsummary.capture.inputs import call_arguments
-    from modelsummary.memory.plan import OPTIMIZERS, StepPlan
+    from modelsummary.memory.step_plan import OPTIMIZERS, StepPlan
     from modelsummary.memory.predict import step_operators
 
     train = kind == "train"

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from modelsummary.errors import InputError, close_to
-from modelsummary.memory.plan import OPTIMIZERS
+from modelsummary.memory.step_plan import OPTIMIZERS
 from modelsummary.units import parse_amount
 
 __all__ = ["Input", "Parser", "parse_budget", "parse_dtype", "parse_input", "parse_optimizer", "parse_settings"]

@@ -31,7 +31,7 @@ from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.files.comparing import compare
 from modelsummary.files.loading import is_file, is_torchscript, load
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.plan import OPTIMIZERS
+from modelsummary.memory.step_plan import OPTIMIZERS
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, Statistics, as_live
 from modelsummary.views.columns import COLUMNS

@@ -1,6 +1,6 @@
 """Simulate the training of a model on a cluster, and search for the best plan."""
 
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.plans import Plans

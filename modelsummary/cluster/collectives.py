@@ -21,7 +21,7 @@ from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["OPERATIONS", "Group", "Network", "collective_fits"]

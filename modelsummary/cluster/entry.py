@@ -9,7 +9,7 @@ from typing import Any
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import MakePlan
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pipeline_plan import PipelinePlans, cluster_of, make_plans
 from modelsummary.cluster.plan import Plan, Recipe

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from modelsummary.cluster.applying import MakePlan, parallel_plan, to_code
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StageTime, simulation_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.stages import Stage
+from modelsummary.cluster.simulated_stages import Stage
 
 __all__ = ["RankLoad", "RankMemory", "memory_of"]
 

@@ -8,13 +8,13 @@ from operator import mul
 from typing import NamedTuple
 
 from modelsummary.cluster.applying import MakePlan
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, rank_of
 from modelsummary.cluster.plan import Plan
-from modelsummary.cluster.stages import Stage, stages_of
+from modelsummary.cluster.simulated_stages import Stage, stages_of
 from modelsummary.cluster.step_model import Share, StepModel
 from modelsummary.cluster.timing import Timer
 from modelsummary.errors import InputError

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from modelsummary.cluster.collectives import Group, Network
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.parts import Collective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.costs.kernel_time import DeviceModel, device_model

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.module_calls import calls_wrapped
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.costs.operators import OpRule
 
 __all__ = ["Choice", "RoutedWatch", "active_params"]

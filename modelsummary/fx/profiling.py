@@ -17,7 +17,7 @@ from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Costs, Uncounted
+from modelsummary.capture.operator_mode import Costs, Uncounted
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import InputError, TraceError

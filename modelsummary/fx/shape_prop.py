@@ -17,7 +17,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Counting, Operators, Uncounted
+from modelsummary.capture.operator_mode import Counting, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.errors import DataDependentError, InputError, TraceError

@@ -14,16 +14,16 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.stored import inner_tensors
+from modelsummary.costs.tensor_bytes import inner_tensors
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step_error import explained
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate
 from modelsummary.memory.step import casting, loss_of
 

@@ -16,8 +16,8 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.run import no_collection
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step_error import explained
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.predict import CUDA_BLOCK
 from modelsummary.memory.step import StepRun
 

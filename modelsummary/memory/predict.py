@@ -20,15 +20,15 @@ from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step_error import explained
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.workspaces import workspaces_on
 

@@ -25,7 +25,7 @@ from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
 

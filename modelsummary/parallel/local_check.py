@@ -22,9 +22,9 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
-from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.inputs import prepared_inputs
+from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.layouts import Sharded
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream

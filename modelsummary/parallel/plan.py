@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from modelsummary.memory.estimate import MemoryEstimate
-    from modelsummary.memory.plan import StepOptions
+    from modelsummary.memory.step_plan import StepOptions
 
 __all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
 
@@ -251,7 +251,7 @@ class ParallelPlan(Printed):
         return made
 
     def _report(self) -> Report:
-        from modelsummary.parallel.report import report
+        from modelsummary.parallel.plan_table import report
 
         return report(self)
 

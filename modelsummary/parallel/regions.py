@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls, is_linear
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls, is_linear
 from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, Shares
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.shared import Shared, add_part, find_shared

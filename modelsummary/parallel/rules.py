@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.functions import ELEMENTWISE, FACTORIES
+from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.index_rules import indexed, selected
 from modelsummary.parallel.layouts import (
     Blocked,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.derive import Layer
 from modelsummary.parallel.layouts import Blocked, Call, Needs, Sharded
 from modelsummary.parallel.rules import layout_after

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from modelsummary.parallel.calls import Calls, is_linear
+from modelsummary.parallel.record_calls import Calls, is_linear
 from modelsummary.parallel.layouts import Sharded
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.rules import FACTORIES, layout_after

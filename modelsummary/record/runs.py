@@ -18,7 +18,7 @@ from torch import nn
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import (
     Attribute,
@@ -32,7 +32,7 @@ from modelsummary.capture.templates import (
 )
 from modelsummary.record.assignments import Unreadable, check_kept
 from modelsummary.record.events import Event, Record, Value
-from modelsummary.record.rules import WHOLE_LAYERS, TraceRules
+from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tensors import Foreign, Token
 from modelsummary.record.tracer import Tracer
 

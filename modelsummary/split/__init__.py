@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
-from modelsummary.record.failing import explained
+from modelsummary.record.recording_error import explained
 from modelsummary.split.analyse import CallSequence, analyse
 from modelsummary.split.build import build, inputs_of
 from modelsummary.split.call_costs import By, call_costs, check_by, held_by_calls

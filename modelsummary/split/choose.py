@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from modelsummary.costs.stored import nbytes_of
+from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.call_costs import CallCosts, held_by_calls

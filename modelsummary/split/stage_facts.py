@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.templates import BatchSize
-from modelsummary.costs.stored import nbytes_of, numel_of
+from modelsummary.costs.tensor_bytes import nbytes_of, numel_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Value

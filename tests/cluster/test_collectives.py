@@ -9,7 +9,7 @@ import pytest
 from modelsummary import InputError
 from modelsummary.cluster import Cluster
 from modelsummary.cluster.collectives import OPERATIONS, Group, Network
-from modelsummary.cluster.devices import PRESETS
+from modelsummary.cluster.topology import PRESETS
 
 IDEAL = {"link_latency": 0.0, "network_latency": 0.0, "link_efficiency": 1.0, "network_efficiency": 1.0}
 

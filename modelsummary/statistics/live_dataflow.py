@@ -8,7 +8,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
-from modelsummary.record.failing import explained
+from modelsummary.record.recording_error import explained
 from modelsummary.record.runs import record_once
 from modelsummary.split import Stages, check_initialized
 from modelsummary.views.explorer.flow import Dataflow, steps_of_record
