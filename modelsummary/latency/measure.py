@@ -26,7 +26,7 @@ from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.step_error import explained
+from modelsummary.memory.step_error import as_step_error
 from modelsummary.progress import counted
 
 __all__ = ["LatencyOverhead", "MarkedRuns", "measure_latency"]
@@ -159,7 +159,7 @@ def _measured(
 ) -> LatencyOverhead:
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
-        with explained(lambda: measurement.doing, _REMEDIES):
+        with as_step_error(lambda: measurement.doing, _REMEDIES):
             with nothing_hidden(), Operators(Uncounted(), execution):
                 measurement.run_once()  # not timed: it records the state to restore
             with _without_garbage_collection(), counted("latency", "run", warmup + runs) as done:

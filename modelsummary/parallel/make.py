@@ -22,7 +22,7 @@ from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
 from modelsummary.record.events import Event
-from modelsummary.record.recording_error import explained
+from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_once
 
 __all__ = ["make_plan"]
@@ -163,7 +163,7 @@ def _unit_bytes(
 
 
 def _derived(live: LiveModel, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[LocalAttribute]]:
-    with explained(live.model):
+    with as_forward_error(live.model):
         record = record_once(live.model, live.call, live.execution)
     calls = Calls(live.model, record)
     derivation = derive(calls)

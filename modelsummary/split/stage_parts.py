@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from modelsummary.record.events import Event, Value, values_in
-from modelsummary.split.analyse import CallSequence
+from modelsummary.split.legal_cuts import CallSequence
 
 __all__ = ["StagePart", "parts_of"]
 
