@@ -42,9 +42,9 @@ def close_to(name: Any, known: Iterable[str]) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message.
+    """Return the type of an error and the first line of its message, without a full stop.
 
-    >>> in_short(ValueError("expected 3 channels\\nat line 7"))
+    >>> in_short(ValueError("expected 3 channels."))
     'ValueError: expected 3 channels'
     """
     first = str(error).strip().partition("\n")[0].rstrip(".")

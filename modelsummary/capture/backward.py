@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.capture.clock import Clock
-from modelsummary.capture.timer import TimedStep, TimedCall
+from modelsummary.capture.timer import TimedCall, TimedStep
 from modelsummary.capture.values import tensors_of
 
 __all__ = ["BackwardTimer"]

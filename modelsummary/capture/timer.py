@@ -15,7 +15,7 @@ from modelsummary import _torch
 from modelsummary.capture.clock import Clock, CpuClock
 from modelsummary.capture.module_calls import Wrapper, unwrap_calls, wrap_calls
 
-__all__ = ["TimedStep", "TimedCall", "Timer", "cost_of_timing", "suspended"]
+__all__ = ["TimedCall", "TimedStep", "Timer", "cost_of_timing", "suspended"]
 
 _next_node = _torch.next_node_number
 
@@ -141,7 +141,8 @@ class Timer:
 
     Args:
         is_ignored: returns True for modules that are not timed; their time is counted for their caller.
-        on_begin: called with the arguments of each call of the model before it begins; its result is ``TimedStep.about``.
+        on_begin: called with the arguments of each call of the model before it begins; its result becomes
+            ``TimedStep.about``.
         on_step: called with each finished step, instead of appending it to ``steps``.
 
     Attributes:

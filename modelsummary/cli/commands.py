@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command ``modelsummary`` and its options. Torch is imported only when a command runs: ``--help`` answers at once."""
+"""The command ``modelsummary`` and its options. Torch is imported when a command runs: ``--help`` answers at once."""
 
 from __future__ import annotations
 
@@ -183,5 +183,3 @@ def _complete(parser: argparse.ArgumentParser) -> None:
         except ImportError:
             return
         argcomplete.autocomplete(parser)
-
-

@@ -21,6 +21,7 @@ from modelsummary.errors import InputError, MissingExtraError, close_to
 
 __all__ = ["Source", "build_model"]
 
+
 class Source(NamedTuple):
     """A model and what is known about its inputs.
 

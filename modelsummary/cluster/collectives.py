@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
-__all__ = ["OPERATIONS", "RankGroup", "Network", "collective_fits"]
+__all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

@@ -8,7 +8,6 @@ from operator import mul
 from typing import NamedTuple
 
 from modelsummary.cluster.applying import MakePlan
-from modelsummary.cluster.topology import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
@@ -17,6 +16,7 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, stages_of
 from modelsummary.cluster.step_model import Share, StepModel
 from modelsummary.cluster.timing import TimeModel
+from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["Prepared", "StepSimulator"]
@@ -273,7 +273,9 @@ class StepSimulator:
         gather = self.time_model.network.seconds("all_gather", nbytes, self.time_model.groups(plan)["tensor"])
         return self.time_model.network.send(nbytes / plan.tensor, stride) + gather
 
-    def _slowest_once(self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
+    def _slowest_once(
+        self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan
+    ) -> tuple[float, float]:
         ranks = zip(_by_rank(stages, plan), _by_rank(times, plan), strict=True)
         distinct = {tuple(map(id, own)): (own, seconds) for own, seconds in ranks}
         return max((self._once_on(own, seconds, plan) for own, seconds in distinct.values()), key=sum)

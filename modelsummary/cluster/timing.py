@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import torch
 
-from modelsummary.cluster.collectives import RankGroup, Network
-from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.cluster.topology import Cluster
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.operator_work import Work
 

@@ -20,7 +20,7 @@ from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.costs.operators import OpRule
 
-__all__ = ["RoutingChoice", "RoutedWatch", "active_params"]
+__all__ = ["RoutedWatch", "RoutingChoice", "active_params"]
 
 _TOPK = "aten.topk"
 _CHOICES = frozenset({_TOPK, "aten.argmax", "aten.max"})

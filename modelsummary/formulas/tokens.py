@@ -19,8 +19,8 @@ from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import Scores
 from modelsummary.layer_info import LayerInfo, ledger
-from modelsummary.memory.step_error import as_step_error
 from modelsummary.memory.step import loss_of
+from modelsummary.memory.step_error import as_step_error
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
 

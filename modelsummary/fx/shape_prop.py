@@ -214,8 +214,6 @@ def without_data(
         yield args, kwargs
 
 
-
-
 def needs_values(error: BaseException | None) -> bool:
     """Return True if an operator failed because its result depends on the values of tensors."""
     return isinstance(error, DataDependentError)

@@ -26,8 +26,8 @@ from modelsummary.fx.shape_prop import note_shapes
 from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
 from modelsummary.record.events import Record
 from modelsummary.record.fingerprint import difference
-from modelsummary.record.trace_rules import checkpoints_opened
 from modelsummary.record.runs import record
+from modelsummary.record.trace_rules import checkpoints_opened
 
 __all__ = ["symbolic_trace", "trace_call"]
 

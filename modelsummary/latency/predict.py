@@ -22,8 +22,8 @@ from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.predict import check_initialized, step_operators
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["TABLE_ERROR", "Target", "distinct_calls", "estimate", "predict_kernels", "target_of", "time_operators"]
 

@@ -22,10 +22,10 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
-from modelsummary.memory.step_error import as_step_error
-from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate
 from modelsummary.memory.step import casting, loss_of
+from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["Measured", "measure", "measure_step"]
 

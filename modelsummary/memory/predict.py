@@ -27,9 +27,9 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.step_error import as_step_error
 from modelsummary.memory.step_plan import StepPlan
-from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.workspaces import workspaces_on
 
 __all__ = ["CUDA_BLOCK", "check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]

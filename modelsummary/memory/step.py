@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
-from modelsummary.capture.timer import TimedStep, TimedCall, Timer
+from modelsummary.capture.timer import TimedCall, TimedStep, Timer
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall

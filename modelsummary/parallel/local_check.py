@@ -22,10 +22,10 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
-from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.prepared_inputs import prepared_inputs
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
 from modelsummary.record.events import Event, Record, Value, values_in
@@ -210,7 +210,9 @@ def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> t
     return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))
 
 
-def local_model(calls: Calls, regions: Sequence[Region], attributes: Sequence[LocalAttribute], n_ranks: int) -> nn.Module:
+def local_model(
+    calls: Calls, regions: Sequence[Region], attributes: Sequence[LocalAttribute], n_ranks: int
+) -> nn.Module:
     """Return a copy of the model with the parameters of one rank on meta; the copy shares the model's buffers.
 
     Raises:

@@ -14,13 +14,13 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
-from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
 from modelsummary.parallel.layer_plans import layer_plans
 from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.sequence import find_stream
-from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
 from modelsummary.record.events import Event
 from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_once

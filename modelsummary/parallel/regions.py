@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls, is_linear
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded, Shares
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls, is_linear
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.shared import Shared, add_part, find_shared
 from modelsummary.record.events import Event, Value, attributes_in, values_in

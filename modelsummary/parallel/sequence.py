@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.derive import Layer
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Sharded
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Event, Value, attributes_in, values_in

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.rules import FACTORIES, layout_after
 from modelsummary.record.events import Event, Value, attributes_in, values_in

@@ -33,8 +33,8 @@ from modelsummary.capture.templates import (
 from modelsummary.errors import in_short
 from modelsummary.record.assignments import Unreadable, check_kept
 from modelsummary.record.events import Event, Record, Value
-from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tensors import Foreign, Token
+from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tracer import Tracer
 
 __all__ = ["record", "record_once"]

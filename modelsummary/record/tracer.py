@@ -43,9 +43,9 @@ from modelsummary.record.changes import (
 from modelsummary.record.effects import Effects, Noted
 from modelsummary.record.events import Event, TorchFunction, torch_function
 from modelsummary.record.obstacles import obstacle_of_function, obstacle_of_module, obstacle_of_reading, reads_size
-from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
 from modelsummary.record.torch_functions import TAKES_SHAPE, is_question, keeps_first
+from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 
 __all__ = ["Tracer"]
 

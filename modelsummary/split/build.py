@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, leaves_of, map_template
 from modelsummary.record.events import Event, Value, values_in
-from modelsummary.split.legal_cuts import CallSequence
 from modelsummary.split.holdings import Holdings
+from modelsummary.split.legal_cuts import CallSequence
 from modelsummary.split.stage import Function, Inputs, Slot, Stage, StageCall, StageProgram, StageScope
 from modelsummary.split.stage_parts import StagePart
 

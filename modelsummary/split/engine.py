@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.materialize import Checkpoint, Init, materialize
-from modelsummary.split.stage import Inputs, Slot
+from modelsummary.split.stage import Slot
 from modelsummary.split.stage_facts import Crossing
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ def pipeline_stages(
         SplitError: the stages cannot be dealt evenly to the ranks of the group.
     """
     from torch.distributed.pipelining import PipelineStage
-
-    from modelsummary.split.stages import Stages
 
     rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
     if len(stages) % n_ranks or (in_v and len(stages) != 2 * n_ranks):

@@ -26,8 +26,8 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
     ...     print(str(error).rpartition("; ")[2])
     did you forget the batch dimension? (1, 3, 8, 8) works
     """
-    error = recording.error
-    what = in_short(error)
+    assert recording.error is not None
+    what = in_short(recording.error)
     remedy = _remedy(model, call, recording, what)
     if not recording.failed:
         return f"{recording.root.class_name} could not be called: {what}{remedy}"

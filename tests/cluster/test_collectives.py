@@ -8,7 +8,7 @@ import pytest
 
 from modelsummary import InputError
 from modelsummary.cluster import Cluster
-from modelsummary.cluster.collectives import OPERATIONS, RankGroup, Network
+from modelsummary.cluster.collectives import OPERATIONS, Network, RankGroup
 from modelsummary.cluster.topology import PRESETS
 
 IDEAL = {"link_latency": 0.0, "network_latency": 0.0, "link_efficiency": 1.0, "network_efficiency": 1.0}

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from modelsummary.costs.device_table import TABLE
 from modelsummary.costs.device_spec import DeviceSpec
+from modelsummary.costs.device_table import TABLE
 from modelsummary.costs.roofline import dtype_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes

@@ -74,7 +74,9 @@ def nodes_of(root: LayerInfo, steps: Sequence[FlowStep] = ()) -> list[ExplorerNo
         if step.kind == "module":
             node_of[step.inside].step = step
         else:
-            functions.setdefault(step.inside, []).append(ExplorerNode(step.kind, one_line(step.name), step=step, order=number))
+            functions.setdefault(step.inside, []).append(
+                ExplorerNode(step.kind, one_line(step.name), step=step, order=number)
+            )
         first.setdefault(step.inside, number)
     for row in reversed(rows):  # children before their parents
         for child in row.children:
@@ -98,7 +100,9 @@ def _node(row: LayerInfo) -> ExplorerNode:
     return ExplorerNode("module", one_line(f"{name}{again}"), one_line(row.class_name), row)
 
 
-def _in_order(modules: Sequence[ExplorerNode], functions: Sequence[ExplorerNode], first: dict[LayerInfo, int]) -> list[ExplorerNode]:
+def _in_order(
+    modules: Sequence[ExplorerNode], functions: Sequence[ExplorerNode], first: dict[LayerInfo, int]
+) -> list[ExplorerNode]:
     """Return the calls of one module in the order in which they ran; modules that did not run keep their place."""
     at = -1
     for node in modules:
