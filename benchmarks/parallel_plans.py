@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from modelsummary import Statistics
-from modelsummary.parallel.calls import RULES, Calls
 from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
 from tests.zoo import timm_models, transformers_models

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.calls import Calls
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 
 __all__ = ["attention_inputs", "attention_shards", "attentions", "nested_encoders"]

@@ -10,8 +10,8 @@ from torch import nn
 
 from modelsummary.parallel.attention import attention_inputs, attention_shards
 from modelsummary.parallel.derive import Derivation, Layer
-from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
 
@@ -228,13 +228,13 @@ def _loss_collectives(logits: Sequence[Value], losses: Sequence[Value]) -> tuple
     Args:
         losses: logits of which the model itself takes the cross-entropy; empty if that is done with its results.
     """
-    found = ()
+    phase, found = "forward" if losses else "loss", []
     for value in losses or logits:
         # The softmax of half precision is computed in float32, the loss is of the dtype of the logits.
         row = 2 * max(value.dtype.itemsize, 4) + value.dtype.itemsize
-        rows = math.prod(value.shape[:-1])
-        found += (Collective("all_reduce", "forward" if losses else "loss", 3, rows * row),)
-    return found
+        vocabulary = value.shape[min(1, len(value.shape) - 1)] if losses else value.shape[-1]
+        found.append(Collective("all_reduce", phase, 3, math.prod(value.shape) // vocabulary * row))
+    return tuple(found)
 
 
 def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[Collective, ...]:

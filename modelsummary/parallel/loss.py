@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from modelsummary.errors import InputError
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Sharded
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Sharded
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.rules import layout_after
 from modelsummary.record.events import Event, Value, values_in
 
@@ -67,7 +67,8 @@ class _Walk:
         module = self._calls.modules[event.fqn]
         value = event.args[0] if event.args else None
         if isinstance(module, nn.CrossEntropyLoss):
-            return self._loss(value, module.label_smoothing)
+            self._add_loss(value, module.label_smoothing)
+            return None
         if not isinstance(module, ELEMENTWISE_LAYERS) or value not in self._layouts:
             raise Blocked(f"{event.fqn} ({type(module).__name__}) takes them")
         return self._layouts[value]
@@ -75,14 +76,15 @@ class _Walk:
     def _function(self, event: Event) -> Sharded | None:
         if event.is_decision:
             raise Blocked(f"{event.fqn or 'the model'} decides by their values")
-        call = Call(event, lambda leaf: self._calls.operand(leaf, self._layouts.get), set())
+        call = FunctionCall(event, lambda leaf: self._calls.operand(leaf, self._layouts.get), set())
         if call.name == "cross_entropy":
-            return self._loss(call.argument(0, "input"), call.argument(7, "label_smoothing", 0.0))
+            self._add_loss(call.argument(0, "input"), call.argument(7, "label_smoothing", 0.0))
+            return None
         if any(each.leaf not in self._layouts and math.prod(each.shape) > 1 for each in call.operands):
             raise Blocked(f"{call.name}() takes them beside a tensor that is not a DTensor")
         return layout_after(call) if any(each.layout is not None for each in call.operands) else None
 
-    def _loss(self, logits: Any, label_smoothing: Any) -> None:
+    def _add_loss(self, logits: Any, label_smoothing: Any) -> None:
         layout = self._layouts.get(logits)
         if layout != Sharded(min(1, len(logits.shape) - 1)):
             raise Blocked("cross_entropy() takes them with the vocabulary in another dimension than the second")

@@ -117,8 +117,8 @@ class AttentionParallel(ParallelStyle):
             owner, _, own_name = name.rpartition(".")
             parameter = module.get_parameter(name)
             made = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=self.src_data_rank)
-            made = nn.Parameter(made, requires_grad=parameter.requires_grad)
-            module.get_submodule(owner).register_parameter(own_name, made)
+            sharded = nn.Parameter(made, requires_grad=parameter.requires_grad)
+            module.get_submodule(owner).register_parameter(own_name, sharded)
 
         def local_parameters() -> dict[str, Any]:
             return {name: each.to_local() for name, each in module.named_parameters()}
