@@ -39,10 +39,10 @@ def folded(graph: Graph, called: Mapping[str, Called]) -> Graph:
         graph: the graph.
         called: key of each node and group of a call -> what it calls.
     """
-    return _Folding(called).graph(graph)
+    return _GraphFolding(called).graph(graph)
 
 
-class _Folding:
+class _GraphFolding:
     def __init__(self, called: Mapping[str, Called]) -> None:
         self._called = called
         self._first: dict[str, str] = {}  # key of a node -> the node that represents it
