@@ -1,4 +1,4 @@
-"""A tree in which equal siblings are one row, for pictures: its figures add up as those of the whole tree do."""
+"""A tree in which equal siblings are one row, for pictures: its figures add up to the same totals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN = sorted({attribute for _, _, attribute in ADDITIVE.values()} - {"self_flop
 def folded_tree(root: LayerInfo) -> LayerInfo:
     """Return a copy of the tree in which equal consecutive siblings are one row, with the own figures of all of them.
 
-    Names tell the number of calls that a row represents: ``12 x h.0…11.mlp``. Figures that do not add up are those of
+    Names tell the number of calls that a row represents: ``12 x h.0…11.mlp``. Figures that do not add up come from
     the first of these calls.
 
     >>> from torch import nn

@@ -13,7 +13,7 @@ from modelsummary.units import scaled
 from modelsummary.views.folding import kinds_of
 from modelsummary.views.followed import Makers
 from modelsummary.views.graph import Edge, Graph, Group, Node
-from modelsummary.views.graph_fold import Called, folded
+from modelsummary.views.graph_fold import GraphCall, folded
 from modelsummary.views.labels import one_line
 
 __all__ = ["dataflow_graph"]
@@ -74,7 +74,7 @@ class _Building:
         stages: Sequence[Sequence[Event]],
         kinds: Mapping[int, int],
     ) -> None:
-        self.called: dict[str, Called] = {}
+        self.called: dict[str, GraphCall] = {}
         self._rows, self._root, self._depth, self._kinds = rows, record.root, depth, kinds
         self._stage = {inner: number for number, calls in enumerate(stages) for call in calls for inner in call.walk()}
         self._makers: Makers[str] = Makers()
@@ -148,9 +148,9 @@ class _Building:
 
     def _note(self, key: str, event: Event, row: LayerInfo | None, lines: Sequence[str] = ()) -> None:
         if row is not None:
-            self.called[key] = Called(self._kinds[id(row)], _name(event), row.class_name)
+            self.called[key] = GraphCall(self._kinds[id(row)], _name(event), row.class_name)
         else:
-            self.called[key] = Called(tuple(lines[:1]), _name(event), "")
+            self.called[key] = GraphCall(tuple(lines[:1]), _name(event), "")
 
     def _takes(self, key: str, taken: Sequence[tuple[str, Value]]) -> None:
         for source, value in taken:

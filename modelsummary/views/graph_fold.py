@@ -10,12 +10,12 @@ from typing import NamedTuple
 from modelsummary.views.graph import Edge, Graph, Group, Node
 from modelsummary.views.labels import name_range
 
-__all__ = ["Called", "folded"]
+__all__ = ["GraphCall", "folded"]
 
 _Item = Node | Group
 
 
-class Called(NamedTuple):
+class GraphCall(NamedTuple):
     """What a node or group calls.
 
     Attributes:
@@ -29,7 +29,7 @@ class Called(NamedTuple):
     class_name: str
 
 
-def folded(graph: Graph, called: Mapping[str, Called]) -> Graph:
+def folded(graph: Graph, called: Mapping[str, GraphCall]) -> Graph:
     """Return the graph with only the first of equal consecutive modules, drawn as one with their number.
 
     Modules are equal if their rows and the nodes inside them are. Edges from one of them to another are left out; edges
@@ -43,7 +43,7 @@ def folded(graph: Graph, called: Mapping[str, Called]) -> Graph:
 
 
 class _GraphFolding:
-    def __init__(self, called: Mapping[str, Called]) -> None:
+    def __init__(self, called: Mapping[str, GraphCall]) -> None:
         self._called = called
         self._first: dict[str, str] = {}  # key of a node -> the node that represents it
         self._place: dict[str, dict[str, int]] = {}  # key of a node -> key of a run around it -> position in the run
@@ -94,7 +94,7 @@ class _GraphFolding:
         return replace(shown, lines=(name, class_name, *shown.lines[2:]), times=times)
 
     def _note(self, first: _Item, others: Sequence[_Item]) -> None:
-        """Note which nodes of the first module represent those of the others."""
+        """Note which nodes of the first module represent the nodes of the others."""
         for other in others:
             for node, same in zip(_nodes(other), _nodes(first), strict=True):
                 self._first[node.key] = self._first[same.key]
