@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from modelsummary import Statistics
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import derive
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
 from tests.zoo import timm_models, transformers_models

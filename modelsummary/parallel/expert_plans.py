@@ -10,11 +10,11 @@ from torch import nn
 
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, argument, find_experts
 from modelsummary.parallel.layouts import Blocked
-from modelsummary.parallel.local_check import Attribute
+from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Value, values_in
 
 __all__ = ["absent_parameters", "expert_plans"]
@@ -24,7 +24,7 @@ _SKIPS = "_is_expert_parallel"
 _COUNTING = frozenset({"one_hot", "histc", "bincount", "arange"})
 
 
-def expert_plans(calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], list[Attribute], dict[str, str]]:
+def expert_plans(calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], list[LocalAttribute], dict[str, str]]:
     """Return how experts are divided, the attributes that change, and why other experts stay whole.
 
     Raises:
@@ -71,7 +71,7 @@ def _check_divides(experts: Experts, divided: Collection[str], n_ranks: int) -> 
             )
 
 
-def _attributes(module: nn.Module, stacked: StackedExperts, n_ranks: int) -> list[Attribute]:
+def _attributes(module: nn.Module, stacked: StackedExperts, n_ranks: int) -> list[LocalAttribute]:
     """Return the attributes of a module that one rank needs otherwise. Raises ``Blocked``."""
     number = stacked.number
     counts = [name for name, value in vars(module).items() if type(value) is int and value == number]
@@ -82,8 +82,8 @@ def _attributes(module: nn.Module, stacked: StackedExperts, n_ranks: int) -> lis
         raise Blocked(f"its attributes {', '.join(counts)} are all {number}, as is the number of its experts")
     if not counts and _counts_experts(stacked):
         raise Blocked(f"its forward uses the number of experts, {number}, which is not an attribute of its module")
-    found = [Attribute(stacked.fqn, name, number, number // n_ranks) for name in counts]
-    return [*found, Attribute(stacked.fqn, _SKIPS, False, True)] if skips else found
+    found = [LocalAttribute(stacked.fqn, name, number, number // n_ranks) for name in counts]
+    return [*found, LocalAttribute(stacked.fqn, _SKIPS, False, True)] if skips else found
 
 
 def _counts_experts(stacked: StackedExperts) -> bool:

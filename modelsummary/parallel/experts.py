@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.calls import Calls
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.stacked import PARTIAL, follow_partial, summed_arguments
 from modelsummary.record.events import Event, Value, attributes_in, values_in
@@ -196,7 +196,7 @@ def _layer_state(calls: Calls, event: Event, states: dict[Any, Sharded]) -> Shar
 
 def _function_state(calls: Calls, event: Event, operand: Any) -> Sharded | None:
     """Return ``PARTIAL`` for what is linear in the weights, and the layout of all experts; None for anything else."""
-    call = Call(event, operand, set())
+    call = FunctionCall(event, operand, set())
     layouts = {each.layout for each in call.operands if each.layout is not None}
     if not layouts:
         return None
@@ -219,7 +219,7 @@ def _function_state(calls: Calls, event: Event, operand: Any) -> Sharded | None:
     return layout
 
 
-def _check_by_number(call: Call) -> None:
+def _check_by_number(call: FunctionCall) -> None:
     """Check that a function takes experts by their number. Raises ``Blocked``."""
     if call.name == "getitem":
         index = call.event.args[1]

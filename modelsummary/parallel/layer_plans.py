@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Derivation, Layer
-from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
 from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
 

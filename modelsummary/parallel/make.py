@@ -15,16 +15,16 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans
+from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans
-from modelsummary.parallel.local_check import Attribute, check_locally, stream_runs
+from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.sequence import find_stream
-from modelsummary.parallel.units import fsdp_units, unit_bytes
 from modelsummary.record.events import Event
-from modelsummary.record.failing import explained
+from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_once
 
 __all__ = ["make_plan"]
@@ -64,7 +64,7 @@ def make_plan(
     model = live.model
     stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
     layers: list[LayerPlan] = []
-    attributes: list[Attribute] = []
+    attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
     calls = _calls(live) if tensor > 1 or expert > 1 else None
     if calls is not None and expert > 1:
@@ -223,21 +223,21 @@ def _unit_bytes(
 
 
 def _calls(live: LiveModel) -> Calls:
-    with explained(live.model):
+    with as_forward_error(live.model):
         return Calls(live.model, record_once(live.model, live.call, live.execution))
 
 
-def _derived(live: LiveModel, calls: Calls, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[Attribute]]:
+def _derived(live: LiveModel, calls: Calls, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[LocalAttribute]]:
     derivation = derive(calls)
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)
     if sequence:
         _add_stream(live, derivation, attributes, n_ranks)
-    attributes += [Attribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
+    attributes += [LocalAttribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
     return derivation, attributes
 
 
-def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[Attribute], n_ranks: int) -> None:
+def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
     """Shard activations between the regions along the sequence. Raises ``InputError`` if that is not possible."""
     for with_embeddings, cuts_inputs in ((True, False), (False, True), (False, False)):
         stream = find_stream(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelsummary.errors import InputError
-from modelsummary.parallel.local_check import Attribute
+from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.tables import Printed, Report
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from modelsummary.memory.estimate import MemoryEstimate
-    from modelsummary.memory.plan import StepOptions
+    from modelsummary.memory.step_plan import StepOptions
 
 __all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
 
@@ -104,7 +104,7 @@ class ParallelPlan(Printed):
     shard: int = 1
     pipeline: int = 1
     layers: tuple[LayerPlan, ...] = ()
-    attributes: tuple[Attribute, ...] = ()
+    attributes: tuple[LocalAttribute, ...] = ()
     ties: tuple[tuple[str, ...], ...] = ()
     units: tuple[tuple[str, ...], ...] = ()
     unit_bytes: tuple[tuple[int, int], ...] = ()
@@ -246,7 +246,7 @@ class ParallelPlan(Printed):
             data = json.loads(text)
             del data["mesh"]
             layers = tuple(_layer(each) for each in data.pop("layers"))
-            attributes = tuple(Attribute(**each) for each in data.pop("attributes"))
+            attributes = tuple(LocalAttribute(**each) for each in data.pop("attributes"))
             lists = {name: _tuples(value) for name, value in data.items() if isinstance(value, list)}
             return cls(**{**data, **lists}, layers=layers, attributes=attributes)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -259,7 +259,7 @@ class ParallelPlan(Printed):
         return made
 
     def _report(self) -> Report:
-        from modelsummary.parallel.report import report
+        from modelsummary.parallel.plan_table import report
 
         return report(self)
 

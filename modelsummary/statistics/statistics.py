@@ -344,13 +344,13 @@ class Statistics(FormulaStatistics):
         >>> [node.name for node in stats.graph().nodes]
         ['input', '0', '1', '2', 'output']
         """
-        from modelsummary.statistics.dataflow import dataflow
+        from modelsummary.statistics.live_dataflow import dataflow
 
         return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
 
     @exclusive
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
-        from modelsummary.statistics.dataflow import explored_dataflow
+        from modelsummary.statistics.live_dataflow import explored_dataflow
 
         return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
 

@@ -13,8 +13,8 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Operand, Sharded
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
-from modelsummary.record.rules import is_layer
 from modelsummary.record.tensors import Foreign
+from modelsummary.record.trace_rules import is_layer
 
 __all__ = ["ELEMENTWISE_LAYERS", "Calls", "is_embedding", "is_linear"]
 
