@@ -87,7 +87,7 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused():
     message = r"expert=3 does not divide the 4 experts of mixture.experts; pass one of 1, 2, 4, which divide all"
     with pytest.raises(InputError, match=message):
         plan_of("mixture", expert=3)
-    with pytest.raises(InputError, match="expert=3 does not divide the 4 experts of blocks.1.mlp.experts"):
+    with pytest.raises(InputError, match=r"expert=3 does not divide the 4 experts of blocks.1.mlp.experts"):
         plan_of("list", expert=3)
     with pytest.raises(InputError, match="Decoder has no experts that can be divided"):
         plan_of("decoder", expert=2)
