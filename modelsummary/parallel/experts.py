@@ -37,7 +37,7 @@ class StackedExperts:
         index: argument with the numbers of the experts that each token goes to: its position, or its name.
         weight: argument of the same shape, with the weights of these experts; the result is linear in it.
         summed: arguments that are floating point tensors.
-        only_compares: the numbers are compared with those of experts, and nothing else is done with them.
+        only_compares: the forward compares the numbers with numbers of experts, and does nothing else with them.
         events: its calls.
     """
 
@@ -275,7 +275,7 @@ def _is_routed(caller: Event, own: dict[str, list[Event]]) -> bool:
 
 
 def _outside(event: Event, own: dict[str, list[Event]]) -> Iterator[Event]:
-    """Yield the functions under a call, except those of the experts."""
+    """Yield the functions under a call, except the functions of experts."""
     for child in event.children:
         if not child.is_module:
             yield child

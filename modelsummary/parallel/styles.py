@@ -86,9 +86,9 @@ class ExpertParallel(LocalParallel):
         shards: name of a parameter -> its placement.
         summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
         index: argument with the numbers of the experts that each token goes to.
-        weight: argument of the same shape, with their weights; those of other ranks' experts become zero.
+        weight: argument of the same shape, with their weights; the weights of other ranks' experts become zero.
         local: number of experts on one rank.
-        skipped: number that replaces those of other ranks' experts; ``local`` if the module then skips them.
+        skipped: number that replaces the numbers of other ranks' experts; ``local`` if the module then skips them.
     """
 
     def __init__(
