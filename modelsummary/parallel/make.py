@@ -167,7 +167,7 @@ def _params_per_rank(
 def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> list[LayerPlan]:
     """Return plans of layers with the parameters and collectives of the first rank.
 
-    Experts may be sharded over two dimensions of the mesh, and those that another rank holds do nothing here.
+    Experts may be sharded over two dimensions of the mesh; experts that another rank holds do nothing here.
     """
     shapes = _local_shapes(model, layers, ranks)
     experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
