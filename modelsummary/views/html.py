@@ -233,7 +233,7 @@ class _Page:
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
     def _drawn(self, written: set[int]) -> list[int]:
-        """Return the rows that are not written, and those that are drawn anew when they are unfolded and folded."""
+        """Return the rows that the script draws: rows that are not written, and rows that unfolding draws anew."""
         again: set[int] = set()
         pending = list(self._rows.each)
         while pending:
