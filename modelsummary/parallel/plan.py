@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
-MESH_NAMES = ("pipeline", "data", "shard", "tensor")
+MESH_NAMES = ("pipeline", "data", "shard", "expert", "tensor")
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,23 @@ class Collective:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one module is sharded over the ranks of tensor parallelism.
+    """How one module is sharded over the ranks of tensor or expert parallelism.
 
     Attributes:
         fqn: of the module.
-        style: class of ``torch.distributed.tensor.parallel``.
+        style: class of ``torch.distributed.tensor.parallel``, or of this package where torch has none.
         options: its arguments; layouts as they are written: ``"Replicate()"``, ``"Shard(1)"``.
         role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, ``"local"`` for a module whose
             functions take sharded parameters, ``"heads"`` for an ``nn.MultiheadAttention``, ``"gradient"`` for a
             layer that sums the gradient of its result, or of a part of it, over the ranks, ``"copy"`` for a layer
             whose result is copied because the model writes into it, ``"input"`` and ``"output"`` for a module whose
-            input or result is gathered or cut. A module has one entry for each of its styles.
+            input or result is gathered or cut, ``"expert"`` for stacked experts and lists of experts. A module has one
+            entry for each of its styles.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
         collectives: what it causes in one step.
         reason: why its activations are whole on each rank, where that costs more than a shard; else empty.
+        mesh: dimension of the mesh over which it is sharded: ``"tensor"`` or ``"expert"``.
     """
 
     fqn: str
@@ -72,6 +74,7 @@ class LayerPlan:
     params: int
     collectives: tuple[Collective, ...] = ()
     reason: str = ""
+    mesh: str = "tensor"
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,8 +83,8 @@ class ParallelPlan(Printed):
 
     Attributes:
         model_class: of the model.
-        tensor, data, shard, pipeline: number of ranks along each dimension of the mesh.
-        layers: the modules that tensor parallelism shards, in the order of their calls.
+        tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh.
+        layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: integers of modules that are divided for one rank.
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
@@ -92,7 +95,7 @@ class ParallelPlan(Printed):
         checkpoint: FQNs of modules that run under activation checkpointing.
         loss_parallel: logits stay sharded by the vocabulary; loss and backward run under ``loss_parallel`` of torch.
         boundaries: FQNs of the modules with which the second and each later stage begin.
-        replicated: FQN of a ``Linear`` or an attention that is whole on each rank -> why.
+        replicated: FQN of a ``Linear``, an attention, or of experts, that are whole on each rank -> why.
         params: elements of all parameters of the model.
         params_per_rank: elements that one rank holds after tensor and FSDP sharding; of the largest stage.
     """
@@ -116,6 +119,7 @@ class ParallelPlan(Printed):
     replicated: dict[str, str] = field(default_factory=dict)
     params: int = 0
     params_per_rank: int = 0
+    expert: int = 1
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
 
@@ -125,7 +129,7 @@ class ParallelPlan(Printed):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.tensor * self.data * self.shard * self.pipeline
+        return self.tensor * self.data * self.shard * self.pipeline * self.expert
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -199,8 +203,12 @@ class ParallelPlan(Printed):
         The phase is ``"forward"``, ``"backward"``, or with ``loss_parallel`` also ``"loss"``: the cross-entropy of all
         logits that the model returns.
         """
+        return self.collectives_over("tensor", "expert")
+
+    def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return ``collectives`` of the modules that are sharded over these dimensions of the mesh."""
         found: dict[tuple[str, str], tuple[int, int]] = {}
-        for each in (each for layer in self.layers for each in layer.collectives):
+        for each in (each for layer in self.layers if layer.mesh in names for each in layer.collectives):
             count, nbytes = found.get((each.phase, each.operation), (0, 0))
             found[each.phase, each.operation] = (count + each.count, nbytes + each.nbytes)
         return found

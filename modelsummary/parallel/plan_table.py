@@ -43,10 +43,10 @@ def report(plan: ParallelPlan) -> Report:
     total = "" if not plan.params else f"{plan.params:,} -> {plan.params_per_rank:,} per rank"
     lines.append(f"Parameters: {total}")
     phases = ("forward", "loss", "backward")
-    for (phase, operation), (count, nbytes) in sorted(
-        plan.collectives.items(), key=lambda each: phases.index(each[0][0])
-    ):
-        lines.append(f"Tensor parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
+    for name in ("tensor", "expert"):
+        found = sorted(plan.collectives_over(name).items(), key=lambda each: phases.index(each[0][0]))
+        for (phase, operation), (count, nbytes) in found:
+            lines.append(f"{name.capitalize()} parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     for (phase, operation), (count, nbytes) in sorted(plan.unit_collectives.items(), reverse=True):
         lines.append(f"FSDP, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     return Report(_rows(plan.layers), _HEADERS, _ALIGN, above=[title], below=lines)

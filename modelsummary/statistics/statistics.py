@@ -256,6 +256,7 @@ class Statistics(FormulaStatistics):
         data: int = 1,
         shard: int = 1,
         pipeline: int = 1,
+        expert: int = 1,
         *,
         sequence: bool = False,
         loss_parallel: bool = False,
@@ -264,7 +265,7 @@ class Statistics(FormulaStatistics):
         reshard_after_forward: bool = True,
         offload: bool = False,
     ) -> ParallelPlan:
-        """Derive from what the forward does how to spread the model over ``tensor x data x shard x pipeline`` ranks.
+        """Derive from what the forward does how to spread the model over the ranks of a device mesh.
 
         A ``Linear`` whose results reach another one only through element-wise work, head reshapes and attention is
         split by columns, that last one by rows; embeddings of tokens and output heads by the vocabulary. Repeated
@@ -276,6 +277,8 @@ class Statistics(FormulaStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
+            expert: ranks over which the experts of mixtures are divided by their number. All of them take the same
+                batch; each runs its own experts.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             loss_parallel: keep the logits sharded by the vocabulary; the caller then runs loss and backward under
                 ``torch.distributed.tensor.parallel.loss_parallel()``.
@@ -290,7 +293,8 @@ class Statistics(FormulaStatistics):
         ['ColwiseParallel', 'RowwiseParallel']
 
         Raises:
-            InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
+            InputError: an argument is unusable, ``tensor`` does not divide heads or widths, or ``expert`` experts; says
+                what does.
             SplitError: the model cannot be cut into as many stages.
         """
         from modelsummary.parallel.make import make_plan
@@ -302,6 +306,7 @@ class Statistics(FormulaStatistics):
             data=data,
             shard=shard,
             pipeline=pipeline,
+            expert=expert,
             sequence=sequence,
             loss_parallel=loss_parallel,
             split=self.split,
@@ -322,7 +327,9 @@ class Statistics(FormulaStatistics):
     # -------------------------------------------------------------------------------------------- graphs
 
     @exclusive
-    def graph(self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None) -> Graph:
+    def graph(
+        self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None, fold: bool | None = None
+    ) -> Graph:
         """Return the dataflow graph: the modules and functions that pass tensors to each other.
 
         The forward is recorded again, as for ``split``. Edges have the shapes of the tensors; nodes have parameters and
@@ -334,6 +341,7 @@ class Statistics(FormulaStatistics):
                 count as a level.
             stages: result of ``split`` on this model; nodes get the colours of their stages, and modules that are cut
                 are shown as groups.
+            fold: draw equal consecutive modules as one, with their number. None: if the graph has more than 60 nodes.
 
         Raises:
             InputError: an argument is unusable, or the statistics have no live model with an input.
@@ -345,7 +353,7 @@ class Statistics(FormulaStatistics):
         """
         from modelsummary.statistics.live_dataflow import dataflow
 
-        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages, fold)
 
     @exclusive
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
