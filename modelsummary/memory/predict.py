@@ -29,6 +29,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.failing import explained
 from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.stage_step import run_of
 from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.workspaces import workspaces_on
 
@@ -150,7 +151,7 @@ def run_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run = StepRun(model, args, kwargs, plan, device, **options)
+        run = run_of(model, args, kwargs, plan, device, **options)
         with explained(lambda: run.doing):
             reason = _step(run, shapes, can_run)
         if reason is None:

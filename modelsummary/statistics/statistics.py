@@ -300,12 +300,18 @@ class Statistics(FormulaStatistics):
             shard=shard,
             pipeline=pipeline,
             sequence=sequence,
-            split=self.split,
+            split=self._split_around,
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
             offload=offload,
         )
+
+    def _split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:
+        """Return stages balanced by multiply-adds, none of which begins inside one of the named modules."""
+        from modelsummary.split import Wishes
+
+        return self._current_splitter().split("macs", Wishes(n_stages, whole=whole))
 
     def _current_splitter(self) -> ModelSplitter:
         """Return the splitter of the first use, or a new one if autocast was switched since."""
