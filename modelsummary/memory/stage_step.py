@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from modelsummary.capture.backward import BackwardTimer
-from modelsummary.capture.timer import Step
+from modelsummary.capture.timer import TimedStep
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.step import StepRun, casting, category_of, loss_of
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["StageRun", "run_of"]
 
@@ -29,7 +29,7 @@ def run_of(model: torch.nn.Module, args: Any, kwargs: Any, plan: StepPlan, *plac
     return kind(model, args, kwargs, plan, *place, **options)
 
 
-class _Waiting(NamedTuple):
+class _InFlight(NamedTuple):
     """A micro-batch between its forward and its backward.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Waiting(NamedTuple):
         inputs: tensors that it took.
     """
 
-    step: Step
+    step: TimedStep
     output: Any
     results: list[Tensor]
     inputs: list[Tensor]
@@ -52,7 +52,7 @@ class StageRun(StepRun):
         """Prepare the state before a step, and run the micro-batches and the optimizer."""
         stage = self.plan.stage
         assert stage is not None
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_InFlight] = []
         self._gradients: list[Tensor] = []  # buffers of what the next stage sends back
         self._sent: list[Tensor | None] = []  # gradients on their way to the stage before
         self._kept = self._unfollowed = self._activations = self._last_backward = 0
@@ -107,7 +107,7 @@ class StageRun(StepRun):
             elif not self._gradients:
                 self._make_gradients(results)
         assert self._step is not None
-        self._waiting.append(_Waiting(self._step, output, results, list(tensors_of((args, kwargs)))))
+        self._waiting.append(_InFlight(self._step, output, results, list(tensors_of((args, kwargs)))))
 
     def _make_gradients(self, results: list[Tensor]) -> None:
         """Make the buffers of one micro-batch's gradients, which live from the begin of the first step on."""

@@ -19,8 +19,8 @@ from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.on_fakes import simulate_on_fakes
-from modelsummary.memory.plan import StageShare, StepOptions, StepPlan, step_plan
 from modelsummary.memory.predict import simulate_step
+from modelsummary.memory.step_plan import StageShare, StepOptions, StepPlan, step_plan
 from modelsummary.parallel.applying import meshes_of, shard_module
 from modelsummary.parallel.fake_world import fake_world, real_meshes
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["memory_of_rank", "model_of_rank"]
 
 
-class Crossing(Protocol):
+class CrossingTensor(Protocol):
     """A tensor that crosses into a stage, as ``split`` describes it."""
 
     def at(self, batch_size: int | None) -> Tensor:
         """Return a tensor like it for a batch size; None: the recorded one."""
 
 
-class _Part(NamedTuple):
+class _RankPart(NamedTuple):
     """What one rank runs, before it is sharded over the other dimensions of the mesh.
 
     Attributes:
@@ -82,7 +82,7 @@ def memory_of_rank(
         return simulate_step(twin, part.call, step)[0]
 
 
-def _part(plan: ParallelPlan, number: int, microbatches: int | None, schedule: str) -> _Part:
+def _part(plan: ParallelPlan, number: int, microbatches: int | None, schedule: str) -> _RankPart:
     """Return what the ranks of a stage run."""
     if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
         raise InputError(f"microbatches={microbatches!r}; expected an integer >= 1, or None for one per stage")
@@ -92,14 +92,14 @@ def _part(plan: ParallelPlan, number: int, microbatches: int | None, schedule: s
     if plan.pipeline == 1:
         if microbatches not in (None, 1):
             raise InputError(f"microbatches={microbatches} needs a plan with stages; pass accumulates=True instead")
-        return _Part(live.model, live.call, None)
+        return _RankPart(live.model, live.call, None)
     count = microbatches or plan.pipeline
     in_flight = count if schedule == "gpipe" else min(count, plan.pipeline - number)
     call = live.call if number == 0 else _call_of(stages.crossing[number])
-    return _Part(stages[number], call, StageShare(count, in_flight, number == plan.pipeline - 1))
+    return _RankPart(stages[number], call, StageShare(count, in_flight, number == plan.pipeline - 1))
 
 
-def _call_of(crossing: Iterable[Crossing]) -> CallArguments:
+def _call_of(crossing: Iterable[CrossingTensor]) -> CallArguments:
     """Return the arguments of a stage that takes the given tensors."""
     return CallArguments(tuple(each.at(None) for each in crossing), {}, None)
 
@@ -128,7 +128,7 @@ def model_of_rank(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
         yield twin
 
 
-def _on_fakes(plan: ParallelPlan, part: _Part, step: StepPlan) -> MemoryEstimate:
+def _on_fakes(plan: ParallelPlan, part: _RankPart, step: StepPlan) -> MemoryEstimate:
     """Return the estimate of a copy whose parameters are fake tensors on the CPU: FSDP2 refuses parameters on meta."""
     meshes = _meshes(plan)
     with FakeTensorMode(allow_non_fake_inputs=True), real_meshes():
