@@ -164,7 +164,7 @@ class StageRun(StepRun):
     # -------------------------------------------------------------------------------------------- results
 
     def estimate(self, device: str, execution: str, notes: list[str]) -> MemoryEstimate:
-        """Return the figures of the step; activations are those of all micro-batches in flight."""
+        """Return the figures of the step; all micro-batches in flight keep activations."""
         found = super().estimate(device, execution, notes)
         return replace(
             found,

@@ -190,7 +190,7 @@ class ParallelPlan(Printed):
         """Predict the memory of a training step on one rank, on this process alone and without data.
 
         With ``pipeline > 1`` it is the step of the rank's stage, in which the recorded batch is one micro-batch.
-        Activations are those of all micro-batches in flight; inputs include the buffers of torch's engine for what
+        Activations count all micro-batches in flight; inputs include the buffers of torch's engine for what
         a stage receives, one per micro-batch. The timeline shows the last ones of many micro-batches.
 
         Args:
