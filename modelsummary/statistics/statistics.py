@@ -305,18 +305,12 @@ class Statistics(FormulaStatistics):
             pipeline=pipeline,
             expert=expert,
             sequence=sequence,
-            split=self._split_around,
+            split=lambda *wishes: self._current_splitter().split_around(*wishes),
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
             offload=offload,
         )
-
-    def _split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:
-        """Return stages balanced by multiply-adds, none of which begins inside one of the named modules."""
-        from modelsummary.split import Wishes
-
-        return self._current_splitter().split("macs", Wishes(n_stages, whole=whole))
 
     def _current_splitter(self) -> ModelSplitter:
         """Return the splitter of the first use, or a new one if autocast was switched since."""
