@@ -309,7 +309,7 @@ class Statistics(FormulaStatistics):
             expert=expert,
             sequence=sequence,
             loss_parallel=loss_parallel,
-            split=self.split,
+            split=lambda *wishes: self._current_splitter().split_around(*wishes),
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
