@@ -62,7 +62,8 @@ def test_two_processes_are_the_model():
 
 @pytest.mark.slow
 def test_idioms_over_two_processes():
-    cases = [(name, {"tensor": 2}) for name in SPLIT]
+    cases = [(name, {"tensor": 2}) for name in (*SPLIT, "list")]
+    cases += [("shared", {"expert": 2})]
     cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
     _check(processes.run(_sharded, 2, [*cases, ("decoder", {"data": 2})]))
