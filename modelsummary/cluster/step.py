@@ -163,8 +163,11 @@ class StepSimulator:
             )
         if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
             raise InputError(f"context={plan.context} must divide the sequence length, got {self.sequence}")
-        share = Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
-        return _Layout(share, plan.pipeline, plan.virtual_stages, plan.recompute)
+        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.recompute)
+
+    def share(self, plan: Plan) -> Share:
+        """Return what one rank computes of a micro-batch."""
+        return Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
 
     def stages(self, plan: Plan) -> list[Stage]:
         """Return the stages of a plan, in order.
@@ -241,7 +244,9 @@ class StepSimulator:
         """Return the times of the stages, and within them the seconds of adding gradients up.
 
         Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
-        backward, while it computes; it waits for what takes longer than that, and for the first unit.
+        backward. If this overlaps with computing, it waits for what takes longer than that, and for the first unit. The
+        tensors of a unit are copied out of what was gathered, and their gradients into what is reduced, by kernels
+        between those of the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
         timer, model, network = self.timer, self.model, self.timer.network
         group = timer.groups(plan)["gradients"]
@@ -258,8 +263,15 @@ class StepSimulator:
                 if sharded:
                     gather = network.seconds("all_gather", model.weight_bytes * each.params, group)
                     reduce = network.seconds("reduce_scatter", model.gradient_bytes * each.params, group)
-                    forward = max(forward, gather) + gather * each.unit_params / max(each.params, 1)
-                    backward = max(backward, gather + reduce)
+                    out = timer.copies(each.params, 2 * model.weight_bytes)
+                    into = timer.copies(each.params, model.weight_bytes + model.gradient_bytes)
+                    forward, backward = forward + out, backward + out + into
+                    if model.recipe.overlap_gradients:
+                        first = gather * each.unit_params / max(each.params, 1)
+                        forward = timer.overlapped(forward, gather, group) + first
+                        backward = timer.overlapped(backward, gather + reduce, group)
+                    else:
+                        forward, backward = forward + gather, backward + gather + reduce
                 transfer = self._transfer(following, plan) if plan.pipeline > 1 else 0.0
                 known[key] = StageTime(forward, backward / 2, backward / 2, transfer, each.kept_bytes), adding
             found.append(known[key])
@@ -283,7 +295,7 @@ class StepSimulator:
 
         Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
         least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
-        the next forward.
+        the next forward. The first and the last stage add the gradients of weights that they share.
         """
         timer, model = self.timer, self.model
         params = sum(each.params for each in stages)
@@ -296,8 +308,19 @@ class StepSimulator:
             gather = timer.network.seconds("all_gather", model.weight_bytes * params, group)
         if model.recipe.overlap_gradients:
             units = max(sum(sum(each.counts.values()) for each in stages), 1)
-            reduction = max(reduction / units, reduction - sum(each.backward for each in times))
-            gather = max(gather / units, gather - sum(each.forward for each in times))
+            taken = timer.network.units_taken(group)
+
+            def seen(communicating: float, computing: float) -> float:
+                """Return the seconds that are waited for, or lost by kernels that run meanwhile."""
+                waited = max(communicating / units, communicating - computing)
+                return waited + taken * (communicating - waited)
+
+            reduction = seen(reduction, sum(each.backward for each in times))
+            gather = seen(gather, sum(each.forward for each in times))
+        tied = [each.tied_params for each in stages if each.tied_params]
+        if len(tied) == 1:  # another rank has the other end
+            ends = timer.network.group(2, (plan.pipeline - 1) * plan.devices // plan.pipeline)
+            reduction += timer.network.seconds("all_reduce", model.gradient_bytes * tied[0], ends)
         elements = params / (group.size if plan.zero else 1)
         return reduction + gather, timer.optimizer(elements, model.recipe, model.weight_bytes)
 
