@@ -43,7 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
-from modelsummary.cluster.collectives import Group, Network
+from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.pipeline import simulation_of
 from modelsummary.costs.devices import DeviceSpec
 from modelsummary.costs.kernel_table import table_of
@@ -276,7 +276,7 @@ class MeasuredDevice:
 class GlooNetwork(Network):
     """The network of processes that communicate by gloo, whose reduce-scatter is an all-reduce."""
 
-    def seconds(self, operation: str, nbytes: float, group: Group) -> float:
+    def seconds(self, operation: str, nbytes: float, group: RankGroup) -> float:
         """Return the seconds of a collective."""
         return super().seconds("all_reduce" if operation == "reduce_scatter" else operation, nbytes, group)
 
@@ -286,7 +286,7 @@ def fitted_cluster(rows: Sequence[tuple[str, int, int, float]], devices: int) ->
 
     def ratios(values: np.ndarray) -> np.ndarray:
         network = GlooNetwork(cluster_of(*np.exp(values), 1e10, devices))
-        return np.array([network.seconds(name, nbytes, Group(n, n)) / seconds for name, n, nbytes, seconds in rows])
+        return np.array([network.seconds(name, nbytes, RankGroup(n, n)) / seconds for name, n, nbytes, seconds in rows])
 
     found = least_squares(lambda values: np.log(ratios(values)), np.log([1e9, 1e-4])).x
     return cluster_of(*np.exp(found), 1e10, devices), float(np.mean(np.abs(ratios(found) - 1)))
@@ -330,8 +330,8 @@ def predicted(trial: Trial, model: StepModel, cluster: Cluster, kernels: dict[st
     cores = len(os.sched_getaffinity(0))
     simulator = StepSimulator(model, cluster, BATCH, LENGTH)
     shares = trial.plan.pipeline > 1  # processes that wait leave their core to others
-    simulator.timer.device = MeasuredDevice(kernels, 1.0 if shares else max(world / cores, 1.0), cluster.device)
-    simulator.timer.network = GlooNetwork(cluster)
+    simulator.time_model.device = MeasuredDevice(kernels, 1.0 if shares else max(world / cores, 1.0), cluster.device)
+    simulator.time_model.network = GlooNetwork(cluster)
     if not shares:
         return simulator.seconds(trial.plan)
     ready = simulator.prepare(trial.plan)

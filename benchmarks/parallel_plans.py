@@ -1,7 +1,10 @@
 """Compare tensor plans with the plans in transformers, and sharded models with whole ones.
 
     python -m benchmarks.parallel_plans agree          # beside base_model_tp_plan, every tiny architecture
+    python -m benchmarks.parallel_plans experts        # experts beside base_model_ep_plan
+    python -m benchmarks.parallel_plans units          # FSDP units beside _no_split_modules
     python -m benchmarks.parallel_plans equal          # outputs, gradients and a step of AdamW, two processes, float64
+    python -m benchmarks.parallel_plans divided        # the same with experts divided over the two processes
     python -m benchmarks.parallel_plans memory         # predicted memory of each rank beside two processes
     python -m benchmarks.parallel_plans agree gemma    # these architectures only
 
@@ -16,13 +19,15 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from modelsummary import Statistics
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import derive
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
 from tests.zoo import timm_models, transformers_models
@@ -102,6 +107,70 @@ def agree(names: list[str]) -> None:
     print(dict(verdicts))
 
 
+def _architectures(names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the example of each architecture that can be built tiny."""
+    for name in names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]:
+        with suppress(Exception):
+            yield name, transformers_models.make(name)
+
+
+def experts(names: list[str]) -> None:
+    """One line per architecture with a plan for expert parallelism."""
+    verdicts: Counter[str] = Counter()
+    for name, example in _architectures(names):
+        theirs = getattr(example.model, "ep_plan", None) or {}
+        dispatched = {
+            fqn for fqn, _ in example.model.named_modules() if theirs.get(starred(fqn)) == "ep_dispatch_experts"
+        }
+        stacked = {fqn for fqn, _ in example.model.named_parameters() if theirs.get(starred(fqn)) == "grouped_gemm"}
+        if not dispatched and not stacked:
+            continue
+        try:
+            plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(expert=2)
+        except Exception as error:
+            verdicts["refused"] += 1
+            print(f"{name:32} refused: {str(error)[:300]}", flush=True)
+            continue
+        ours = {layer.fqn for layer in plan.layers}
+        sharded = {f"{layer.fqn}.{each}" for layer in plan.layers for each, dim in layer.shards.items() if dim == 0}
+        missing, more = (dispatched - ours) | (stacked - sharded), ours - dispatched
+        verdict = "differs" if missing else "more" if more else "equal"
+        verdicts[verdict] += 1
+        print(f"{name:32} {verdict} {', '.join(sorted(set(map(starred, missing | more))))}", flush=True)
+        for fqn in sorted(missing):
+            print(f"    {fqn}: {plan.replicated.get(fqn, '')}")
+    print(dict(verdicts))
+
+
+def units(names: list[str]) -> None:
+    """One line per architecture that says which modules must stay whole: are they the units of FSDP?"""
+    verdicts: Counter[str] = Counter()
+    for name, example in _architectures(names):
+        classes = set(getattr(example.model, "_no_split_modules", None) or ())
+        modules = {fqn: type(each).__name__ for fqn, each in example.model.named_modules()}
+        theirs = {fqn for fqn, kind in modules.items() if kind in classes}
+        if not theirs:
+            continue
+        try:
+            plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(shard=2)
+        except Exception as error:
+            verdicts["refused"] += 1
+            print(f"{name:32} refused: {str(error)[:200]}", flush=True)
+            continue
+        ours = {fqn for unit in plan.units for fqn in unit}
+        cut = {fqn for fqn in ours if any(fqn.startswith(f"{whole}.") for whole in theirs)}
+        missing, more = theirs - ours, ours - theirs - cut
+        verdict = "equal" if ours == theirs else "smaller" if cut else "misses" if missing else "more"
+        verdicts[verdict] += 1
+        shown = {
+            kind: sorted({modules[fqn] for fqn in each})
+            for kind, each in (("missing", missing), ("more", more), ("inside", cut))
+            if each
+        }
+        print(f"{name:32} {verdict} {shown or ''}", flush=True)
+    print(dict(verdicts))
+
+
 def _example(name: str) -> tuple[Any, Any]:
     if name in models.NAMES:
         return models.make(name)
@@ -119,7 +188,13 @@ def _example(name: str) -> tuple[Any, Any]:
     return example.model.double().eval(), inputs
 
 
-def _equal(rank: int, _n: int, names: list[str]) -> None:
+def _take_float64(model: Any) -> None:
+    """Let the experts of a model of transformers multiply without a grouped product, which takes no float64."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("batched_mm")
+
+
+def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> None:
     warnings.filterwarnings("ignore")
     found: Counter[str] = Counter()
     for name in names:
@@ -127,7 +202,9 @@ def _equal(rank: int, _n: int, names: list[str]) -> None:
         try:
             torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
             model, inputs = _example(name)
-            plan = Statistics(model, inputs).parallel_plan(tensor=2)
+            if "expert" in options:
+                _take_float64(model)
+            plan = Statistics(model, inputs).parallel_plan(**options)
         except Exception as error:
             verdict, detail = "no plan", f"{type(error).__name__}: {str(error)[:120]}"
         else:
@@ -195,7 +272,12 @@ if __name__ == "__main__":
     what, *chosen = sys.argv[1:]
     if what == "agree":
         agree(chosen)
+    elif what == "experts":
+        experts(chosen)
+    elif what == "units":
+        units(chosen)
     elif what == "memory":
         memory()
     else:
-        processes.run(_equal, 2, chosen or list(models.NAMES))
+        options = {"expert": 2} if what == "divided" else {"tensor": 2}
+        processes.run(_equal, 2, chosen or list(models.NAMES), options)

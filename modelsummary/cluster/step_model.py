@@ -13,7 +13,7 @@ from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.cluster.folding import fold
+from modelsummary.cluster.equal_blocks import fold
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import RankModel
@@ -21,13 +21,13 @@ from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, run_step
-from modelsummary.parallel.calls import Calls
-from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
+from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
+from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 
 __all__ = ["Share", "StepModel"]
@@ -176,7 +176,7 @@ class StepModel:
             alone = share._replace(tensor=1, sequence_parallel=False, context=1)
             if share == alone:
                 phase = error.phase
-                with explained(lambda: phase, _REMEDIES):
+                with as_step_error(lambda: phase, _REMEDIES):
                     raise error.__cause__ or error from None
             with suppress(StepError):
                 return self._observe(share, gather_head=True)

@@ -16,10 +16,10 @@ from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.run import no_collection
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import CUDA_BLOCK
 from modelsummary.memory.step import StepRun
+from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["simulate_on_fakes"]
 
@@ -44,7 +44,7 @@ def simulate_on_fakes(
 
     with no_collection(), fused_lstm(), patch.object(torch.UntypedStorage, "resize_", resize_):
         apply_checkpoint(model, plan.checkpoint)
-        with explained(lambda: run.doing):
+        with as_step_error(lambda: run.doing):
             run.step()
     return run.estimate(str(device), "shape", [])
 

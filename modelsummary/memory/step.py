@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
-from modelsummary.capture.timer import Step, TimedCall, Timer
+from modelsummary.capture.timer import TimedCall, TimedStep, Timer
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
 
@@ -106,7 +106,7 @@ class StepRun:
         self._counts_attributes = not notes_operators  # finding them takes long, and only bytes depend on them
         self._notes_operators = notes_operators or workspaces is not None
         self._workspaces = workspaces
-        self._step: Step | None = None
+        self._step: TimedStep | None = None
         self._backward: BackwardTimer | None = None
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0

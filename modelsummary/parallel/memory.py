@@ -17,8 +17,8 @@ from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.on_fakes import simulate_on_fakes
-from modelsummary.memory.plan import StepOptions, StepPlan, step_plan
 from modelsummary.memory.predict import simulate_step
+from modelsummary.memory.step_plan import StepOptions, StepPlan, step_plan
 from modelsummary.parallel.applying import meshes_of, shard_module
 from modelsummary.parallel.fake_world import fake_world, real_meshes
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from modelsummary.costs.stored import nbytes_of
+from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.errors import InputError, SplitError
-from modelsummary.split.analyse import CallSequence, Cut
 from modelsummary.split.call_costs import CallCosts, held_by_calls
+from modelsummary.split.legal_cuts import CallSequence, Cut
 from modelsummary.split.partition import Chain, fewest_parts, partitions
 from modelsummary.split.schedule import StageLoad, simulate
 

@@ -256,6 +256,7 @@ class Statistics(FormulaStatistics):
         data: int = 1,
         shard: int = 1,
         pipeline: int = 1,
+        expert: int = 1,
         *,
         sequence: bool = False,
         checkpoint: Sequence[str] | str | None = None,
@@ -263,7 +264,7 @@ class Statistics(FormulaStatistics):
         reshard_after_forward: bool = True,
         offload: bool = False,
     ) -> ParallelPlan:
-        """Derive from what the forward does how to spread the model over ``tensor x data x shard x pipeline`` ranks.
+        """Derive from what the forward does how to spread the model over the ranks of a device mesh.
 
         A ``Linear`` whose results reach another one only through element-wise work, head reshapes and attention is
         split by columns, that last one by rows; embeddings of tokens and output heads by the vocabulary. Repeated
@@ -275,6 +276,8 @@ class Statistics(FormulaStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
+            expert: ranks over which the experts of mixtures are divided by their number. All of them take the same
+                batch; each runs its own experts.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
@@ -287,7 +290,8 @@ class Statistics(FormulaStatistics):
         ['ColwiseParallel', 'RowwiseParallel']
 
         Raises:
-            InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
+            InputError: an argument is unusable, ``tensor`` does not divide heads or widths, or ``expert`` experts; says
+                what does.
             SplitError: the model cannot be cut into as many stages.
         """
         from modelsummary.parallel.make import make_plan
@@ -299,6 +303,7 @@ class Statistics(FormulaStatistics):
             data=data,
             shard=shard,
             pipeline=pipeline,
+            expert=expert,
             sequence=sequence,
             split=self.split,
             checkpoint=checkpoint,
@@ -339,13 +344,13 @@ class Statistics(FormulaStatistics):
         >>> [node.name for node in stats.graph().nodes]
         ['input', '0', '1', '2', 'output']
         """
-        from modelsummary.statistics.dataflow import dataflow
+        from modelsummary.statistics.live_dataflow import dataflow
 
         return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
 
     @exclusive
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
-        from modelsummary.statistics.dataflow import explored_dataflow
+        from modelsummary.statistics.live_dataflow import explored_dataflow
 
         return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.costs.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts

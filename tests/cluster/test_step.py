@@ -118,32 +118,32 @@ def test_the_ends_of_a_pipeline_reduce_the_weight_that_they_share(simulator):
     ready = simulator.prepare(apart)
     tied = [each.tied_params for each in ready.stages]
     assert tied == [64 * 32, 64 * 32]  # the embedding, which is the head as well
-    seconds = simulator.timer.network.seconds("all_reduce", 4 * tied[0], simulator.timer.network.group(2))
+    seconds = simulator.time_model.network.seconds("all_reduce", 4 * tied[0], simulator.time_model.network.group(2))
     assert ready.once[0] == pytest.approx(seconds)
     assert simulator.prepare(Plan(micro_batch=4)).once[0] == 0
 
 
 def test_collectives_take_units_from_kernels(simulator):
-    timer = simulator.timer
-    inside, across = timer.network.group(8), timer.network.group(2, 8)
+    time_model = simulator.time_model
+    inside, across = time_model.network.group(8), time_model.network.group(2, 8)
     # one unit per 12 GB/s: 225 GB/s inside a node, 22.5 GB/s of one network interface
-    assert timer.network.units_taken(inside) * 108 == pytest.approx(19)
-    assert timer.network.units_taken(across) * 108 == pytest.approx(2)
-    assert timer.overlapped(10.0, 4.0, across) == pytest.approx(10 + 4 * 2 / 108)
-    assert timer.overlapped(1.0, 4.0, across) == 4.0
+    assert time_model.network.units_taken(inside) * 108 == pytest.approx(19)
+    assert time_model.network.units_taken(across) * 108 == pytest.approx(2)
+    assert time_model.overlapped(10.0, 4.0, across) == pytest.approx(10 + 4 * 2 / 108)
+    assert time_model.overlapped(1.0, 4.0, across) == 4.0
 
 
 def test_fsdp_copies_and_waits_without_overlap(simulator):
     plan = Plan(data=4, zero=3)
     overlaps = simulator.prepare(plan).times[0]
-    model, timer = simulator.model, simulator.timer
-    stage, group = simulator.stages(plan)[0], timer.groups(plan)["gradients"]
+    model, time_model = simulator.model, simulator.time_model
+    stage, group = simulator.stages(plan)[0], time_model.groups(plan)["gradients"]
     params = stage.params
-    gather = timer.network.seconds("all_gather", 2 * params, group)
-    forward = stage.forward_seconds + timer.copies(params, 4)
+    gather = time_model.network.seconds("all_gather", 2 * params, group)
+    forward = stage.forward_seconds + time_model.copies(params, 4)
     first = gather * stage.unit_params / params
-    assert overlaps.forward == pytest.approx(timer.overlapped(forward, gather, group) + first)
-    alone = StepSimulator(model, timer.cluster, 32, LENGTH)
+    assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
+    alone = StepSimulator(model, time_model.cluster, 32, LENGTH)
     alone.model = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     assert alone.prepare(plan).times[0].forward == pytest.approx(forward + gather)
 

@@ -8,7 +8,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError, ModelSummaryError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
-from modelsummary.record.failing import explained
+from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_once
 from modelsummary.split import Stages, check_initialized
 from modelsummary.views.explorer.flow import Dataflow, steps_of_record
@@ -49,7 +49,7 @@ def explored_dataflow(live: LiveModel, root: LayerInfo, stages: Stages | None) -
 
 
 def _recorded(live: LiveModel) -> Record:
-    with explained(live.model):
+    with as_forward_error(live.model):
         return record_once(live.model, live.call, live.execution)
 
 

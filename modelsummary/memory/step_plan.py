@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from modelsummary.capture.devices import named_device
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
@@ -110,14 +111,10 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
         raise InputError(f"checkpoint must be a list of names, 'every', 'sqrt' or None, got {checkpoint!r}")
     device = options.get("device")
-    try:
-        place = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
     return StepPlan(
         train=mode == "train",
         make_optimizer=_optimizer(options.get("optimizer")) if mode == "train" else None,
-        device=place,
+        device=None if device is None else named_device(device),
         dtype=options.get("dtype"),
         loss=options.get("loss"),
         checkpoint=tuple(checkpoint or ()),

@@ -13,11 +13,11 @@ from modelsummary.cluster.timing import PartSeconds
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
-__all__ = ["Stage", "deal", "stages_of"]
+__all__ = ["SimulatedStage", "deal", "stages_of"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class SimulatedStage:
     """One stage of the pipeline on one rank, for one micro-batch.
 
     Attributes:
@@ -97,7 +97,7 @@ def deal(costs: Sequence[int], stages: int) -> list[int]:
 
 def stages_of(
     model: StepModel, parts: Mapping[str, Part], seconds: Mapping[str, PartSeconds], plan: Plan
-) -> list[Stage]:
+) -> list[SimulatedStage]:
     """Return the stages of a plan, in order.
 
     Raises:
@@ -109,7 +109,7 @@ def stages_of(
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
     dealt = deal([max(parts[kind].flops, 1) for kind in kinds], n_stages) if kinds else [0]
     made, begin = [], 0
-    known: dict[tuple[tuple[str, ...], bool, bool], Stage] = {}
+    known: dict[tuple[tuple[str, ...], bool, bool], SimulatedStage] = {}
     for number, count in enumerate(dealt):
         own = tuple(kinds[begin : begin + count])
         begin += count
@@ -128,7 +128,7 @@ def _stage(
     *,
     is_first: bool,
     is_last: bool,
-) -> Stage:
+) -> SimulatedStage:
     counts = Counter(kinds)
     ends = [name for name, there in ((BEFORE, is_first), (AFTER, is_last)) if there]
     again = len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
@@ -155,7 +155,7 @@ def _stage(
     for name in ends:
         own_ends.update(parts[name].params)
     tied = parts[BEFORE].params.keys() & parts[AFTER].params.keys()
-    return Stage(
+    return SimulatedStage(
         counts=counts,
         is_first=is_first,
         is_last=is_last,
