@@ -323,7 +323,9 @@ class Statistics(FormulaStatistics):
     # -------------------------------------------------------------------------------------------- graphs
 
     @exclusive
-    def graph(self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None) -> Graph:
+    def graph(
+        self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None, fold: bool | None = None
+    ) -> Graph:
         """Return the dataflow graph: the modules and functions that pass tensors to each other.
 
         The forward is recorded again, as for ``split``. Edges have the shapes of the tensors; nodes have parameters and
@@ -335,6 +337,7 @@ class Statistics(FormulaStatistics):
                 count as a level.
             stages: result of ``split`` on this model; nodes get the colours of their stages, and modules that are cut
                 are shown as groups.
+            fold: draw equal consecutive modules as one, with their number. None: if the graph has more than 60 nodes.
 
         Raises:
             InputError: an argument is unusable, or the statistics have no live model with an input.
@@ -346,7 +349,7 @@ class Statistics(FormulaStatistics):
         """
         from modelsummary.statistics.live_dataflow import dataflow
 
-        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages, fold)
 
     @exclusive
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:
