@@ -27,7 +27,7 @@ from cluster_runs import Run, predicted
 from tabulate import tabulate
 
 from modelsummary.cluster import Cluster, Plan, Recipe
-from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.device_spec import DeviceSpec
 
 EAGER = Recipe(loss=token_loss, kernels="eager")
 COMPILED = replace(EAGER, kernels="compiled")

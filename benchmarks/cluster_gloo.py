@@ -3,8 +3,7 @@
     python benchmarks/cluster_gloo.py [--steps 9] [--folder FOLDER]
 
 The model is the decoder of ``examples/parallel_train.py``, wider. Two processes of one thread each first measure the
-operator calls of all plans at the same time, so that the times are those of a process whose neighbours compute as
-well, and then collectives of several sizes, which give the bandwidth and the latency of a ``Cluster``. Four processes
+operator calls of all plans at the same time, as a process would whose neighbours compute as well, and then collectives of several sizes, which give the bandwidth and the latency of a ``Cluster``. Four processes
 measure their own collectives. The steps are predicted from that, and run.
 
 This machine has fewer cores than processes. A process that shares a core with another one computes at half the speed:
@@ -45,7 +44,7 @@ from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.collectives import Network, RankGroup
 from modelsummary.cluster.pipeline import simulation_of
-from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.kernel_table import table_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall

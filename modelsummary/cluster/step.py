@@ -246,7 +246,7 @@ class StepSimulator:
         Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
         backward. If this overlaps with computing, it waits for what takes longer than that, and for the first unit. The
         tensors of a unit are copied out of what was gathered, and their gradients into what is reduced, by kernels
-        between those of the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+        that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
         time_model, model, network = self.time_model, self.model, self.time_model.network
         group = time_model.groups(plan)["gradients"]
