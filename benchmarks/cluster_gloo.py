@@ -3,8 +3,9 @@
     python benchmarks/cluster_gloo.py [--steps 9] [--folder FOLDER]
 
 The model is the decoder of ``examples/parallel_train.py``, wider. Two processes of one thread each first measure the
-operator calls of all plans at the same time, as a process would whose neighbours compute as well, and then collectives of several sizes, which give the bandwidth and the latency of a ``Cluster``. Four processes
-measure their own collectives. The steps are predicted from that, and run.
+operator calls of all plans at the same time, as a process would whose neighbours compute as well, and then collectives
+of several sizes, which give the bandwidth and the latency of a ``Cluster``. Four processes measure their own
+collectives. The steps are predicted from that, and run.
 
 This machine has fewer cores than processes. A process that shares a core with another one computes at half the speed:
 times of kernels are multiplied by processes per core. In a pipeline some processes wait, and the others get their
