@@ -86,7 +86,7 @@ def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe, weight_bytes: int) -> 
     gradient_bytes = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
     master = 4 if recipe.master_weights and weight_bytes < 4 else 0
     gathered = unit * weight_bytes if plan.zero >= 2 and shards > 1 else 0  # the gradients of the unit at hand
-    if plan.zero == 3 and shards > 1:  # its parameters, and those of the unit gathered ahead
+    if plan.zero == 3 and shards > 1:  # its parameters, and the next unit's, gathered ahead
         gathered += 2 * unit * weight_bytes
     return RankMemory(
         parameters=(sharded if plan.zero == 3 else params) * weight_bytes,

@@ -162,7 +162,8 @@ class StepSimulator:
                 f"{self.time_model.cluster.devices}; use more nodes, or smaller groups"
             )
         if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
-            raise InputError(f"context={plan.context} must divide the sequence length, got {self.sequence}")
+            has = f"sequences of {self.sequence}" if self.sequence else "inputs without a sequence"
+            raise InputError(f"context={plan.context} must divide the sequence length, but the model has {has}; pass 1")
         return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.recompute)
 
     def share(self, plan: Plan) -> Share:
