@@ -137,8 +137,11 @@ def _of_parameters(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str,
     """Return the parameters that are split in another way -> our reason."""
     sharded = {fqn: layout for region in found.regions for fqn, layout in region.parameters.items()}
     differs: dict[tuple[str, str, str], str] = {}
+    ran = {*found.calls.places, *(event.fqn for event in found.calls.entered)}
     for fqn, parameter in found.calls.parameters.items():
         style = theirs.get(starred(fqn)) or theirs.get(fqn)
+        if fqn.rpartition(".")[0] not in ran:  # such as experts of images, where the input has none
+            continue
         if style in PARAMETER_STYLES and "weight" not in fqn.split("."):
             back, outer = PARAMETER_STYLES[style]
             layout = sharded.get(fqn)

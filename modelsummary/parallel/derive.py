@@ -137,6 +137,7 @@ def derive(calls: Calls) -> Derivation:
     _add_pairs(found)
     _add_vocabulary(found)
     _keep_in_place_writes(found)
+    _note_functions(found)
     return found
 
 
@@ -166,7 +167,7 @@ def _add_stacked(found: Derivation) -> None:
     calls = found.calls
     for event in calls.entered:
         parameters = [each for each in calls.modules[event.fqn]._parameters.values() if each is not None]
-        if event.fqn in found.layers or not any(each.dim() >= 3 for each in parameters):
+        if event.fqn in found.layers or not any(each.dim() >= 3 and each.shape[0] > 1 for each in parameters):
             continue
         region = grow_stacked(calls, event.fqn)
         if region.blocked:
@@ -331,3 +332,13 @@ def _note_write(found: Derivation, fqn: str, event: Event) -> None:
         found.in_place[event.fqn] = None
     else:
         found.copied[fqn] = None
+
+
+def _note_functions(found: Derivation) -> None:
+    """Note modules that stay whole because their own functions take a weight of two dimensions."""
+    calls = found.calls
+    for event in calls.entered:
+        fqn, module = event.fqn, calls.modules[event.fqn]
+        has_weight = any(each is not None and each.dim() == 2 for each in module._parameters.values())
+        if has_weight and fqn in calls.users.get(fqn, ()) and fqn not in found.layers:
+            found.reasons.setdefault(fqn, f"{type(module).__name__} is not an nn.Linear, and torch has no style for it")

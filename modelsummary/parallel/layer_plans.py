@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from modelsummary.parallel.attention import attention_inputs, attention_shards
@@ -16,7 +18,7 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["in_call_order", "layer_plans"]
+__all__ = ["in_call_order", "layer_plans", "with_reduced_gradients"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -75,6 +77,28 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
         return first[fqn]
 
     return sorted(plans, key=lambda plan: place_of(plan.fqn))
+
+
+def with_reduced_gradients(model: nn.Module, layers: Sequence[LayerPlan], dtype: torch.dtype | None) -> list[LayerPlan]:
+    """Return plans that count the gradients which FSDP sums over the ranks of tensor parallelism, too.
+
+    Each rank has a part of the gradient of a replicated parameter that meets sharded tensors; without FSDP, the
+    optimizer sums it.
+
+    Args:
+        dtype: of the gradients; None: that of the parameters.
+    """
+    seen: set[int] = set()
+    found = []
+    for layer in layers:
+        names = {"norm": tuple(layer.shards), "local": layer.options.get("once", ())}.get(layer.role, ())
+        parameters = [model.get_submodule(layer.fqn).get_parameter(name) for name in names]
+        fresh = [each for each in parameters if each.requires_grad and id(each) not in seen]
+        seen |= {id(each) for each in fresh}
+        nbytes = sum(each.numel() * (dtype or each.dtype).itemsize for each in fresh)
+        more = (Collective("all_reduce", "backward", len(fresh), nbytes),) if fresh else ()
+        found.append(replace(layer, collectives=_merged([*layer.collectives, *more])))
+    return found
 
 
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
@@ -186,7 +210,9 @@ def _attention_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
     """Return the plan of a layer that sums the gradients of parts of its result over the ranks."""
     calls = derivation.calls
-    made = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    events = [calls.events[place] for place in calls.places.get(fqn, ())]
+    events += [event for event in calls.entered if event.fqn == fqn]
+    made = [value for event in events for value in values_in(event.result)]
     nbytes = sum(each.nbytes // each.shape[-1] * (stop - start) for each in made for start, stop in parts)
     collectives = (Collective("all_reduce", "backward", len(made) * len(parts), nbytes),)
     parameters = calls.modules[fqn]._parameters

@@ -25,8 +25,7 @@ def shard_logits(found: Derivation) -> None:
     """Leave the results of the output heads sharded.
 
     Raises:
-        InputError: there is no output head that is split, or the model does something with logits that a ``DTensor``
-            sharded by the vocabulary cannot do without being gathered.
+        InputError: no output head is split, or the model does something with logits that needs all of them.
     """
     heads = [fqn for fqn, layer in found.layers.items() if layer.role == "head"]
     if not heads:

@@ -19,7 +19,7 @@ from modelsummary.parallel.attention import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
-from modelsummary.parallel.layer_plans import in_call_order, layer_plans
+from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
@@ -89,7 +89,12 @@ def make_plan(
             )
     ranks = {"tensor": tensor, "expert": expert}
     layers = _on_first_rank(model, layers, ranks)
-    units = fsdp_units(model, root) if shard > 1 or data > 1 else []
+    units: list[list[str]] = []
+    gathered: list[tuple[int, int]] = []
+    if shard > 1 or data > 1:
+        units = fsdp_units(model, root)
+        gathered = unit_bytes(model, units, _local_shapes(model, layers, ranks), shard, precision)
+        layers = with_reduced_gradients(model, layers, precision)
     return ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -101,7 +106,7 @@ def make_plan(
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
         units=tuple(map(tuple, units)),
-        unit_bytes=_unit_bytes(model, layers, units, ranks, shard, precision) if shard > 1 or data > 1 else (),
+        unit_bytes=tuple(gathered),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
@@ -205,19 +210,6 @@ def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]
             if dim is not None:
                 cut.setdefault(f"{layer.fqn}.{name}", {})[dim] = ranks[layer.mesh]
     return {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
-
-
-def _unit_bytes(
-    model: nn.Module,
-    layers: Sequence[LayerPlan],
-    units: Sequence[Sequence[str]],
-    ranks: Mapping[str, int],
-    shard: int,
-    precision: torch.dtype | None,
-) -> tuple[tuple[int, int], ...]:
-    numbers = {key: math.prod(shards.values()) for key, shards in _cut(model, layers, ranks).items()}
-    absent = absent_parameters(model, layers, ranks["expert"])
-    return tuple(unit_bytes(model, units, numbers, shard, precision, absent))
 
 
 # ---------------------------------------------------------------------------------------- tensor parallel

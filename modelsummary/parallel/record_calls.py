@@ -68,6 +68,7 @@ class Calls:
         places: FQN of a whole layer -> positions of its calls in ``events``.
         norms: position of the first call of a module that calls functions on its own parameters alone -> the call of
             the module, and the position behind its last.
+        norm_of: value -> the call of such a module that returns it.
         n_calls: FQN -> calls of that module.
         takers: value -> the events that take it.
         holders: FQN -> modules that hold a parameter of that module, itself among them.
@@ -107,6 +108,7 @@ class Calls:
         for event, (begin, end) in self.entered.items():
             if begin < end and _only_own_parameters(event, self.modules[event.fqn]):
                 self.norms[begin] = (event, end)
+        self.norm_of = {value: event for event, _ in self.norms.values() for value in values_in(event.result)}
 
     def _find_users(self) -> None:
         """Note which modules hold each parameter, and which call functions on it."""

@@ -98,6 +98,16 @@ def test_meshes_of_two_dimensions():
     _check(processes.run(_sharded, 4, cases))
 
 
+@pytest.mark.slow
+def test_collectives_of_meshes_of_two_dimensions():
+    both, copied = {"tensor": 2, "shard": 2}, {"tensor": 2, "data": 2}
+    cases = [(name, both) for name in ("decoder", "gpt2", "mixture", *SPLIT)]
+    cases += [(name, {**both, "sequence": True}) for name in ("decoder", *CHUNKED)]
+    cases += [("decoder", copied), ("mixture", copied)]
+    for name, sizes, ran, planned in processes.run(_gathered, 4, cases)[0]:
+        assert ran == planned, (name, sizes)
+
+
 def _pipeline(rank, _n):
     from torch.distributed.pipelining import Schedule1F1B
 
