@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
@@ -238,6 +239,17 @@ def _take_float64(model: Any) -> None:
         model.set_experts_implementation("batched_mm")
 
 
+class _Float64(TorchFunctionMode):
+    """Computes in float64 where a model asks for float32, so that no rounding hides a difference."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+
 def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> None:
     warnings.filterwarnings("ignore")
     found: Counter[str] = Counter()
@@ -246,8 +258,7 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> Non
         try:
             torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
             model, inputs = _example(name)
-            if "expert" in options:
-                _take_float64(model)
+            _take_float64(model)
             plan = Statistics(model, inputs).parallel_plan(**options)
         except Exception as error:
             verdict, detail = "no plan", f"{type(error).__name__}: {str(error)[:120]}"
@@ -255,7 +266,8 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> Non
             try:
                 whole = copy.deepcopy(model)
                 plan.apply(model, plan.device_mesh("cpu"))
-                differences = processes.compare(whole, model, inputs)
+                with _Float64():
+                    differences = processes.compare(whole, model, inputs)
                 good = differences["output"] <= 1e-12 and differences["grad"] <= 1e-12 and differences["step"] <= 1e-10
                 verdict = "equal" if good else "DIFFERS"
                 detail = " ".join(f"{key} {value:.1e}" for key, value in differences.items())
