@@ -17,7 +17,7 @@ from modelsummary.record.events import Event, Value
 
 __all__ = [
     "Blocked",
-    "Call",
+    "FunctionCall",
     "Needs",
     "Operand",
     "Sharded",
@@ -79,7 +79,7 @@ class Operand:
     needs_grad: bool
 
 
-class Call:
+class FunctionCall:
     """A function event with what is known of its operands.
 
     Args:
@@ -156,7 +156,7 @@ def dims_of(dims: Any, ndim: int) -> set[int]:
     return {dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else (dims,))}
 
 
-def sharded_operand(call: Call, position: int = 0) -> tuple[Operand, Sharded]:
+def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Sharded]:
     """Return the operand at a position, which must be the sharded one, and its layout."""
     operand = call.operand(position)
     if operand.layout is None:

@@ -132,6 +132,40 @@ class MixtureDecoder(nn.Module):
         return self.head(x + self.mixture(self.norm2(x)))
 
 
+class ExpertsOfModules(nn.Module):
+    """A router, experts in a list and a shared one, as in DeepSeek-V2."""
+
+    def __init__(self, width: int, number: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, number, bias=False)
+        self.experts, self.shared = nn.ModuleList(Mlp(width) for _ in range(number)), Mlp(width)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        weight, index = self.gate(flat).softmax(-1).topk(2, dim=-1)
+        y = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, place = torch.where(index == number)
+            y = y.index_add(0, rows, expert(flat[rows]) * weight[rows, place, None])
+        return y.view_as(x) + self.shared(x)
+
+
+class ListDecoder(nn.Module):
+    """Blocks of attention and experts in a list; the first layer is dense, as in DeepSeek-V2."""
+
+    def __init__(self, vocab: int = 48, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+        self.blocks = nn.ModuleList(Block(width, 4, 2) for _ in range(2))
+        self.blocks[1].mlp = ExpertsOfModules(width)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
 def cnn() -> nn.Module:
     def block(inner: int, outer: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
@@ -180,6 +214,7 @@ MODELS = {
     "cnn": lambda: (cnn(), (torch.randn(4, 3, 8, 8, dtype=torch.float64),)),
     "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
     "mixture": lambda: (MixtureDecoder(), (_ids(),)),
+    "list": lambda: (ListDecoder(), (_ids(),)),
     "vit": _vit,
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
     "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),
