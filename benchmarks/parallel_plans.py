@@ -7,6 +7,7 @@
     python -m benchmarks.parallel_plans divided        # the same with experts divided over the two processes
     python -m benchmarks.parallel_plans memory         # predicted memory of each rank beside two processes
     python -m benchmarks.parallel_plans agree gemma    # these architectures only
+    python -m benchmarks.parallel_plans giant          # seconds for Llama 3.1 405B on 8,192 ranks
 
 ``tests/zoo`` builds the tiny architectures.
 """
@@ -24,12 +25,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
+from modelsummary.memory.step import loss_of
 from modelsummary.parallel.derive import derive
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
+from tests.real_memory import allocated, real_memory
 from tests.zoo import timm_models, transformers_models
 
 STYLES = {
@@ -224,47 +228,102 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> Non
         print(dict(found))
 
 
+MICROBATCHES = 4
 MEMORY = [
     (name, options)
     for name in ("decoder", "gpt2", "llama", "bert", "vit", "hf_llama", "hf_bert", "hf_vit")
-    for options in ({"tensor": 2}, {"shard": 2})
+    for options in ({"tensor": 2}, {"shard": 2}, {"pipeline": 2})
 ]
 
 
-def memory() -> None:
-    """Print the bytes held after the forward and the peak of rank 0: predicted, measured, and their ratio."""
-    predicted = []
+def memory(chosen: list[str]) -> None:
+    """Print the bytes held after the forward and the peak, predicted and measured, of the rank that differs most."""
+    cases = [case for case in MEMORY if not chosen or case[0] in chosen]
     torch.set_default_dtype(torch.float64)
-    for name, options in MEMORY:
+    measured = processes.run(_held, 2, cases)
+    for number, (name, options) in enumerate(cases):
         model, inputs = models.make(name)
-        predicted.append(Statistics(model, inputs).parallel_plan(**options).memory(0, optimizer="adamw"))
-    for (name, options), guess, (held, peak) in zip(MEMORY, predicted, processes.run(_held, 2, MEMORY)[0], strict=True):
-        before = guess.params + guess.buffers + guess.inputs + guess.optimizer_state
-        print(
-            f"{name:10} {options!s:14} held {guess.held_after_forward:>9,} / {held + before:>9,} "
-            f"peak {guess.peak:>9,} / {peak + before:>9,} = {guess.peak / (peak + before):.4f}"
-        )
+        plan = Statistics(model, inputs).parallel_plan(**options)
+        given = {"microbatches": MICROBATCHES} if "pipeline" in options else {}
+        found = []
+        for rank in range(2):
+            guess = plan.memory(rank, optimizer="adamw", **given)
+            before = guess.params + guess.buffers + guess.inputs + guess.optimizer_state
+            held, peak = (before + each for each in measured[rank][number])
+            found.append((abs(guess.peak / peak - 1), guess.held_after_forward, held, guess.peak / peak, rank))
+        _, guessed, held, ratio, rank = max(found)
+        plan_name = ", ".join(f"{key}={value}" for key, value in options.items())
+        print(f"| {name}, {plan_name}, rank {rank} | {guessed:,} / {held:,} | {ratio:.4f} |", flush=True)
 
 
 def _held(_rank: int, _n: int, cases: list[Any]) -> list[tuple[int, int]]:
-    from modelsummary.memory.predict import loss_of
-    from tests.real_memory import real_memory
-
+    """Return the bytes over what lived before a step: held after the forward, and at the peak."""
     found = []
     for name, options in cases:
         model, inputs = models.make(name)
         plan = Statistics(model, inputs).parallel_plan(**options)
-        plan.apply(model, plan.device_mesh("cpu"))
-
-        class Called:
-            parameters = model.parameters
-
-            def __call__(self, given: Any, model: Any = model) -> Any:
-                return model(**given) if isinstance(given, dict) else model(*given)
-
-        held, peak = real_memory(Called(), inputs, lambda out: loss_of(out, None), torch.optim.AdamW)
+        applied = plan.apply(model, plan.device_mesh("cpu"))
+        held, peak = _held_in_stage(applied, inputs) if "pipeline" in options else _held_in_model(applied, inputs)
         found.append((held["forward"], peak))
     return found
+
+
+def _held_in_model(model: Any, inputs: Any) -> Any:
+    class Called:
+        parameters = model.parameters
+
+        def __call__(self, given: Any) -> Any:
+            return model(**given) if isinstance(given, dict) else model(*given)
+
+    return real_memory(Called(), inputs, lambda out: loss_of(out, None), torch.optim.AdamW)
+
+
+def _held_in_stage(stage: Any, inputs: Any) -> Any:
+    """Measure a step of 1F1B; the end of the forward is the begin of the first backward."""
+    from torch.distributed.pipelining import Schedule1F1B
+
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda out, _: loss_of(out, None), scale_grads=False)
+    whole = tree_map(lambda each: torch.cat([each] * MICROBATCHES), inputs)
+    args, kwargs = ((), whole) if isinstance(whole, dict) else (whole, {})
+    args, kwargs = (args, kwargs) if stage.is_first else ((), {})
+    target = torch.zeros(MICROBATCHES) if stage.is_last else None
+    optimizer = torch.optim.AdamW(stage.submod.parameters())
+
+    def step() -> None:
+        schedule.step(*args, target=target, return_outputs=False, **kwargs)
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    backward = stage.backward_one_chunk
+
+    def first_backward(*args: Any, **kwargs: Any) -> None:
+        with torch.profiler.record_function("## forward"):
+            stage.backward_one_chunk = backward
+        backward(*args, **kwargs)
+
+    stage.backward_one_chunk = first_backward
+    return allocated(step)
+
+
+def giant() -> None:
+    """Print the CPU seconds of a plan of Llama 3.1 405B for tensor 8 x pipeline 16 x data 64, and of its memory."""
+    from examples.giants import GIANTS, TOKENS, decoder
+
+    model = decoder(GIANTS["Llama 3.1 405B"])
+    begin = time.process_time()
+    stats = Statistics(model, torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
+    print(f"summary: {time.process_time() - begin:.1f} s")
+    for sizes in ({"tensor": 8}, {"tensor": 8, "pipeline": 16, "data": 64}, {"tensor": 8, "pipeline": 16, "shard": 64}):
+        begin = time.process_time()
+        plan = stats.parallel_plan(**sizes)
+        print(f"parallel_plan({sizes}): {time.process_time() - begin:.1f} s")
+        for rank in {0, plan.world_size // 2, plan.world_size - 1} if plan.pipeline > 1 else ():
+            begin = time.process_time()
+            found = plan.memory(rank, optimizer="adamw", microbatches=64)
+            figures = f"parameters {found.params / 1e9:.2f} GB, activations {found.activations / 1e9:.2f} GB"
+            seconds = time.process_time() - begin
+            print(f"  memory of rank {rank}: {figures}, peak {found.peak / 1e9:.2f} GB, {seconds:.1f} s")
 
 
 if __name__ == "__main__":
@@ -277,7 +336,9 @@ if __name__ == "__main__":
     elif what == "units":
         units(chosen)
     elif what == "memory":
-        memory()
+        memory(chosen)
+    elif what == "giant":
+        giant()
     else:
         options = {"expert": 2} if what == "divided" else {"tensor": 2}
         processes.run(_equal, 2, chosen or list(models.NAMES), options)

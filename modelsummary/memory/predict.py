@@ -27,6 +27,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.stage_step import run_of
 from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.step_error import as_step_error
 from modelsummary.memory.step_plan import StepPlan
@@ -150,7 +151,7 @@ def run_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run = StepRun(model, args, kwargs, plan, device, **options)
+        run = run_of(model, args, kwargs, plan, device, **options)
         with as_step_error(lambda: run.doing):
             reason = _step(run, shapes, can_run)
         if reason is None:

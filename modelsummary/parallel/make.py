@@ -16,7 +16,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
 from modelsummary.parallel.derive import Derivation, derive
-from modelsummary.parallel.expert_plans import absent_parameters, expert_plans
+from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans
 from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
@@ -50,7 +50,8 @@ def make_plan(
 
     Args:
         root: of the model's tree.
-        split: ``Statistics.split`` of the model; needed for ``pipeline > 1``.
+        split: function from a number of stages and the FQNs of modules that are not cut to the model's stages; needed
+            for ``pipeline > 1``.
     """
     _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert)
     if precision is not None and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
@@ -62,7 +63,9 @@ def make_plan(
     if sequence and expert > 1:
         raise InputError("sequence=True: experts take whole sequences; use expert=1, or sequence=False")
     model = live.model
-    stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
+    stages = None
+    if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
+        stages = split(pipeline, frozenset(row.fqn for row in blocks_of(root)))
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -73,7 +76,7 @@ def make_plan(
         derivation, found = _derived(live, calls, tensor, sequence=sequence)
         sharded = layer_plans(derivation, tensor)
         reasons, attributes = derivation.reasons | reasons, attributes + found
-        layers = in_call_order(calls, [*layers, *sharded])
+        layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
         if not sharded:
             raise InputError(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
@@ -98,7 +101,7 @@ def make_plan(
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=_checkpoint(checkpoint, root),
-        boundaries=() if stages is None else tuple(_block_boundaries(root, stages.calls)),
+        boundaries=() if stages is None else tuple(_stage_begins(root, stages.calls)),
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
         params=sum(each.numel() for each in model.parameters()),
         params_per_rank=_params_per_rank(model, layers, ranks, shard, stages),
@@ -107,30 +110,22 @@ def make_plan(
     )
 
 
-def _stages(root: LayerInfo, pipeline: int, split: Callable[..., Any]) -> Any:
-    """Return balanced stages, whose cuts were moved to the beginning of a block."""
-    return split(pipeline, boundaries=_block_boundaries(root, split(pipeline).calls))
-
-
-def _block_boundaries(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
-    """Return the modules with which the second and each later stage begin, moved back to the beginning of a block.
-
-    A stage that begins with a block cuts nothing that is sharded.
+def _stage_begins(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
+    """Return the blocks, or modules outside of all blocks, with which the second and each later stage begin.
 
     Args:
         calls: of each stage.
-
-    Raises:
-        InputError: two stages would begin with the same block.
     """
     blocks = [row.fqn for row in blocks_of(root)]
-    begins: list[str] = []
-    for part in calls[1:]:
-        inside = (block for call in part for block in blocks if f"{call.fqn}.".startswith(f"{block}."))
-        begins.append(next(inside, "") or next(call.fqn for call in part if call.is_module))
-    if len(set(begins)) < len(begins):
-        raise InputError(f"pipeline={len(calls)}: a stage would be smaller than the block {begins[0]!r}; use fewer")
-    return begins
+
+    def begin(part: Sequence[Event]) -> str:
+        for call in part:
+            block = next((fqn for fqn in blocks if f"{call.fqn}.".startswith(f"{fqn}.")), "")
+            if block or call.is_module:
+                return block or call.fqn
+        return part[0].name
+
+    return [begin(part) for part in calls[1:]]
 
 
 def _check_sizes(**sizes: Any) -> None:

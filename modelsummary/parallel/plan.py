@@ -179,19 +179,32 @@ class ParallelPlan(Printed):
 
         return apply_plan(self, model, mesh, checkpoint=checkpoint, init=init)
 
-    def memory(self, rank: int = 0, **options: Unpack[StepOptions]) -> MemoryEstimate:
+    def memory(
+        self,
+        rank: int = 0,
+        *,
+        microbatches: int | None = None,
+        schedule: str = "1f1b",
+        **options: Unpack[StepOptions],
+    ) -> MemoryEstimate:
         """Predict the memory of a training step on one rank, on this process alone and without data.
+
+        With ``pipeline > 1`` it is the step of the rank's stage, in which the recorded batch is one micro-batch.
+        Activations count all micro-batches in flight; inputs include the buffers of torch's engine for what
+        a stage receives, one per micro-batch. The timeline shows the last ones of many micro-batches.
 
         Args:
             rank: of the whole world.
+            microbatches: micro-batches in a step of a plan with stages. Default: as many as stages.
+            schedule: order of their forwards and backwards: ``"1f1b"`` or ``"gpipe"``.
             **options: as for ``Statistics.memory``, except ``checkpoint``, which belongs to the plan.
 
         Raises:
-            InputError: an argument is unusable, the plan has stages, or it was loaded without its model.
+            InputError: an argument is unusable, or the plan was loaded without its model.
         """
         from modelsummary.parallel.memory import memory_of_rank
 
-        return memory_of_rank(self, rank, options)
+        return memory_of_rank(self, rank, microbatches, schedule, options)
 
     @property
     def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:

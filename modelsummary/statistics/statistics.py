@@ -305,7 +305,7 @@ class Statistics(FormulaStatistics):
             pipeline=pipeline,
             expert=expert,
             sequence=sequence,
-            split=self.split,
+            split=lambda *wishes: self._current_splitter().split_around(*wishes),
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
