@@ -18,8 +18,8 @@ __all__ = ["Axis", "PolynomialPiece", "candidates"]
 
 _DEGREE = 3  # of a polynomial of the size itself
 _ROUNDED_DEGREE = 2  # of a polynomial of a rounded size
-# Strides multiply, also with the size of attention windows: 32 x 7 pixels.
-_DIVISORS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+# Strides multiply, also with the size of attention windows: 32 x 7 pixels, 640 samples of sound per frame.
+_DIVISORS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
 _ROOTS = range(-8, 9)
 _FEWEST_RIGHT = 4  # samples of the right of two pieces
 

@@ -30,7 +30,7 @@ _ENCODED, _ENCODER = "encoder_last_hidden_state", "encoder_outputs"
 class Encoded(tuple[Tensor]):
     """The result of an encoder, as forwards take it back: a tuple, or an object with the name of its item.
 
-    Other fields, such as ``attentions`` and ``router_logits``, are None, as encoders leave fields that nobody asked for.
+    Other fields, such as ``attentions`` and ``router_logits``, are None, as encoders leave them unless asked.
     """
 
     @property
