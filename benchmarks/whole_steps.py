@@ -64,7 +64,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
         if abs(params / 1e6 / float(row["param_count"]) - 1) > 0.02:
             return None
         make = OPTIMIZERS["sgd-momentum"] if train else None
-        plan = StepPlan(train, make, torch.device("cpu"), loss=_loss if train else None, autocast=F16)
+        plan = StepPlan(train, make, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
         call = call_arguments(model.train(train), x, (), {}, batch_dim=None, device=None, dtypes=None)
         operators, _ = step_operators(model, call, plan)
     except Exception as error:
