@@ -36,10 +36,10 @@ IN_FLOAT32 = {
     "log_softmax": lambda: F.log_softmax(X, -1),
     "layer_norm": lambda: F.layer_norm(X, (8,)),
     "group_norm": lambda: F.group_norm(X.view(1, 8, 8), 2),
-    "exp": lambda: X.exp(),
+    "exp": X.exp,
     "rsqrt": lambda: torch.rsqrt(X),
     "pow": lambda: X**2,
-    "sum": lambda: X.sum(),
+    "sum": X.sum,
     "sum over a dimension": lambda: X.sum(0),
     "cumsum": lambda: X.cumsum(0),
     "norm": lambda: torch.norm(X),
@@ -97,7 +97,7 @@ def test_a_step_on_shapes():
     kernels = stats.kernels("A100", autocast=HALF).to_records()
     found = [(each["op_class"], each["dtype"]) for each in kernels if each["op_class"] in ("gemm", "norm", "softmax")]
     assert found == [("gemm", "float16"), ("norm", "float32"), ("gemm", "float16"), ("softmax", "float16")]
-    # saved: x in half (2 x 8), the second weight in half (16 x 4), the input of the norm in float32 (2 x 16), its mean and
-    # reciprocal deviation (2 x 2), its result in half (2 x 16), and the result of softmax in float32 (2 x 4)
+    # saved: x in half (2 x 8), the second weight in half (16 x 4), the input of the norm in float32 (2 x 16), its mean
+    # and reciprocal deviation (2 x 2), its result in half (2 x 16), and the result of softmax in float32 (2 x 4)
     memory = stats.memory(device="cuda", autocast=HALF, block_bytes=1)
     assert memory.activations == 32 + 128 + 128 + 16 + 64 + 32

@@ -1,7 +1,7 @@
 """Autocast on shapes as CUDA runs it, where no CUDA device is present and operators run as on the CPU.
 
-Autocast casts other operators on CUDA than on the CPU: norms, softmax, exponentials and sums run in float32 on CUDA, and
-in half precision on the CPU. The lists are in ``ATen/autocast_mode.h``; torch documents them in its "Autocast Op
+Autocast casts other operators on CUDA than on the CPU: norms, softmax, exponentials and sums run in float32 on CUDA,
+and in half precision on the CPU. The lists are in ``ATen/autocast_mode.h``; torch documents them in its "Autocast Op
 Reference". Inside the context, the operators that torch casts on CUDA alone are also cast on the CPU, by kernels in
 torch's own dispatcher, so that operators called from C++ code are cast as well.
 """
@@ -34,14 +34,14 @@ _IN_HALF = (
 _IN_FLOAT32 = (
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor"
     " pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm"
-    " nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp norm.Scalar"
-    " norm.ScalarOpt_dim upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d"
-    " _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d"
-    " _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
+    " nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp norm.Scalar norm.ScalarOpt_dim upsample_nearest1d"
+    " _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d"
+    " _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d"
+    " upsample_bicubic2d _upsample_bicubic2d_aa"
 )
 _TO_FLOAT32 = (
-    "softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm"
-    " linalg_matrix_norm.str_ord sum sum.dim_IntList"
+    "softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum"
+    " sum.dim_IntList"
 )
 _IN_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot index_put tensordot scatter_add"
 
