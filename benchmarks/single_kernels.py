@@ -148,9 +148,7 @@ class KernelFit:
             return np.log(np.concatenate([self.ratios(key, self.train[key]) for key in keys]))
 
         scale = np.maximum(np.abs(start), 0.1)
-        found = least_squares(
-            residuals, start, loss="soft_l1", f_scale=0.1, x_scale=scale, diff_step=0.02, max_nfev=25
-        )
+        found = least_squares(residuals, start, loss="soft_l1", f_scale=0.1, x_scale=scale, diff_step=0.02, max_nfev=25)
         put(found.x)
 
     def ratios(self, key: Key, samples: list[Sample], model: DeviceModel | None = None) -> np.ndarray:

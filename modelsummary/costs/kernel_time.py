@@ -31,7 +31,18 @@ from modelsummary.costs.operator_work import Work
 __all__ = ["DeviceModel", "device_model", "fits", "half_speed", "sustained", "tensor_factor"]
 
 _Tiles = tuple[tuple[int, int], ...]
-_TILES: _Tiles = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (32, 64), (64, 32))
+_TILES: _Tiles = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (32, 128),
+    (128, 32),
+    (32, 64),
+    (64, 32),
+)
 _PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 _GEFORCE = "RTX 3090"
