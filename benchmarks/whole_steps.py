@@ -47,8 +47,8 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
     import timm
 
     from modelsummary.capture.inputs import call_arguments
-    from modelsummary.memory.plan import OPTIMIZERS, StepPlan
     from modelsummary.memory.predict import step_operators
+    from modelsummary.memory.step_plan import OPTIMIZERS, StepPlan
 
     train = kind == "train"
     timm.layers.set_fused_attn(not train)  # torch 1.12 had none

@@ -1,6 +1,6 @@
 from . import fx, onnx, tiling
-from .costs.devices import DeviceSpec
-from .costs.formulas import register_op_cost
+from .costs.device_spec import DeviceSpec
+from .costs.macs import register_op_cost
 from .errors import (
     DataDependentError,
     FormulaError,

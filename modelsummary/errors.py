@@ -24,6 +24,7 @@ __all__ = [
     "StepError",
     "TraceError",
     "close_to",
+    "in_short",
     "printable",
 ]
 
@@ -38,6 +39,16 @@ def close_to(name: Any, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(name), list(known), n=3)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def in_short(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message, without a full stop.
+
+    >>> in_short(ValueError("expected 3 channels."))
+    'ValueError: expected 3 channels'
+    """
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def printable(text: str) -> str:

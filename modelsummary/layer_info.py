@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelsummary.tables import Report
 from modelsummary.units import grouped
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["UNKNOWN", "LayerInfo", "Sizes", "first_shape", "leaf_output_bytes", "ledger", "total"]
 

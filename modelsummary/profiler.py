@@ -20,7 +20,7 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
-from modelsummary.capture.timer import Step, Timer, cost_of_timing
+from modelsummary.capture.timer import TimedStep, Timer, cost_of_timing
 from modelsummary.capture.values import argument_sizes
 from modelsummary.errors import InputError, ProfilerError
 from modelsummary.latency.measure import LatencyOverhead
@@ -43,17 +43,17 @@ class _Alike:
     """
 
     recording: Recording | Exception
-    steps: deque[tuple[Step, BackwardTimer | None]] = field(default_factory=deque)
+    steps: deque[tuple[TimedStep, BackwardTimer | None]] = field(default_factory=deque)
     count: int = 0
 
-    def add(self, step: Step, backward: BackwardTimer | None, max_steps: int) -> None:
+    def add(self, step: TimedStep, backward: BackwardTimer | None, max_steps: int) -> None:
         self.steps.append((step, backward))
         self.count += 1
         if len(self.steps) > max_steps:
             _drop(*self.steps.popleft())
 
 
-def _drop(step: Step, backward: BackwardTimer | None) -> None:
+def _drop(step: TimedStep, backward: BackwardTimer | None) -> None:
     if backward is not None:
         backward.detach()
     step.discard()
@@ -234,7 +234,7 @@ class _Session:
         except Exception as error:
             return error
 
-    def record(self, step: Step) -> None:
+    def record(self, step: TimedStep) -> None:
         """Add a step that has ended."""
         try:
             alike = self._alike.get(step.about)

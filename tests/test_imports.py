@@ -72,6 +72,12 @@ def test_modules_are_imported_when_they_are_used():
     assert "torch" not in added
 
 
+def test_the_command_imports_torch_when_it_runs():
+    added = _added("import modelsummary.cli", before="tabulate")
+    assert "modelsummary.cli.commands" in added
+    assert "torch" not in added
+
+
 def test_public_names():
     assert set(modelsummary.__all__) == set(dir(modelsummary))
     for name in modelsummary.__all__:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from modelsummary import _torch
 from modelsummary.capture.clock import Clock
-from modelsummary.capture.timer import Step, TimedCall
+from modelsummary.capture.timer import TimedCall, TimedStep
 from modelsummary.capture.values import tensors_of
 
 __all__ = ["BackwardTimer"]
@@ -42,7 +42,7 @@ class BackwardTimer:
         unreached: calls with nodes that the output does not lead to; they run as part of other calls.
     """
 
-    def __init__(self, step: Step, clock: Clock, on_node: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, step: TimedStep, clock: Clock, on_node: Callable[[Any], object] | None = None) -> None:
         self._clock = clock
         # by backward and thread: call and mark of each node that begins; the call is None for nodes outside the step
         self._logs: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)

@@ -14,7 +14,7 @@ from torch import nn
 
 from modelsummary import _torch
 from modelsummary.capture.module_calls import calls_wrapped
-from modelsummary.capture.operators import Costs, Execution, Operators
+from modelsummary.capture.operator_mode import Costs, Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
 from modelsummary.layer_info import Sizes
 

@@ -1,4 +1,4 @@
-"""The devices that a model, its inputs and this machine have; their speeds are in ``costs.devices``."""
+"""The devices that a model, its inputs and this machine have; their peaks are in ``costs.device_spec``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from modelsummary.errors import InputError
 
-__all__ = ["available_device", "check_together", "device_of", "is_there", "requested_device"]
+__all__ = ["available_device", "check_together", "device_of", "is_there", "named_device", "requested_device"]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
@@ -23,16 +23,25 @@ def is_there(device: torch.device) -> bool:
     return device.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == device.type)
 
 
+def named_device(device: torch.device | str) -> torch.device:
+    """Return the device of this name, which need not be present. Raise ``InputError`` if no device has the name.
+
+    >>> named_device("cuda:1")
+    device(type='cuda', index=1)
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
+
+
 def available_device(device: torch.device | str) -> torch.device:
     """Return a device of this machine. Raises ``InputError`` if it does not exist.
 
     >>> available_device("cpu")
     device(type='cpu')
     """
-    try:
-        place = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
+    place = named_device(device)
     if not is_there(place):
         raise InputError(
             f"device={str(place)!r} is not available on this machine; leave device out: "

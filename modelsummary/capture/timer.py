@@ -15,7 +15,7 @@ from modelsummary import _torch
 from modelsummary.capture.clock import Clock, CpuClock
 from modelsummary.capture.module_calls import Wrapper, unwrap_calls, wrap_calls
 
-__all__ = ["Step", "TimedCall", "Timer", "cost_of_timing", "suspended"]
+__all__ = ["TimedCall", "TimedStep", "Timer", "cost_of_timing", "suspended"]
 
 _next_node = _torch.next_node_number
 
@@ -24,7 +24,7 @@ class TimedCall:
     """One call of one module.
 
     Attributes:
-        begin, end: marks of the clock; milliseconds after ``Step.settle``.
+        begin, end: marks of the clock; milliseconds after ``TimedStep.settle``.
         nodes: number of the first autograd node that the call made, and of the first node after the call.
     """
 
@@ -38,7 +38,7 @@ class TimedCall:
 
     @property
     def milliseconds(self) -> float:
-        """Time of the call in milliseconds, after ``Step.settle``."""
+        """Time of the call in milliseconds, after ``TimedStep.settle``."""
         return float(self.end - self.begin)
 
     def walk(self) -> Iterator[TimedCall]:
@@ -50,7 +50,7 @@ class TimedCall:
             pending.extend(reversed(call.children))
 
 
-class Step:
+class TimedStep:
     """One call of the model: the log of the run, and the tree of calls made from it.
 
     Attributes:
@@ -141,7 +141,8 @@ class Timer:
 
     Args:
         is_ignored: returns True for modules that are not timed; their time is counted for their caller.
-        on_begin: called with the arguments of each call of the model before it begins; its result is ``Step.about``.
+        on_begin: called with the arguments of each call of the model before it begins; its result becomes
+            ``TimedStep.about``.
         on_step: called with each finished step, instead of appending it to ``steps``.
 
     Attributes:
@@ -156,10 +157,10 @@ class Timer:
         *,
         is_ignored: Callable[[nn.Module], bool] | None = None,
         on_begin: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
-        on_step: Callable[[Step], object] | None = None,
+        on_step: Callable[[TimedStep], object] | None = None,
     ) -> None:
         self.model, self.clock = model, clock
-        self.steps: list[Step] = []
+        self.steps: list[TimedStep] = []
         self.in_other_threads = 0
         self._own = {id(module) for module in model.modules() if is_ignored is None or not is_ignored(module)}
         self._on_begin = on_begin
@@ -198,7 +199,7 @@ class Timer:
         self, state: _State, call_module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call the model and log the step; a step that raises is dropped."""
-        step = Step(self.clock)
+        step = TimedStep(self.clock)
         step.about = self._on_begin(args, kwargs) if self._on_begin is not None else None
         state.logs[get_ident()] = log = step.log
         try:

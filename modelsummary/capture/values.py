@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
-from modelsummary.costs.stored import nbytes_of
+from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.layer_info import UNKNOWN, Sizes
 
 __all__ = [

@@ -8,21 +8,39 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import Any, NoReturn
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from modelsummary.errors import InputError, close_to
-from modelsummary.memory.plan import OPTIMIZERS
 from modelsummary.units import parse_amount
 
-__all__ = ["Input", "Parser", "parse_budget", "parse_dtype", "parse_input", "parse_optimizer", "parse_settings"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "HELP_OF_INPUT",
+    "HELP_OF_RUN",
+    "SOURCES",
+    "Input",
+    "Parser",
+    "parse_budget",
+    "parse_dtype",
+    "parse_input",
+    "parse_optimizer",
+    "parse_settings",
+]
+
+HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
+HELP_OF_RUN = "run TorchScript, which is code, on the --input: in a process with limits of time and memory"
+SOURCES = (
+    "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
+    " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt"
+)
 
 _VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")
 _INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<size>\d+(?:,\d+)*)?(?::(?P<dtype>\w+))?")
 
 
-Input = tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]
+Input: TypeAlias = "tuple[str | None, list[int] | torch.Tensor, torch.dtype | None]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +54,8 @@ class Parser(argparse.ArgumentParser):
 
 def parse_input(text: str) -> Input:
     """Return the name, the size or number, and the dtype of ``1,3,224,224``, ``ids=1,128:long`` or ``sr==16000``."""
+    import torch
+
     value = _VALUE.fullmatch(text)
     if value is not None:
         return value["name"], torch.tensor(json.loads(value["value"])), None
@@ -51,6 +71,8 @@ def parse_input(text: str) -> Input:
 
 def parse_dtype(text: str) -> torch.dtype:
     """Return a floating point dtype by its name."""
+    import torch
+
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise argparse.ArgumentTypeError(f"expected a floating point dtype of torch such as bfloat16, got {text!r}")
@@ -63,6 +85,8 @@ def parse_optimizer(text: str) -> str:
     >>> parse_optimizer("AdamW")
     'adamw'
     """
+    from modelsummary.memory.step_plan import OPTIMIZERS
+
     known = ["inference", "none", *OPTIMIZERS]
     if text.lower() not in known:
         hint = close_to(text.lower(), known)

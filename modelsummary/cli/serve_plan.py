@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from modelsummary.cli.arguments import Parser, parse_dtype, parse_input, parse_settings
+from modelsummary.cli.output import write
 from modelsummary.cli.sources import build_model
 from modelsummary.costs.kernels import MODES
 from modelsummary.errors import InputError
@@ -42,10 +43,7 @@ def serve_plan(arguments: Sequence[str]) -> int:
         memory_bytes=options.memory,
     )
     text = json.dumps(estimate.to_dict()) if options.format == "json" else str(estimate)
-    if options.output is None:
-        print(text)
-    else:
-        options.output.write_text(f"{text}\n", encoding="utf-8")
+    write(text, options.output)
     if options.plot is not None:
         estimate.plot().figure.savefig(options.plot)  # type: ignore[union-attr]
     return 0

@@ -16,14 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from modelsummary.cli.arguments import SOURCES
 from modelsummary.errors import InputError, MissingExtraError, close_to
 
-__all__ = ["SOURCES", "Source", "build_model"]
-
-SOURCES = (
-    "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
-    " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt"
-)
+__all__ = ["Source", "build_model"]
 
 
 class Source(NamedTuple):

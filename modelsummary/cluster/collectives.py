@@ -21,15 +21,15 @@ from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
-__all__ = ["OPERATIONS", "Group", "Network", "collective_fits"]
+__all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """The ranks that communicate.
 
     Attributes:
@@ -66,19 +66,19 @@ class Network:
         cluster: the cluster.
 
     >>> network = Network(Cluster("A100", nodes=4))
-    >>> half = network.seconds("all_gather", 2**30, Group(8, 8))
-    >>> 1.9 < network.seconds("all_reduce", 2**30, Group(8, 8)) / half < 2.1
+    >>> half = network.seconds("all_gather", 2**30, RankGroup(8, 8))
+    >>> 1.9 < network.seconds("all_reduce", 2**30, RankGroup(8, 8)) / half < 2.1
     True
     """
 
     cluster: Cluster
 
-    def group(self, size: int, stride: int = 1) -> Group:
+    def group(self, size: int, stride: int = 1) -> RankGroup:
         """Return the group of ``size`` ranks that are ``stride`` ranks apart."""
         per_node = max(1, min(size, self.cluster.devices_per_node // stride)) if stride else 1
-        return Group(size, per_node)
+        return RankGroup(size, per_node)
 
-    def seconds(self, operation: str, nbytes: float, group: Group) -> float:
+    def seconds(self, operation: str, nbytes: float, group: RankGroup) -> float:
         """Return the seconds of a collective.
 
         Args:
@@ -114,31 +114,31 @@ class Network:
             return self._base + self._link_step + nbytes / self._link
         return self._base + self._network_step + nbytes / self._network
 
-    def _ring(self, passes: int, nbytes: float, group: Group) -> float:
+    def _ring(self, passes: int, nbytes: float, group: RankGroup) -> float:
         n, crossings = group.size, group.nodes if group.nodes > 1 else 0
         steps = passes * (
             (n - 1 - max(crossings - 1, 0)) * self._link_step + max(crossings - 1, 0) * self._network_step
         )
         return self._base + steps + passes * (n - 1) / n * nbytes / self._bandwidth(group)
 
-    def _tree(self, nbytes: float, group: Group) -> float:
+    def _tree(self, nbytes: float, group: RankGroup) -> float:
         """Return the seconds of NCCL's double binary tree: chains inside the nodes, a tree between them."""
         inside = 2 * (group.per_node - 1) * self._link_step
         between = 2 * ceil(log2(group.nodes)) * self._network_step
         return self._base + inside + between + 2 * nbytes / self._bandwidth(group)
 
-    def _in_phases(self, passes: int, nbytes: float, group: Group) -> float:
-        inside, across = Group(group.per_node, group.per_node), Group(group.nodes, 1)
+    def _in_phases(self, passes: int, nbytes: float, group: RankGroup) -> float:
+        inside, across = RankGroup(group.per_node, group.per_node), RankGroup(group.nodes, 1)
         return self._ring(passes, nbytes, inside) + self._ring(passes, nbytes / group.per_node, across)
 
-    def _all_to_all(self, nbytes: float, group: Group) -> float:
+    def _all_to_all(self, nbytes: float, group: RankGroup) -> float:
         n, away = group.size, group.size - group.per_node
         inside = (group.per_node - 1) / n * nbytes / self._link
         between = away / n * nbytes / self._network if away > 0 else 0.0
         steps = (group.per_node - 1) * self._link_step + (self._network_step if away > 0 else 0.0)
         return self._base + steps + max(inside, between)
 
-    def _bandwidth(self, group: Group) -> float:
+    def _bandwidth(self, group: RankGroup) -> float:
         """Return the bytes per second that each rank of a ring passes on."""
         link = self._link * (1 - float(collective_fits()["link"]["loss"]) / group.per_node)
         if group.nodes == 1:

@@ -9,7 +9,6 @@ from typing import Any
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.applying import MakePlan
-from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pipeline_plan import PipelinePlans, cluster_of, make_plans
 from modelsummary.cluster.plan import Plan, Recipe
@@ -17,6 +16,7 @@ from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.search import SearchOptions, find_plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.cluster.step_model import StepModel
+from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.split.stage_facts import StageFacts

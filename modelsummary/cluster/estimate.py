@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from modelsummary.cluster.applying import MakePlan, parallel_plan, to_code
-from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StageTime, simulation_of
 from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.topology import Cluster
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
 from modelsummary.units import percent, scaled

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
-from modelsummary.cluster.stages import Stage
+from modelsummary.cluster.simulated_stages import SimulatedStage
 
 __all__ = ["RankLoad", "RankMemory", "memory_of"]
 
@@ -60,7 +60,7 @@ class RankLoad(NamedTuple):
     temporary: int
 
     @classmethod
-    def of(cls, stages: Sequence[Stage], activations: int) -> RankLoad:
+    def of(cls, stages: Sequence[SimulatedStage], activations: int) -> RankLoad:
         """Return what the rank of the given stages holds, with the activations of its fullest moment."""
         return cls(
             sum(each.params for each in stages),

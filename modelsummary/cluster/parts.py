@@ -20,7 +20,7 @@ from modelsummary.costs.operator_work import POINTWISE, Work, work_of
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
 from modelsummary.memory.step import Saved, StepRun
 
-__all__ = ["AFTER", "BEFORE", "Collective", "OnAccelerator", "Part", "parts_of"]
+__all__ = ["AFTER", "BEFORE", "MicrobatchCollective", "OnAccelerator", "Part", "parts_of"]
 
 BEFORE, AFTER = "before the blocks", "after the blocks"
 _NAMESPACE = "_c10d_functional."
@@ -32,7 +32,7 @@ _OPERATIONS = {
 _PLAIN, _CORE, _COLUMN = range(3)  # marks of operators
 
 
-class Collective(NamedTuple):
+class MicrobatchCollective(NamedTuple):
     """A collective of one micro-batch.
 
     Attributes:
@@ -70,7 +70,7 @@ class Part:
 
     works: Mapping[str, Works] = field(default_factory=dict)
     operators: Mapping[str, int] = field(default_factory=dict)
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[MicrobatchCollective, ...] = ()
     kept_bytes: int = 0
     core_bytes: int = 0
     entered_bytes: int = 0
@@ -264,21 +264,21 @@ def _with_context(work: Work, context: int) -> Work:
 
 def _collectives(
     operators: Sequence[StepOperator], places: Sequence[str], context: int
-) -> defaultdict[str, list[Collective]]:
-    found: defaultdict[str, list[Collective]] = defaultdict(list)
+) -> defaultdict[str, list[MicrobatchCollective]]:
+    found: defaultdict[str, list[MicrobatchCollective]] = defaultdict(list)
     for each, place in zip(operators, places, strict=True):
         call = each.run.call
         operation = _OPERATIONS.get(call.name)
         if operation is not None:
             whole = max(spec.nbytes for spec in (*call.tensors, *call.outputs))
-            found[place].append(Collective(operation, each.phase, whole))
+            found[place].append(MicrobatchCollective(operation, each.phase, whole))
         elif context > 1 and "scaled_dot_product" in call.name:
             whole = context * _keys_nbytes(call)
             if each.phase == "forward":
-                found[place].append(Collective("all_gather", "forward", whole, "context"))
+                found[place].append(MicrobatchCollective("all_gather", "forward", whole, "context"))
             else:
-                found[place].append(Collective("all_gather", "backward", whole, "context"))
-                found[place].append(Collective("reduce_scatter", "backward", whole, "context"))
+                found[place].append(MicrobatchCollective("all_gather", "backward", whole, "context"))
+                found[place].append(MicrobatchCollective("reduce_scatter", "backward", whole, "context"))
     return found
 
 

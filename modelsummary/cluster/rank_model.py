@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.cluster.folding import copied
+from modelsummary.cluster.equal_blocks import copied
 from modelsummary.cluster.tensor_functions import Enter, Gather, Join, Leave, Scatter, ShareOut, Take
 from modelsummary.errors import InputError
-from modelsummary.parallel.inputs import PreparedInput
 from modelsummary.parallel.plan import ParallelPlan
+from modelsummary.parallel.prepared_inputs import PreparedInput
 
 __all__ = ["RankModel"]
 

@@ -60,7 +60,7 @@ class _Candidate(NamedTuple):
 
 def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Plan]:
     """Yield the plans of the search space that use their devices and the batch evenly."""
-    cluster, blocks = simulator.timer.cluster, len(simulator.model.blocks)
+    cluster, blocks = simulator.time_model.cluster, len(simulator.model.blocks)
     powers = [2**each for each in range(20)]
     long = simulator.sequence >= 32768
     tensors = options.get("tensor", [each for each in powers if each <= cluster.devices_per_node])
@@ -122,7 +122,7 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
     """
     _check(options)
     limit, tried = options.get("limit", 10), 0
-    capacity = simulator.timer.cluster.memory_bytes
+    capacity = simulator.time_model.cluster.memory_bytes
     fitting: list[_Candidate] = []
     leanest: tuple[int, Plan] | None = None
     refused: Counter[str] = Counter()

@@ -8,15 +8,15 @@ from operator import mul
 from typing import NamedTuple
 
 from modelsummary.cluster.applying import MakePlan
-from modelsummary.cluster.devices import Cluster
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, rank_of
 from modelsummary.cluster.plan import Plan
-from modelsummary.cluster.stages import Stage, stages_of
+from modelsummary.cluster.simulated_stages import SimulatedStage, stages_of
 from modelsummary.cluster.step_model import Share, StepModel
-from modelsummary.cluster.timing import Timer
+from modelsummary.cluster.timing import TimeModel
+from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["Prepared", "StepSimulator"]
@@ -46,7 +46,7 @@ class Prepared:
 
     plan: Plan
     microbatches: int
-    stages: Sequence[Stage]
+    stages: Sequence[SimulatedStage]
     times: Sequence[StageTime]
     accumulation: Sequence[float]
     once: tuple[float, float]
@@ -76,10 +76,10 @@ class StepSimulator:
     ) -> None:
         if type(global_batch) is not int or global_batch < 1:
             raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
-        self.model, self.timer = model, Timer(cluster)
+        self.model, self.time_model = model, TimeModel(cluster)
         self.global_batch, self.sequence = global_batch, sequence
         self._make_plan = make_plan
-        self._stages: dict[_Layout, list[Stage]] = {}
+        self._stages: dict[_Layout, list[SimulatedStage]] = {}
         self._loads: dict[tuple[_Layout, str, int], list[RankLoad]] = {}
         self._least: dict[tuple[object, ...], float] = {}
         self._times: dict[tuple[object, ...], tuple[list[StageTime], list[float]]] = {}
@@ -93,10 +93,10 @@ class StepSimulator:
             InputError: model, plan, batch and cluster do not fit together.
         """
         ready = self.prepare(plan)
-        spec, dtype = self.timer.device.spec, self.model.compute_dtype
+        spec, dtype = self.time_model.device.spec, self.model.compute_dtype
         return StepEstimate(
             plan=plan,
-            cluster=self.timer.cluster,
+            cluster=self.time_model.cluster,
             global_batch=self.global_batch,
             sequence=self.sequence,
             microbatches=ready.microbatches,
@@ -118,7 +118,7 @@ class StepSimulator:
         microbatches = plan.microbatches(self.global_batch)
         layout = self._layout(plan)
         stages = self.stages(plan)
-        inside = plan.tensor * plan.context * plan.data < self.timer.cluster.devices_per_node
+        inside = plan.tensor * plan.context * plan.data < self.time_model.cluster.devices_per_node
         fsdp = (plan.data, plan.zero) if plan.zero == 3 else None
         key = (layout, microbatches > 1, inside, fsdp)
         if key not in self._times:
@@ -156,17 +156,17 @@ class StepSimulator:
     # ----------------------------------------------------------------------------------------- stages
 
     def _layout(self, plan: Plan) -> _Layout:
-        if plan.devices > self.timer.cluster.devices:
+        if plan.devices > self.time_model.cluster.devices:
             raise InputError(
                 f"the plan needs {plan.devices} devices ({plan.describe()}), but the cluster has "
-                f"{self.timer.cluster.devices}; use more nodes, or smaller groups"
+                f"{self.time_model.cluster.devices}; use more nodes, or smaller groups"
             )
         if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
             raise InputError(f"context={plan.context} must divide the sequence length, got {self.sequence}")
         share = Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
         return _Layout(share, plan.pipeline, plan.virtual_stages, plan.recompute)
 
-    def stages(self, plan: Plan) -> list[Stage]:
+    def stages(self, plan: Plan) -> list[SimulatedStage]:
         """Return the stages of a plan, in order.
 
         Raises:
@@ -180,7 +180,7 @@ class StepSimulator:
                 raise InputError(
                     f"context={plan.context} needs a model whose attention is scaled_dot_product_attention; pass 1"
                 )
-            seconds = {name: self.timer.part(part, plan, self.model.recipe) for name, part in parts.items()}
+            seconds = {name: self.time_model.part(part, plan, self.model.recipe) for name, part in parts.items()}
             self._stages[layout] = stages_of(self.model, parts, seconds, plan)
         return self._stages[layout]
 
@@ -236,15 +236,15 @@ class StepSimulator:
     # ------------------------------------------------------------------------------------------ times
 
     def _stage_times(
-        self, stages: Sequence[Stage], plan: Plan, microbatches: int
+        self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
     ) -> tuple[list[StageTime], list[float]]:
         """Return the times of the stages, and within them the seconds of adding gradients up.
 
         Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
         backward, while it computes; it waits for what takes longer than that, and for the first unit.
         """
-        timer, model, network = self.timer, self.model, self.timer.network
-        group = timer.groups(plan)["gradients"]
+        time_model, model, network = self.time_model, self.model, self.time_model.network
+        group = time_model.groups(plan)["gradients"]
         sharded = plan.zero == 3 and group.size > 1
         known: dict[tuple[int, int], tuple[StageTime, float]] = {}
         found = []
@@ -253,7 +253,7 @@ class StepSimulator:
             key = id(each), following
             if key not in known:
                 forward, params = each.forward_seconds, each.params // (group.size if sharded else 1)
-                adding = timer.accumulation(params, model.recipe, model.weight_bytes) if microbatches > 1 else 0.0
+                adding = time_model.accumulation(params, model.recipe, model.weight_bytes) if microbatches > 1 else 0.0
                 backward = each.backward_seconds + adding
                 if sharded:
                     gather = network.seconds("all_gather", model.weight_bytes * each.params, group)
@@ -269,37 +269,39 @@ class StepSimulator:
         """Return the seconds of sending a result to the next stage."""
         stride = plan.tensor * plan.context * plan.data
         if not self.model.recipe.share_messages or plan.sequence_parallel or plan.tensor == 1:
-            return self.timer.network.send(nbytes, stride)
-        gather = self.timer.network.seconds("all_gather", nbytes, self.timer.groups(plan)["tensor"])
-        return self.timer.network.send(nbytes / plan.tensor, stride) + gather
+            return self.time_model.network.send(nbytes, stride)
+        gather = self.time_model.network.seconds("all_gather", nbytes, self.time_model.groups(plan)["tensor"])
+        return self.time_model.network.send(nbytes / plan.tensor, stride) + gather
 
-    def _slowest_once(self, stages: Sequence[Stage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
+    def _slowest_once(
+        self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan
+    ) -> tuple[float, float]:
         ranks = zip(_by_rank(stages, plan), _by_rank(times, plan), strict=True)
         distinct = {tuple(map(id, own)): (own, seconds) for own, seconds in ranks}
         return max((self._once_on(own, seconds, plan) for own, seconds in distinct.values()), key=sum)
 
-    def _once_on(self, stages: Sequence[Stage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
+    def _once_on(self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
         """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
 
         Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
         least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
         the next forward.
         """
-        timer, model = self.timer, self.model
+        time_model, model = self.time_model, self.model
         params = sum(each.params for each in stages)
-        group = timer.groups(plan)["gradients"]
+        group = time_model.groups(plan)["gradients"]
         reduction = gather = 0.0
         if plan.zero == 0:
-            reduction = timer.network.seconds("all_reduce", model.gradient_bytes * params, group)
+            reduction = time_model.network.seconds("all_reduce", model.gradient_bytes * params, group)
         elif plan.zero < 3:
-            reduction = timer.network.seconds("reduce_scatter", model.gradient_bytes * params, group)
-            gather = timer.network.seconds("all_gather", model.weight_bytes * params, group)
+            reduction = time_model.network.seconds("reduce_scatter", model.gradient_bytes * params, group)
+            gather = time_model.network.seconds("all_gather", model.weight_bytes * params, group)
         if model.recipe.overlap_gradients:
             units = max(sum(sum(each.counts.values()) for each in stages), 1)
             reduction = max(reduction / units, reduction - sum(each.backward for each in times))
             gather = max(gather / units, gather - sum(each.forward for each in times))
         elements = params / (group.size if plan.zero else 1)
-        return reduction + gather, timer.optimizer(elements, model.recipe, model.weight_bytes)
+        return reduction + gather, time_model.optimizer(elements, model.recipe, model.weight_bytes)
 
     def _flops(self, plan: Plan, *, again: bool) -> float:
         """Return the floating point operations of products in a step; with what is recomputed if ``again``.

@@ -12,19 +12,19 @@ from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.cluster.folding import fold
+from modelsummary.cluster.equal_blocks import fold
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import RankModel
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, run_step
-from modelsummary.parallel.calls import Calls
-from modelsummary.parallel.inputs import PreparedInput, prepared_inputs
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
+from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 
 __all__ = ["Share", "StepModel"]

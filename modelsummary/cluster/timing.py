@@ -8,14 +8,14 @@ from functools import lru_cache
 
 import torch
 
-from modelsummary.cluster.collectives import Group, Network
-from modelsummary.cluster.devices import Cluster
-from modelsummary.cluster.parts import Collective, Part, Works
+from modelsummary.cluster.collectives import Network, RankGroup
+from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.cluster.topology import Cluster
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.operator_work import Work
 
-__all__ = ["PartSeconds", "Timer", "seconds_of"]
+__all__ = ["PartSeconds", "TimeModel", "seconds_of"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PartSeconds:
         return sum(self.backward_communication.values())
 
 
-class Timer:
+class TimeModel:
     """The time models of the devices and of the network of a cluster.
 
     Args:
@@ -59,7 +59,7 @@ class Timer:
         self.network = Network(cluster)
         self._kernel = lru_cache(maxsize=None)(self.device.seconds)
 
-    def groups(self, plan: Plan) -> dict[str, Group]:
+    def groups(self, plan: Plan) -> dict[str, RankGroup]:
         """Return the groups in which a rank communicates: ``"tensor"``, ``"context"`` and ``"gradients"``.
 
         Copies and the ranks of context parallelism reduce gradients together.
@@ -97,10 +97,10 @@ class Timer:
     def _sum(self, works: Works) -> float:
         return sum(times * self._kernel(work) for work, times in works)
 
-    def _collective(self, each: Collective, group: Group) -> float:
+    def _collective(self, each: MicrobatchCollective, group: RankGroup) -> float:
         return self.network.seconds(each.operation, each.nbytes, group)
 
-    def _backward_wait(self, collectives: list[Collective], group: Group, room: float) -> float:
+    def _backward_wait(self, collectives: list[MicrobatchCollective], group: RankGroup, room: float) -> float:
         """Return the seconds that a backward waits for its collectives.
 
         Args:
@@ -140,6 +140,6 @@ class Timer:
         return self.device.seconds(work)
 
 
-def seconds_of(timer: Timer, parts: Mapping[str, Part], plan: Plan, recipe: Recipe) -> dict[str, PartSeconds]:
+def seconds_of(time_model: TimeModel, parts: Mapping[str, Part], plan: Plan, recipe: Recipe) -> dict[str, PartSeconds]:
     """Return the seconds of each part."""
-    return {name: timer.part(part, plan, recipe) for name, part in parts.items()}
+    return {name: time_model.part(part, plan, recipe) for name, part in parts.items()}

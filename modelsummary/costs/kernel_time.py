@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.device_table import WATTS
-from modelsummary.costs.devices import DeviceSpec
 from modelsummary.costs.operator_work import Work
 
 __all__ = ["DeviceModel", "device_model", "fits", "half_speed", "sustained", "tensor_factor"]

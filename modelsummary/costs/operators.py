@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import modelsummary.costs.fused_formulas
-import modelsummary.costs.solve_formulas  # noqa: F401 - registers its formulas
+import modelsummary.costs.fused_macs
+import modelsummary.costs.solve_macs  # noqa: F401 - registers its formulas
 from modelsummary import _torch
 from modelsummary._torch import OpOverload
-from modelsummary.costs.formulas import Formula, find_formula, is_own, outer_product_macs
-from modelsummary.costs.stored import inner_tensors, nbytes_of
+from modelsummary.costs.macs import Formula, find_formula, is_own, outer_product_macs
+from modelsummary.costs.tensor_bytes import inner_tensors, nbytes_of
 
 __all__ = ["NO_COST", "OpCost", "OpRule", "op_cost", "op_rule", "tensors_in"]
 

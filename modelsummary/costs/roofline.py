@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.parameter import is_lazy
 
-from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.costs.device_spec import DeviceSpec, Precision
 from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import Printed, Report
 from modelsummary.units import decimals, grouped, percent

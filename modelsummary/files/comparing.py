@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.capture.modules import modules_of
-from modelsummary.capture.operators import Execution, Operators, Uncounted
+from modelsummary.capture.operator_mode import Execution, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.costs.operators import OpCost, OpRule
 from modelsummary.errors import InputError

@@ -7,7 +7,7 @@ from typing import Any
 
 from modelsummary.files.program import Program, Tensor
 from modelsummary.layer_info import LayerInfo
-from modelsummary.views.explorer.flow import Dataflow, Step
+from modelsummary.views.explorer.flow import Dataflow, FlowStep
 
 __all__ = ["dataflow_of_program"]
 
@@ -27,30 +27,30 @@ def dataflow_of_program(program: Program, root: LayerInfo) -> Dataflow:
     [{}, {0: ['[2, 3] float32']}, {1: ['[2, 3] float32']}, {2: ['[2, 3] float32']}]
     """
     rows = {(row.fqn, row.class_name): row for row in root.walk() if not row.children}
-    steps: list[Step] = []
+    steps: list[FlowStep] = []
     maker: dict[Tensor, int] = {}
     settings: dict[LayerInfo, str] = {}
     for tensor in program.inputs:
         maker[tensor] = len(steps)
-        steps.append(Step("input", tensor.name, root, result=_text(tensor), result_bytes=tensor.nbytes))
+        steps.append(FlowStep("input", tensor.name, root, result=_text(tensor), result_bytes=tensor.nbytes))
     for operation in program.operations:
         row = rows.get((operation.name, operation.op_type))
         if row is None:
             continue
-        step = Step("module", "", row)
+        step = FlowStep("module", "", row)
         for tensor in dict.fromkeys(operation.inputs):
             _take(step, tensor, maker)
         maker.update(dict.fromkeys(operation.outputs, len(steps)))
         settings[row] = _settings(operation.attributes)
         steps.append(step)
     for tensor in program.outputs:
-        step = Step("output", tensor.name, root, result=_text(tensor), result_bytes=tensor.nbytes)
+        step = FlowStep("output", tensor.name, root, result=_text(tensor), result_bytes=tensor.nbytes)
         _take(step, tensor, maker)
         steps.append(step)
     return Dataflow(steps, settings)
 
 
-def _take(step: Step, tensor: Tensor, maker: Mapping[Tensor, int]) -> None:
+def _take(step: FlowStep, tensor: Tensor, maker: Mapping[Tensor, int]) -> None:
     if tensor in maker:
         step.takes.setdefault(maker[tensor], []).append(_text(tensor))
 

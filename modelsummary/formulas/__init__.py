@@ -1,4 +1,7 @@
-"""How the figures of a model follow from the sizes of its inputs: exact formulas, found from runs on shapes."""
+"""How the figures of a model follow from the sizes of its inputs: exact formulas, found from runs on shapes.
+
+The multiply-adds of single operators are in ``costs.macs``.
+"""
 
 from modelsummary.formulas.dimensions import Dimension, DimensionNames
 from modelsummary.formulas.figures import FIGURES, FiguresAt

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from math import gcd, lcm, prod
 
-__all__ = ["Axis", "Piece", "candidates"]
+__all__ = ["Axis", "PolynomialPiece", "candidates"]
 
 _DEGREE = 3  # of a polynomial of the size itself
 _ROUNDED_DEGREE = 2  # of a polynomial of a rounded size
@@ -27,10 +27,10 @@ Samples = tuple[tuple[int, int], ...]  # (k, figure), by k
 
 
 @dataclass(frozen=True)
-class Piece:
+class PolynomialPiece:
     """A range of sizes on which a figure is a polynomial of ``(k + shift) // divisor``.
 
-    >>> Piece(divisor=4, shift=3, degree=1).atom(5)
+    >>> PolynomialPiece(divisor=4, shift=3, degree=1).atom(5)
     2
     """
 
@@ -58,7 +58,7 @@ class Axis:
         gap: the first and last k between which the border of two pieces is not known yet; None if it is.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PolynomialPiece, ...]
     values: tuple[tuple[tuple[int, int], ...], ...]  # per piece: (atom, figure) that determine the polynomial
     gap: tuple[int, int] | None = None
 
@@ -78,7 +78,7 @@ def candidates(samples: Mapping[int, int]) -> tuple[Axis, ...]:
     Each explains all samples, up to a common factor, and more of them than it has coefficients.
 
     >>> [axis.pieces[0] for axis in candidates({k: 5 * ((k + 1) // 2) for k in (1, 2, 3, 4, 7, 8, 12)})]
-    [Piece(divisor=2, shift=1, degree=1, first=0, last=None)]
+    [PolynomialPiece(divisor=2, shift=1, degree=1, first=0, last=None)]
     """
     scale = gcd(*samples.values()) or 1  # parts that differ by a factor share the search
     return _candidates(tuple(sorted((k, value // scale) for k, value in samples.items())))
@@ -91,13 +91,13 @@ def _candidates(samples: Samples) -> tuple[Axis, ...]:
 
 def _whole(samples: Samples) -> Iterator[Axis]:
     """Yield axes of one piece: a polynomial of the size if there is one, else polynomials of rounded sizes."""
-    found = _polynomial(samples, Piece(), _DEGREE)
+    found = _polynomial(samples, PolynomialPiece(), _DEGREE)
     if found is not None:
         yield found
         return
     for divisor in _DIVISORS:
         for shift in range(divisor):
-            found = _polynomial(samples, Piece(divisor, shift), _ROUNDED_DEGREE)
+            found = _polynomial(samples, PolynomialPiece(divisor, shift), _ROUNDED_DEGREE)
             if found is not None:
                 yield _from_root(found)
 
@@ -116,14 +116,14 @@ def _in_two(samples: Samples) -> Iterator[Axis]:
 
 def _left(samples: Samples) -> Axis | None:
     """Return the axis of a left piece: overdetermined, or exact if every size of the piece was sampled."""
-    found = _polynomial(samples, Piece(), _DEGREE)
+    found = _polynomial(samples, PolynomialPiece(), _DEGREE)
     is_whole = [k for k, _ in samples] == list(range(samples[0][0], samples[-1][0] + 1))
     if found is None and is_whole and len(samples) <= _DEGREE:
-        return Axis((Piece(degree=len(samples) - 1),), (samples,))
+        return Axis((PolynomialPiece(degree=len(samples) - 1),), (samples,))
     return found
 
 
-def _polynomial(samples: Samples, piece: Piece, most: int) -> Axis | None:
+def _polynomial(samples: Samples, piece: PolynomialPiece, most: int) -> Axis | None:
     """Return the polynomial of least degree of the piece's atom through all samples; None if there is none."""
     by_atom: dict[int, int] = {}
     for k, value in samples:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelsummary.formulas.axis import Piece
+    from modelsummary.formulas.axis import PolynomialPiece
     from modelsummary.formulas.dimensions import Dimension
     from modelsummary.formulas.fitting import Terms
 
@@ -106,7 +106,7 @@ def expression_of(terms: Terms, dimensions: Sequence[Dimension]) -> Any:
     return sympy.expand(total)
 
 
-def _atom(piece: Piece, dimension: Dimension) -> Any:
+def _atom(piece: PolynomialPiece, dimension: Dimension) -> Any:
     """Return the atom of a piece in terms of the size."""
     import sympy
 
@@ -114,7 +114,7 @@ def _atom(piece: Piece, dimension: Dimension) -> Any:
     return number if piece.divisor == 1 else sympy.floor(sympy.expand((number + piece.shift) / piece.divisor))
 
 
-def _range(pieces: Sequence[Piece], dimensions: Sequence[Dimension]) -> Any:
+def _range(pieces: Sequence[PolynomialPiece], dimensions: Sequence[Dimension]) -> Any:
     """Return the condition that the sizes are in the ranges of the pieces."""
     import sympy
 

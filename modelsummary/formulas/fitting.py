@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from modelsummary.errors import FormulaError
-from modelsummary.formulas.axis import Axis, Piece, candidates
+from modelsummary.formulas.axis import Axis, PolynomialPiece, candidates
 from modelsummary.formulas.dimensions import Dimension
 from modelsummary.formulas.solve import solve
 
@@ -37,7 +37,7 @@ Unit = Any
 Values = Callable[[Mapping[Dimension, int]], "Mapping[Unit, int] | str"]
 """Return the parts of a figure in a run with these sizes, or why the model does not accept them."""
 Monomial = tuple[int, ...]  # exponent per dimension
-Terms = dict[tuple[tuple[Piece, ...], ...], dict[Numbers, dict[Monomial, Fraction]]]
+Terms = dict[tuple[tuple[PolynomialPiece, ...], ...], dict[Numbers, dict[Monomial, Fraction]]]
 """Pieces per dimension -> number of the piece per dimension -> exponents -> coefficient."""
 
 
@@ -222,7 +222,7 @@ class _Fit:
         return sorted(self._line(place), key=lambda number: abs(number - self._anchor[place]))
 
     @staticmethod
-    def _add_nodes(nodes: list[int], piece: Piece, line: Sequence[int]) -> None:
+    def _add_nodes(nodes: list[int], piece: PolynomialPiece, line: Sequence[int]) -> None:
         """Add numbers of sizes until the piece has one more distinct atom than its degree."""
         atoms = {piece.atom(number) for number in nodes if piece.holds(number)}
         for number in line:
@@ -247,7 +247,7 @@ class _Fit:
                     counted[monomial] = counted.get(monomial, Fraction(0)) + times * coefficient
         return terms
 
-    def _polynomial(self, pieces: Sequence[Piece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
+    def _polynomial(self, pieces: Sequence[PolynomialPiece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
         """Return the coefficients of one part on one piece per dimension."""
         monomials = list(product(*(range(piece.degree + 1) for piece in pieces)))
         rows, values = [], []

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.module_calls import calls_wrapped
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.costs.operators import OpRule
 
-__all__ = ["Choice", "RoutedWatch", "active_params"]
+__all__ = ["RoutedWatch", "RoutingChoice", "active_params"]
 
 _TOPK = "aten.topk"
 _CHOICES = frozenset({_TOPK, "aten.argmax", "aten.max"})
@@ -29,7 +29,7 @@ _FEWEST = 2  # experts
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoutingChoice:
     """A choice of ``chosen`` out of ``size`` scores, made while ``module`` ran."""
 
     module: nn.Module
@@ -57,10 +57,10 @@ class RoutedWatch(Watch):
         self.is_in_backward = False
         self._operators = Operators(self, _Noting(execution, self))
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[RoutingChoice]:
         """Return the choices, maxima first: where a layer takes both, ``topk`` is the router."""
         ordered = sorted(self.chosen.items(), key=lambda item: item[0][0])
-        return [Choice(call.module, size, k) for (_, call), sizes in ordered for size, k in sizes.items()]
+        return [RoutingChoice(call.module, size, k) for (_, call), sizes in ordered for size, k in sizes.items()]
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model, count its operators, and return its result."""
@@ -109,12 +109,12 @@ class _Noting:
             known[scores.shape[dim]] = chosen if name == _TOPK else known[scores.shape[dim]] + chosen
 
 
-def active_params(model: nn.Module, choices: list[Choice]) -> int:
+def active_params(model: nn.Module, choices: list[RoutingChoice]) -> int:
     """Return how many parameter elements one token's forward touches, rounded; every other tensor counts in full.
 
     >>> experts = nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in range(8)])
     >>> model = nn.ModuleDict({"router": nn.Linear(4, 8, bias=False), "experts": experts})
-    >>> active_params(model, [Choice(model["router"], 8, 2)])  # router 32, two of eight experts 2 * 16
+    >>> active_params(model, [RoutingChoice(model["router"], 8, 2)])  # router 32, two of eight experts 2 * 16
     64
     """
     parts: dict[int, Fraction] = {}

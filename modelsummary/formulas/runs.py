@@ -16,8 +16,8 @@ from modelsummary.capture.values import map_leaves
 from modelsummary.errors import ModelSummaryError
 from modelsummary.formulas.dimensions import Dimension, resized
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import simulate_step
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["Row", "Runs", "forward_rows", "step_rows", "subtree"]
 

@@ -19,8 +19,8 @@ from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
 from modelsummary.formulas.scores import Scores
 from modelsummary.layer_info import LayerInfo, ledger
-from modelsummary.memory.failing import explained
 from modelsummary.memory.step import loss_of
+from modelsummary.memory.step_error import as_step_error
 from modelsummary.tables import table
 from modelsummary.units import grouped, scaled
 
@@ -110,7 +110,7 @@ def flops_per_token(
         raise InputError(f"tokens must be an integer >= 1, got {count!r}")
     on_shapes, phase = live.execution == "shape", "forward"
     with (
-        explained(lambda: phase, {"loss": _LOSS, "backward": _LOSS}),
+        as_step_error(lambda: phase, {"loss": _LOSS, "backward": _LOSS}),
         no_collection(),
         running(modules_of(live.model), call, on_shapes=on_shapes, grad=True) as (execution, args, kwargs),
     ):

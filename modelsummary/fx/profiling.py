@@ -17,14 +17,14 @@ from modelsummary.capture.devices import device_of, is_there
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Costs, Uncounted
+from modelsummary.capture.operator_mode import Costs, Uncounted
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.errors import InputError, TraceError
+from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
 from modelsummary.fx.profile_table import profile_table
-from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, said, without_data
+from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, without_data
 from modelsummary.fx.traced_module import FunctionModule
 
 __all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
@@ -139,7 +139,7 @@ def flop_count(
     try:
         forward, backward = _run(run, device)
     except Exception as error:
-        raise TraceError(f"{getattr(module, '__name__', type(module).__name__)} failed: {said(error)}") from error
+        raise TraceError(f"{getattr(module, '__name__', type(module).__name__)} failed: {in_short(error)}") from error
     if verbose:
         uncounted = ", ".join({**forward.uncounted, **backward.uncounted}) or "none"
         print(f"Forward {2 * forward.macs:,} FLOPs\nBackward {2 * backward.macs:,} FLOPs")

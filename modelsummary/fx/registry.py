@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from modelsummary.errors import RegistrationError
-from modelsummary.record.rules import TraceRules
+from modelsummary.record.trace_rules import TraceRules
 
 __all__ = [
     "find_impl",

@@ -17,14 +17,14 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Counting, Operators, Uncounted
+from modelsummary.capture.operator_mode import Counting, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.errors import DataDependentError, InputError, TraceError
+from modelsummary.errors import DataDependentError, InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
 
-__all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "note_shapes", "said", "without_data"]
+__all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "note_shapes", "without_data"]
 
 
 class NodeRunner(Interpreter):
@@ -42,7 +42,7 @@ class NodeRunner(Interpreter):
         except (InputError, TraceError):
             raise
         except Exception as error:
-            raise TraceError(f"node {n.name!r} ({n.op} {n.target}) failed: {said(error)}") from error
+            raise TraceError(f"node {n.name!r} ({n.op} {n.target}) failed: {in_short(error)}") from error
         info = n.meta["info"] = n.meta["info"].fresh() if isinstance(n.meta.get("info"), MetaInfo) else MetaInfo()
         first = next(tensors_of(result), None)
         info.shape = tuple(first.shape) if first is not None else None
@@ -212,12 +212,6 @@ def without_data(
         Operators(counting, execution),
     ):
         yield args, kwargs
-
-
-def said(error: Exception) -> str:
-    """Return the type of an error and the first line of its message."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}"
 
 
 def needs_values(error: BaseException | None) -> bool:

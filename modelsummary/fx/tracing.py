@@ -18,16 +18,16 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.run import capture, no_collection
 from modelsummary.capture.templates import leaves_of, taken_apart
-from modelsummary.errors import InputError, TraceError
+from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.bias import split_bias_additions
 from modelsummary.fx.builder import GraphBuilder
-from modelsummary.fx.shape_prop import note_shapes, said
+from modelsummary.fx.shape_prop import note_shapes
 from modelsummary.fx.traced_module import FunctionModule, TracedModule, graph_module
 from modelsummary.record.events import Record
 from modelsummary.record.fingerprint import difference
-from modelsummary.record.rules import checkpoints_opened
 from modelsummary.record.runs import record
+from modelsummary.record.trace_rules import checkpoints_opened
 
 __all__ = ["symbolic_trace", "trace_call"]
 
@@ -170,7 +170,7 @@ def trace_call(
             raise
         except Exception as error:
             failed.append(error)
-    raise TraceError(f"{type(model).__name__} could not be run: {said(failed[-1])}") from failed[-1]
+    raise TraceError(f"{type(model).__name__} could not be run: {in_short(failed[-1])}") from failed[-1]
 
 
 def _without_values(call: CallArguments) -> CallArguments:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.costs.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError
 from modelsummary.formulas.tokens import FlopsPerToken
 from modelsummary.units import grouped, percent, scaled

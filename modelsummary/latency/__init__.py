@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.kernel_table import device_here, table_of
 from modelsummary.errors import InputError
 from modelsummary.latency.calibrate import Calibration, calibrate_calls, calibrate_grid
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from modelsummary.capture.live import LiveModel
-    from modelsummary.memory.plan import StepPlan
+    from modelsummary.memory.step_plan import StepPlan
 
 __all__ = [
     "Calibration",

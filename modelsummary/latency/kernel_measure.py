@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.costs.operator_calls import OperatorCall, TensorSpec
-from modelsummary.costs.stored import storage_of
+from modelsummary.costs.tensor_bytes import storage_of
 
 __all__ = ["Caches", "arguments_of", "is_measurable", "seconds_of", "workspaces_of"]
 

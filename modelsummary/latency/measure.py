@@ -19,14 +19,14 @@ from modelsummary.capture.devices import available_device, device_of
 from modelsummary.capture.inputs import CallArguments, call_like
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import WANTS_GRADIENT, nothing_hidden, running
 from modelsummary.capture.timer import Timer, cost_of_timing
 from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.failing import explained
+from modelsummary.memory.step_error import as_step_error
 from modelsummary.progress import counted
 
 __all__ = ["LatencyOverhead", "MarkedRuns", "measure_latency"]
@@ -159,7 +159,7 @@ def _measured(
 ) -> LatencyOverhead:
     with running(modules_of(model), call, on_shapes=False, grad=grad, as_is=True) as (execution, args, kwargs):
         measurement = _Measurement(model, args, kwargs, device, root, backward=backward)
-        with explained(lambda: measurement.doing, _REMEDIES):
+        with as_step_error(lambda: measurement.doing, _REMEDIES):
             with nothing_hidden(), Operators(Uncounted(), execution):
                 measurement.run_once()  # not timed: it records the state to restore
             with _without_garbage_collection(), counted("latency", "run", warmup + runs) as done:

@@ -8,10 +8,10 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.costs.device_spec import DeviceSpec, Precision
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.plan import OptimizerLike, StepOptions, StepPlan, step_plan
+from modelsummary.memory.step_plan import OptimizerLike, StepOptions, StepPlan, step_plan
 
 __all__ = ["TimeOptions", "time_plan"]
 

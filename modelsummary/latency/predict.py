@@ -11,19 +11,19 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
-from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.kernels import Kernel, StepOperator, Timing, check_mode, kernels_of
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import Work
 from modelsummary.costs.recurrent_kernels import join_recurrent
-from modelsummary.costs.stored import nbytes_of
+from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
 from modelsummary.layer_info import LayerInfo
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, step_operators
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["TABLE_ERROR", "Target", "distinct_calls", "estimate", "predict_kernels", "target_of", "time_operators"]
 

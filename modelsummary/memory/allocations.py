@@ -17,7 +17,7 @@ from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
 from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, OperatorRun
 from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
-from modelsummary.costs.stored import inner_tensors, is_distributed
+from modelsummary.costs.tensor_bytes import inner_tensors, is_distributed
 
 __all__ = ["Allocation", "Allocations", "OperatorNotes"]
 

@@ -18,8 +18,8 @@ from modelsummary.memory.checkpointing import (
     recomputed_macs,
 )
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate_step
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
 

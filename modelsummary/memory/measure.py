@@ -14,18 +14,18 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.stored import inner_tensors
+from modelsummary.costs.tensor_bytes import inner_tensors
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
 from modelsummary.memory.predict import check_initialized, simulate
 from modelsummary.memory.step import casting, loss_of
+from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["Measured", "measure", "measure_step"]
 
@@ -66,7 +66,7 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
-        with explained(lambda: step.doing), Operators(Uncounted(), execution):
+        with as_step_error(lambda: step.doing), Operators(Uncounted(), execution):
             step.run()  # saves all that a step writes, to restore it later; gives the optimizer its state
         if not plan.accumulates:
             step.forget_gradients()

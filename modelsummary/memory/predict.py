@@ -21,16 +21,17 @@ from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.failing import explained
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.stage_step import run_of
 from modelsummary.memory.step import RowMemory, StepRun
+from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.workspaces import workspaces_on
 
 __all__ = ["CUDA_BLOCK", "check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]
@@ -152,8 +153,8 @@ def run_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run = StepRun(model, args, kwargs, plan, device, **options)
-        with explained(lambda: run.doing):
+        run = run_of(model, args, kwargs, plan, device, **options)
+        with as_step_error(lambda: run.doing):
             reason = _step(run, shapes, can_run)
         if reason is None:
             return read(run, _How(str(wanted), "shape", notes))
@@ -163,7 +164,7 @@ def run_step(
         )
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
-        with explained(lambda: run.doing), Operators(Uncounted(), execution):
+        with as_step_error(lambda: run.doing), Operators(Uncounted(), execution):
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from modelsummary.capture.backward import BackwardTimer
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, spec_of
 from modelsummary.capture.modules import modules_of, named_modules, tensors_in_attributes
-from modelsummary.capture.timer import Step, TimedCall, Timer
+from modelsummary.capture.timer import TimedCall, TimedStep, Timer
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
-from modelsummary.memory.plan import StepPlan
+from modelsummary.memory.step_plan import StepPlan
 
-__all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
+__all__ = ["RowMemory", "Saved", "StepRun", "casting", "category_of", "loss_of"]
 
 
 @dataclass
@@ -104,8 +104,8 @@ class StepRun:
         self._counts_attributes = not notes_operators  # finding them takes long, and only bytes depend on them
         self._notes_operators = notes_operators or workspaces is not None
         self._workspaces = workspaces
-        self._step: Step | None = None
-        self._backward: BackwardTimer | None = None
+        self._step: TimedStep | None = None
+        self._backwards: list[BackwardTimer] = []
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
         self.doing = "step"  # what runs: also "forward", "loss", "backward"; the optimizer's state is made first
@@ -116,26 +116,32 @@ class StepRun:
 
     def step(self) -> None:
         """Prepare the state before a step, and run the step."""
-        follow = self.allocations
-        follow.hold(self.model.parameters(), "params")
-        follow.hold(self.model.buffers(), "buffers")
-        if self._counts_attributes:
-            follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
-        follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
-        with follow:
+        self._hold_state(tensors_of((self._args, self._kwargs)))
+        with self.allocations:
             self._prepare()
-            if self._notes_operators:
-                follow.note_operators()
             self._begin("forward")
-            hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
-            counts_saved = self.plan.train and self._counts_bytes
-            with hooks if counts_saved else nullcontext(), casting(self.plan.autocast, self._device):
+            with self._saving(), casting(self.plan.autocast, self._device):
                 output = self._forward()
                 self.doing = "loss"
                 loss = loss_of(output, self.plan.loss) if self.plan.train else None
             if loss is not None:
                 self._train(loss, output)
         self._mark_gradients()
+
+    def _hold_state(self, inputs: Iterable[Tensor]) -> None:
+        """Follow what lives before the step, except the state of the optimizer."""
+        follow = self.allocations
+        follow.hold(self.model.parameters(), "params")
+        follow.hold(self.model.buffers(), "buffers")
+        if self._counts_attributes:
+            follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
+        follow.hold(inputs, "inputs")
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        """Return a context in which tensors that are saved for the backward are noted."""
+        counts_saved = self.plan.train and self._counts_bytes
+        save = self.allocations.save
+        return torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor) if counts_saved else nullcontext()
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, len(self.allocations.operators)))
@@ -154,6 +160,8 @@ class StepRun:
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
         self._mark_gradients()
+        if self._notes_operators:
+            self.allocations.note_operators()
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's state; on shapes, it steps one parameter per shape and dtype and copies the state."""
@@ -195,13 +203,17 @@ class StepRun:
 
     def _train(self, loss: Tensor, output: Any) -> None:
         assert self._step is not None
-        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        self._backwards.append(backward)
         self.allocations.forward_ended((*tensors_of(output), loss))
         self._after_forward = self.allocations.held()
         self._begin("backward")
         loss.backward()
-        self._backward.detach()
+        backward.detach()
         self._mark_gradients()
+        self._step_optimizer()
+
+    def _step_optimizer(self) -> None:
         if self._optimizer is not None:
             self._begin("step")
             self._optimizer.step()
@@ -239,7 +251,7 @@ class StepRun:
         number = len(self.allocations.operators)
         changes: list[list[int]] = [[0] * (number + 1) for _ in CATEGORIES]
         for each in self.allocations.every:
-            series = changes[CATEGORIES.index(_category(each))]
+            series = changes[CATEGORIES.index(category_of(each))]
             series[min(each.born, number)] += each.nbytes
             if each.died is not None:
                 series[each.died] -= each.nbytes
@@ -278,8 +290,9 @@ class StepRun:
         assert self._step is not None
         innermost = self._step.innermost()
         calls = [innermost[position] for _, position in self.allocations.operators]
-        for call, begin, end in self._backward.intervals() if self._backward is not None else ():
-            calls[begin:end] = [call] * (end - begin)
+        for backward in self._backwards:
+            for call, begin, end in backward.intervals():
+                calls[begin:end] = [call] * (end - begin)
         return calls
 
     def operators(self) -> list[StepOperator]:
@@ -334,7 +347,8 @@ class StepRun:
         }
 
 
-def _category(allocation: Allocation) -> str:
+def category_of(allocation: Allocation) -> str:
+    """Return the category of a storage, one of ``CATEGORIES``."""
     if allocation.kind:
         return allocation.kind
     return "activations" if allocation.saved_at is not None else "temporary"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from modelsummary.parallel.calls import Calls, is_linear
+from modelsummary.parallel.record_calls import Calls, is_linear
 from modelsummary.parallel.regions import Region, grow
 from modelsummary.parallel.stacked import grow_stacked
 from modelsummary.record.events import Event, Value, values_in

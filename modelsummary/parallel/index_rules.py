@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from modelsummary.parallel.layouts import Blocked, Call, Sharded, dim_of, sharded_operand
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Sharded, dim_of, sharded_operand
 from modelsummary.record.events import Value
 
 __all__ = ["indexed", "selected"]
 
 
-def indexed(call: Call) -> Sharded:
+def indexed(call: FunctionCall) -> Sharded:
     """Follow ``x[...]``, which must take the sharded dimension whole."""
     operand, layout = sharded_operand(call)
     index = call.event.args[1]
@@ -60,7 +60,7 @@ def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool
 def selected(position: int) -> Any:
     """Return the rule of functions that take elements along a dimension, given by the argument at a position."""
 
-    def rule(call: Call) -> Sharded:
+    def rule(call: FunctionCall) -> Sharded:
         operand, layout = sharded_operand(call)
         dim = dim_of(call.argument(position, "dim"), len(operand.shape))
         if dim == layout.dim:

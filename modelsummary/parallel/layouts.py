@@ -17,13 +17,14 @@ from modelsummary.record.events import Event, Value
 
 __all__ = [
     "Blocked",
-    "Call",
+    "FunctionCall",
     "Needs",
     "Operand",
     "Sharded",
     "Shares",
     "dim_of",
     "dims_of",
+    "local_shape",
     "reshaped",
     "sharded_operand",
 ]
@@ -79,7 +80,7 @@ class Operand:
     needs_grad: bool
 
 
-class Call:
+class FunctionCall:
     """A function event with what is known of its operands.
 
     Args:
@@ -156,7 +157,7 @@ def dims_of(dims: Any, ndim: int) -> set[int]:
     return {dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else (dims,))}
 
 
-def sharded_operand(call: Call, position: int = 0) -> tuple[Operand, Sharded]:
+def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Sharded]:
     """Return the operand at a position, which must be the sharded one, and its layout."""
     operand = call.operand(position)
     if operand.layout is None:
@@ -188,3 +189,10 @@ def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes
             break
         passed *= size
     raise Blocked(f"a view of {tuple(before)} as {tuple(after)} cuts across the shards")
+
+
+def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> tuple[int, ...]:
+    """Return the shape of what one rank holds of a tensor."""
+    if layout is None:
+        return tuple(shape)
+    return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))

@@ -22,22 +22,23 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.inputs import prepared_inputs
-from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.layouts import Sharded, local_shape
+from modelsummary.parallel.local_replay import runs_on_shards
+from modelsummary.parallel.prepared_inputs import prepared_inputs
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["Attribute", "check_locally", "stream_runs"]
+__all__ = ["LocalAttribute", "check_locally", "stream_runs"]
 
 _MOST_OPTIONS = 32
 
 
 @dataclass(frozen=True)
-class Attribute:
+class LocalAttribute:
     """An integer attribute of a module that is divided by the number of ranks.
 
     Attributes:
@@ -52,9 +53,13 @@ class Attribute:
     local: int
 
 
-def check_locally(live: LiveModel, derivation: Derivation, n_ranks: int) -> list[Attribute]:
+def check_locally(live: LiveModel, derivation: Derivation, n_ranks: int) -> list[LocalAttribute]:
     """Demote the regions whose forward does not run on local tensors; return the attributes that have to change."""
-    chosen: list[Attribute] = []
+    chosen: list[LocalAttribute] = []
+    if live.execution == "real":
+        for region in [each for each in derivation.regions if not runs_on_shards(each, n_ranks)]:
+            derivation.gather(region)
+        return chosen
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
     first = [each[0] for each in options]
@@ -78,15 +83,15 @@ def _groups(regions: Sequence[Region]) -> list[list[Region]]:
     return list(groups.values())
 
 
-def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list[Attribute]]:
+def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list[LocalAttribute]]:
     """Return sets of attributes to divide, small ones first: each value equals the extent of a sharded dimension."""
-    found: defaultdict[str, list[Attribute]] = defaultdict(list)
+    found: defaultdict[str, list[LocalAttribute]] = defaultdict(list)
     for region in regions:
         written = {leaf for event in region.functions for leaf in leaves_of((event.args, event.kwargs))}
         for fqn in dict.fromkeys(event.fqn for event in region.functions):
             for name, value in vars(calls.modules[fqn]).items():
                 if type(value) is int and value in region.sizes and value in written and value % n_ranks == 0:
-                    found[name].append(Attribute(fqn, name, value, value // n_ranks))
+                    found[name].append(LocalAttribute(fqn, name, value, value // n_ranks))
     names = list(found)
     subsets = chain.from_iterable(combinations(names, size) for size in range(len(names) + 1))
     return [[each for name in subset for each in found[name]] for subset in islice(subsets, _MOST_OPTIONS)]
@@ -96,7 +101,7 @@ def _runs(
     live: LiveModel,
     derivation: Derivation,
     groups: Sequence[Sequence[Region]],
-    attributes: Sequence[Sequence[Attribute]],
+    attributes: Sequence[Sequence[LocalAttribute]],
     n_ranks: int,
 ) -> bool:
     """Return True if the model, sharded in these regions alone, does the same on local shapes."""
@@ -117,7 +122,7 @@ def _runs(
 
 
 def stream_runs(
-    live: LiveModel, derivation: Derivation, attributes: Sequence[Attribute], stream: Stream, n_ranks: int
+    live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], stream: Stream, n_ranks: int
 ) -> bool:
     """Return True if the model does the same on local shapes where each rank holds a chunk of the sequence."""
     calls = derivation.calls
@@ -203,14 +208,9 @@ def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ra
     return all(local_shape(whole.shape, layouts.get(whole), n_ranks) == part.shape for whole, part in pairs)
 
 
-def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> tuple[int, ...]:
-    """Return the shape of what one rank holds of a tensor."""
-    if layout is None:
-        return tuple(shape)
-    return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))
-
-
-def local_model(calls: Calls, regions: Sequence[Region], attributes: Sequence[Attribute], n_ranks: int) -> nn.Module:
+def local_model(
+    calls: Calls, regions: Sequence[Region], attributes: Sequence[LocalAttribute], n_ranks: int
+) -> nn.Module:
     """Return a copy of the model with the parameters of one rank on meta; the copy shares the model's buffers.
 
     Raises:

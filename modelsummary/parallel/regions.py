@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls, is_linear
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded, Shares
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded, Shares
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls, is_linear
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.shared import Shared, add_part, find_shared
 from modelsummary.record.events import Event, Value, attributes_in, values_in
@@ -286,7 +286,7 @@ class _Attempt:
         if event.function.short_name.startswith("new_"):
             return  # it takes the dtype and the device
         own: set[int] = set()
-        call = Call(event, self._operand, own, {*reduced, *self._reduced} if self._reduced else reduced)
+        call = FunctionCall(event, self._operand, own, {*reduced, *self._reduced} if self._reduced else reduced)
         layout = layout_after(call)
         assert layout is not None
         self.region.sizes |= own

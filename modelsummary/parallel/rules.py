@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.functions import ELEMENTWISE, FACTORIES
+from modelsummary.parallel.function_names import ELEMENTWISE, FACTORIES
 from modelsummary.parallel.index_rules import indexed, selected
 from modelsummary.parallel.layouts import (
     Blocked,
-    Call,
+    FunctionCall,
     Needs,
     Sharded,
     Shares,
@@ -28,7 +28,7 @@ from modelsummary.record.events import Value, values_in
 __all__ = ["ELEMENTWISE", "FACTORIES", "layout_after"]
 
 
-def layout_after(call: Call) -> Sharded | None:
+def layout_after(call: FunctionCall) -> Sharded | None:
     """Return the layout of the results of a call that takes sharded operands.
 
     Raises:
@@ -46,7 +46,7 @@ def layout_after(call: Call) -> Sharded | None:
 # -------------------------------------------------------------------------------------------------- rules
 
 
-def _elementwise(call: Call) -> Sharded:
+def _elementwise(call: FunctionCall) -> Sharded:
     shape = call.result_shape
     found: set[Sharded] = set()
     for each in call.operands:
@@ -62,7 +62,7 @@ def _elementwise(call: Call) -> Sharded:
     return layout
 
 
-def _like(call: Call) -> Sharded:
+def _like(call: FunctionCall) -> Sharded:
     """Return the layout of a constant that has the shape of the first operand."""
     return sharded_operand(call)[1]
 
@@ -70,7 +70,7 @@ def _like(call: Call) -> Sharded:
 def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bool = False) -> Any:
     """Return a rule for functions that work along dimensions, none of which may be sharded."""
 
-    def rule(call: Call) -> Sharded:
+    def rule(call: FunctionCall) -> Sharded:
         if isinstance(call.argument(position, name), (Value, Attribute)):  # max(x, y)
             return _elementwise(call)
         operand, layout = sharded_operand(call)
@@ -84,7 +84,7 @@ def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bo
     return rule
 
 
-def _norm(call: Call) -> Sharded:
+def _norm(call: FunctionCall) -> Sharded:
     """Follow ``layer_norm`` and ``rms_norm``, which work along the last dimensions."""
     operand, layout = sharded_operand(call)
     if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
@@ -94,38 +94,38 @@ def _norm(call: Call) -> Sharded:
     return layout
 
 
-def _view(call: Call) -> Sharded:
+def _view(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if math.prod(operand.shape) != math.prod(call.result_shape):
         raise Blocked("a view as another dtype")
     return reshaped(operand.shape, call.result_shape, layout, call.sizes)
 
 
-def _permuted(order: Callable[[Call, int], Sequence[int]]) -> Any:
-    def rule(call: Call) -> Sharded:
+def _permuted(order: Callable[[FunctionCall, int], Sequence[int]]) -> Any:
+    def rule(call: FunctionCall) -> Sharded:
         operand, layout = sharded_operand(call)
         return layout._replace(dim=list(order(call, len(operand.shape))).index(layout.dim))
 
     return rule
 
 
-def _transposed(call: Call, ndim: int) -> Sequence[int]:
+def _transposed(call: FunctionCall, ndim: int) -> Sequence[int]:
     order = list(range(ndim))
     one, other = dim_of(call.argument(1, "dim0"), ndim), dim_of(call.argument(2, "dim1"), ndim)
     order[one], order[other] = other, one
     return order
 
 
-def _permutation(call: Call, ndim: int) -> Sequence[int]:
+def _permutation(call: FunctionCall, ndim: int) -> Sequence[int]:
     dims = call.argument(1, "dims")
     return [dim_of(each, ndim) for each in (dims if isinstance(dims, (tuple, list)) else call.event.args[1:])]
 
 
-def _last_two(_call: Call, ndim: int) -> Sequence[int]:
+def _last_two(_call: FunctionCall, ndim: int) -> Sequence[int]:
     return [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
-def _squeezed(call: Call) -> Sharded:
+def _squeezed(call: FunctionCall) -> Sharded:
     """Follow a function that adds or removes a dimension of size one; the others keep their order."""
     operand, layout = sharded_operand(call)
     after = call.result_shape
@@ -136,12 +136,12 @@ def _squeezed(call: Call) -> Sharded:
     return layout._replace(dim=layout.dim - sum(each < layout.dim for each in gone))
 
 
-def _expanded(call: Call) -> Sharded:
+def _expanded(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     return layout._replace(dim=layout.dim + len(call.result_shape) - len(operand.shape))
 
 
-def _repeated(call: Call) -> Sharded:
+def _repeated(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     after = call.result_shape
     dim = layout.dim + len(after) - len(operand.shape)
@@ -150,7 +150,7 @@ def _repeated(call: Call) -> Sharded:
     return layout._replace(dim=dim)
 
 
-def _repeat_interleaved(call: Call) -> Sharded:
+def _repeat_interleaved(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     dim = call.argument(2, "dim")
     if dim is None or type(call.argument(1, "repeats")) is not int:
@@ -159,7 +159,7 @@ def _repeat_interleaved(call: Call) -> Sharded:
     return layout
 
 
-def _parted(call: Call) -> Sharded:
+def _parted(call: FunctionCall) -> Sharded:
     """Follow ``chunk`` and ``split`` along another dimension, or of a dimension of several pieces into whole pieces."""
     operand, layout = sharded_operand(call)
     if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
@@ -170,14 +170,14 @@ def _parted(call: Call) -> Sharded:
     return layout._replace(outer=layout.outer // len(parts))
 
 
-def _flipped(call: Call) -> Sharded:
+def _flipped(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if layout.dim in dims_of(call.argument(2 if call.name == "roll" else 1, "dims"), len(operand.shape)):
         raise Blocked(f"{call.name}() works along the sharded dimension")
     return layout
 
 
-def _padded(call: Call) -> Sharded:
+def _padded(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     pad = call.argument(1, "pad")
     if layout.dim >= len(operand.shape) - len(pad) // 2:
@@ -185,7 +185,7 @@ def _padded(call: Call) -> Sharded:
     return layout
 
 
-def _concatenated(call: Call) -> Sharded:
+def _concatenated(call: FunctionCall) -> Sharded:
     layouts = {each.layout for each in call.operands if each.layout is not None}
     if len(layouts) != 1:
         raise Blocked(f"{call.name}() takes tensors that are sharded along different dimensions")
@@ -203,7 +203,7 @@ def _concatenated(call: Call) -> Sharded:
     return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
 
 
-def _matmul(call: Call) -> Sharded:
+def _matmul(call: FunctionCall) -> Sharded:
     """Follow a product of matrices: sharded by the batch, the rows of the first or the columns of the second."""
     skipped = 1 if call.name == "baddbmm" else 0
     one, other = call.operand(skipped), call.operand(skipped + 1, "other")
@@ -238,7 +238,7 @@ def _matmul(call: Call) -> Sharded:
     return layout
 
 
-def _einsum(call: Call) -> Sharded:
+def _einsum(call: FunctionCall) -> Sharded:
     equation = call.event.args[0]
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:
         raise Blocked("einsum() with an equation that is not written out")
@@ -261,7 +261,7 @@ def _einsum(call: Call) -> Sharded:
     return Sharded(result.index(label), outer)
 
 
-def _attention(call: Call) -> Sharded:
+def _attention(call: FunctionCall) -> Sharded:
     """Follow ``scaled_dot_product_attention``, sharded by the heads or by the batch."""
     parts = [call.operand(place, name) for place, name in enumerate(("query", "key", "value"))]
     mask = call.operand(3, "attn_mask") if call.argument(3, "attn_mask") is not None else None
@@ -289,14 +289,14 @@ def _attention(call: Call) -> Sharded:
     return layout
 
 
-def _as_complex(call: Call) -> Sharded:
+def _as_complex(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if layout.dim == len(operand.shape) - 1:
         raise Blocked(f"{call.name}() works along the sharded dimension")
     return layout
 
 
-_RULES: dict[str, Callable[[Call], Sharded]] = {
+_RULES: dict[str, Callable[[FunctionCall], Sharded]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
     **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp sort argsort".split(), _along(1)),

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.derive import Layer
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Sharded
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Sharded
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Event, Value, attributes_in, values_in
@@ -206,8 +206,8 @@ class _Walk:
             raise Blocked(f"{call.name}() gives sizes that do not divide")
         self._give(event, layout, self._origins_of(event))
 
-    def _call(self, event: Event, reduced: set[object]) -> Call:
-        return Call(event, lambda leaf: self._calls.operand(leaf, self._layout), set(), reduced)
+    def _call(self, event: Event, reduced: set[object]) -> FunctionCall:
+        return FunctionCall(event, lambda leaf: self._calls.operand(leaf, self._layout), set(), reduced)
 
     # ----------------------------------------------------------------------------------------- boundaries
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from modelsummary.parallel.calls import Calls, is_linear
 from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.record_calls import Calls, is_linear
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["Shared", "add_part", "find_shared"]

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.calls import ELEMENTWISE_LAYERS, Calls
-from modelsummary.parallel.layouts import Blocked, Call, Needs, Operand, Sharded
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.rules import FACTORIES, layout_after
+from modelsummary.parallel.rules import layout_after
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["PARTIAL", "follow_partial", "grow_stacked"]
@@ -130,7 +130,7 @@ class _Walk:
 
     def _function(self, event: Event) -> None:
         taken = {*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))}
-        call = Call(event, self._operand, set(), taken)  # the style of the module sums all gradients
+        call = FunctionCall(event, self._operand, set(), taken)  # the style of the module sums all gradients
         layouts = [each.layout for each in call.operands if each.layout is not None]
         if not layouts:
             return
@@ -158,24 +158,19 @@ class _Walk:
             return found
         return Operand(leaf, found.shape, self._states.get(leaf), found.needs_grad)
 
-    def _partial(self, call: Call) -> Sharded:
+    def _partial(self, call: FunctionCall) -> Sharded:
         """Follow a function that takes a partial tensor; it must be linear in it."""
         follow_partial(call)
         for each in call.operands if call.name in ("add", "iadd", "sub", "isub") else ():
-            if each.layout is None and not self._is_zeros(each.leaf):
+            if each.layout is None and not self._calls.is_zeros(each.leaf):
                 raise self._wants(each.leaf, PARTIAL)
         if (
             call.name in ("index_add", "scatter_add")
             and call.first.layout is None
-            and not self._is_zeros(call.first.leaf)
+            and not self._calls.is_zeros(call.first.leaf)
         ):
             raise Blocked(f"{call.name}() adds a sum over the ranks to a whole tensor")
         return PARTIAL
-
-    def _is_zeros(self, leaf: Any) -> bool:
-        maker = self._calls.maker.get(leaf) if isinstance(leaf, Value) else None
-        function = maker.function if maker is not None else None
-        return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
 
     def _wants(self, leaf: Any, layout: Sharded) -> Exception:
         """Return the request to shard the parameter that a tensor is made of."""
@@ -190,7 +185,7 @@ class _Walk:
         return _Wants(fqn, [Sharded(d, layout.outer) for d, size in enumerate(sizes) if size == shape[layout.dim]])
 
 
-def follow_partial(call: Call) -> None:
+def follow_partial(call: FunctionCall) -> None:
     """Check that a function is linear in the partial tensors that it takes. Raises ``Blocked``."""
     partial = [each for each in call.operands if each.layout == PARTIAL]
     if any(each.layout not in (None, PARTIAL) for each in call.operands):
@@ -222,7 +217,7 @@ def summed_arguments(module: Event) -> Iterable[int | str]:
             raise Blocked(f"{module.fqn} takes tensors in a container")
 
 
-def _product(call: Call) -> Sharded | None:
+def _product(call: FunctionCall) -> Sharded | None:
     """Return the layout of a product with a parameter."""
     first = 1 if call.name in ("addmm", "baddbmm") else 0
     given = call.operand(first)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from modelsummary.capture.execution.shape_only import selects_by_mask
-from modelsummary.capture.operators import Costs, Execution
+from modelsummary.capture.operator_mode import Costs, Execution
 from modelsummary.costs.operators import OpCost, OpRule, tensors_in
-from modelsummary.costs.stored import storage_of
+from modelsummary.costs.tensor_bytes import storage_of
 
 __all__ = ["Effects", "Noted"]
 

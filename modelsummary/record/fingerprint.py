@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes

@@ -18,7 +18,7 @@ from torch import nn
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.templates import (
     Attribute,
@@ -30,10 +30,11 @@ from modelsummary.capture.templates import (
     same_structure,
     with_leaves,
 )
+from modelsummary.errors import in_short
 from modelsummary.record.assignments import Unreadable, check_kept
 from modelsummary.record.events import Event, Record, Value
-from modelsummary.record.rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tensors import Foreign, Token
+from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tracer import Tracer
 
 __all__ = ["record", "record_once"]
@@ -189,7 +190,7 @@ def _other_batches(
                 larger = call.with_batch(dim, size, batch)
                 found.append((_Run(trace(larger), batch, is_other_mode=False), larger))
         except Exception as error:
-            reason = f"batch size {batch} failed with {_in_short(error)}"
+            reason = f"batch size {batch} failed with {in_short(error)[:200]}"
             continue
         first.batch = size
         return found + _far_batches(size, dim, call, trace, execution), dim, ""
@@ -215,12 +216,7 @@ def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[l
     try:
         return [_Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
     except Exception as error:
-        return [], f"the other mode failed with {_in_short(error)}"
-
-
-def _in_short(error: Exception) -> str:
-    first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line[:200]}"
+        return [], f"the other mode failed with {in_short(error)[:200]}"
 
 
 # ---------------------------------------------------------------------------------------------- merging

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute, Marker, OwnDevice, Unknown, map_template
 from modelsummary.capture.values import sizes_of
-from modelsummary.costs.stored import nbytes_of, storage_of
+from modelsummary.costs.tensor_bytes import nbytes_of, storage_of
 
 __all__ = ["Foreign", "TensorsOfRun", "Token", "is_tainted"]
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.modules import named_modules
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.templates import (
     Unknown,
     leaves_of,
@@ -43,9 +43,9 @@ from modelsummary.record.changes import (
 from modelsummary.record.effects import Effects, Noted
 from modelsummary.record.events import Event, TorchFunction, torch_function
 from modelsummary.record.obstacles import obstacle_of_function, obstacle_of_module, obstacle_of_reading, reads_size
-from modelsummary.record.rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
 from modelsummary.record.torch_functions import TAKES_SHAPE, is_question, keeps_first
+from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
 
 __all__ = ["Tracer"]
 

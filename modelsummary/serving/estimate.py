@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.kernel_table import device_here, table_of
 from modelsummary.costs.kernels import MODES
 from modelsummary.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelsummary.cluster.collectives import Network
-from modelsummary.cluster.devices import Cluster
+from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 from modelsummary.latency.predict import Target
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.modules import modules_of, tensors_in_attributes
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import no_collection, obstacle_of, running
 from modelsummary.capture.timer import Timer
 from modelsummary.capture.values import tensors_of

@@ -10,11 +10,11 @@ from torch.nn.parameter import is_lazy
 from modelsummary.errors import InputError, SplitError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Record
-from modelsummary.record.failing import explained
-from modelsummary.split.analyse import CallSequence, analyse
+from modelsummary.record.recording_error import as_forward_error
 from modelsummary.split.build import build, inputs_of
 from modelsummary.split.call_costs import By, call_costs, check_by, held_by_calls
 from modelsummary.split.choose import AS_GOOD, Choice, Wishes, choose_cuts
+from modelsummary.split.legal_cuts import CallSequence, analyse
 from modelsummary.split.schedule import Simulation, StageLoad, simulate
 from modelsummary.split.stage_facts import Crossing, StageFacts, facts_of_parts
 from modelsummary.split.stage_parts import parts_of
@@ -111,7 +111,7 @@ class Splitter:
 
     def _next_record(self) -> Record | None:
         try:
-            with explained(self.model):
+            with as_forward_error(self.model):
                 return next(self._records, None)
         except BaseException:  # the forward raised or was interrupted: the next call must start again
             self._records, self._tried = self._make_records(), []

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, leaves_of, map_template
 from modelsummary.record.events import Event, Value, values_in
-from modelsummary.split.analyse import CallSequence
 from modelsummary.split.holdings import Holdings
+from modelsummary.split.legal_cuts import CallSequence
 from modelsummary.split.stage import Function, Inputs, Slot, Stage, StageCall, StageProgram, StageScope
-from modelsummary.split.stage_parts import Part
+from modelsummary.split.stage_parts import StagePart
 
 __all__ = ["build", "inputs_of"]
 
 
-def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], inputs: Inputs) -> list[nn.Sequential]:
+def build(model: nn.Module, sequence: CallSequence, parts: Sequence[StagePart], inputs: Inputs) -> list[nn.Sequential]:
     """Return one stage per part: a plain ``nn.Sequential`` if the part is a chain of layers, else a ``Stage``."""
     holdings = Holdings(model, parts, sequence.record.root.result)
     stages: list[nn.Sequential] = []
@@ -31,7 +31,7 @@ def build(model: nn.Module, sequence: CallSequence, parts: Sequence[Part], input
     return stages
 
 
-def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -> Inputs:
+def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[StagePart]) -> Inputs:
     """Return the arguments that the model was called with, as templates."""
     record = sequence.record
     names: list[str] = []
@@ -49,7 +49,7 @@ def inputs_of(model: nn.Module, sequence: CallSequence, parts: Sequence[Part]) -
     return inputs._replace(arguments=arguments, n_positional=len(record.root.args))
 
 
-def _fixed_sizes(sequence: CallSequence, parts: Sequence[Part]) -> dict[int, tuple[int | None, ...]]:
+def _fixed_sizes(sequence: CallSequence, parts: Sequence[StagePart]) -> dict[int, tuple[int | None, ...]]:
     """Return the sizes that inputs must have; empty if they may vary.
 
     An opened module that reads sizes turns them into constants, so all sizes but the batch size are fixed. A record
@@ -85,7 +85,7 @@ def _slots(template: Any) -> Any:
 class _StageBuilder:
     """A builder of one stage."""
 
-    def __init__(self, model: nn.Module, sequence: CallSequence, part: Part, paths: list[str]) -> None:
+    def __init__(self, model: nn.Module, sequence: CallSequence, part: StagePart, paths: list[str]) -> None:
         self._model = model
         self._record = sequence.record
         self._part = part

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelsummary.costs.stored import nbytes_of, numel_of
+from modelsummary.costs.tensor_bytes import nbytes_of, numel_of
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, attributes_in
-from modelsummary.split.analyse import CallSequence
+from modelsummary.split.legal_cuts import CallSequence
 
 __all__ = ["COSTS", "CallCosts", "call_costs", "check_by", "held_by_calls", "measured_seconds"]
 

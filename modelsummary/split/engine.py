@@ -7,7 +7,7 @@ meta), and steps a schedule. The shapes of the crossing tensors are known, so no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,41 +16,15 @@ from torch import Tensor, nn
 from modelsummary.capture.templates import BatchSize, holds_objects, leaves_of, map_template, with_leaves
 from modelsummary.errors import InputError, SplitError
 from modelsummary.split.materialize import Checkpoint, Init, materialize
-from modelsummary.split.stage import Inputs, Slot
+from modelsummary.split.stage import Slot
 from modelsummary.split.stage_facts import Crossing
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
+    from modelsummary.split.stages import Stages
+
 __all__ = ["ENGINE_SCHEDULES", "Pipeline", "pipeline_stages"]
-
-
-class Stages(Protocol):
-    """The part of ``modelsummary.Stages`` that the engine uses."""
-
-    inputs: Inputs
-    crossing: list[tuple[Crossing, ...]]
-    batch_size: int | None
-    batch_dim: int
-    n_positional_inputs: int
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> nn.Sequential: ...
-    @property
-    def shared_parameters(self) -> Sequence[Shared]:
-        """Parameters that several stages hold."""
-
-
-class Shared(Protocol):
-    """A parameter that several stages hold."""
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """Numbers of the stages."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its name in each stage."""
 
 
 # name -> class in torch.distributed.pipelining, whether it takes one stage per rank, whether stages are dealt in a V

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelsummary.record.events import attributes_in
-from modelsummary.split.stage_parts import Part
+from modelsummary.split.stage_parts import StagePart
 
 __all__ = ["Holdings"]
 
@@ -20,7 +20,7 @@ class Holdings:
     the model's state dict. A module with several paths is held under all of them.
     """
 
-    def __init__(self, model: nn.Module, parts: Sequence[Part], result: Any) -> None:
+    def __init__(self, model: nn.Module, parts: Sequence[StagePart], result: Any) -> None:
         self._aliases: dict[int, list[str]] = {}
         for fqn, module in model.named_modules(remove_duplicate=False):
             self._aliases.setdefault(id(module), []).append(fqn)

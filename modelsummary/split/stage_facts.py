@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.templates import BatchSize
-from modelsummary.costs.stored import nbytes_of, numel_of
+from modelsummary.costs.tensor_bytes import nbytes_of, numel_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Value
 from modelsummary.split.call_costs import measured_seconds
 from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
-from modelsummary.split.stage_parts import Part
+from modelsummary.split.stage_parts import StagePart
 
 __all__ = ["Crossing", "StageFacts", "facts_of_parts", "load_of", "loads_of"]
 
@@ -113,7 +113,7 @@ def load_of(facts: StageFacts, forward: float, backward_input: float, backward_w
 
 
 def facts_of_parts(
-    choice: Choice, parts: Sequence[Part], held: Sequence[Sequence[Tensor]], rows: Sequence[LayerInfo]
+    choice: Choice, parts: Sequence[StagePart], held: Sequence[Sequence[Tensor]], rows: Sequence[LayerInfo]
 ) -> list[StageFacts]:
     """Return the facts of each part; ``held`` has the parameters and buffers of each."""
     sequence, costs = choice.sequence, choice.costs

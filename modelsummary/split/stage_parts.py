@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from modelsummary.record.events import Event, Value, values_in
-from modelsummary.split.analyse import CallSequence
+from modelsummary.split.legal_cuts import CallSequence
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["StagePart", "parts_of"]
 
 
 @dataclass(eq=False)
-class Part:
+class StagePart:
     """The calls and crossing values of one stage.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part:
     gives: list[Value]
 
 
-def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
+def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[StagePart]:
     """Return the part of each stage."""
     root = sequence.record.root
     bounds = [0, *cuts, len(sequence.calls)]
@@ -46,7 +46,7 @@ def parts_of(sequence: CallSequence, cuts: Sequence[int]) -> list[Part]:
         return [value for value in in_order if made_in[value] < number <= last_use.get(value, -1)]
 
     takes = [values_in((root.args, root.kwargs)), *map(crossing, range(1, len(every)))]
-    return [Part(*each) for each in zip(every, takes, [*takes[1:], values_in(root.result)], strict=True)]
+    return [StagePart(*each) for each in zip(every, takes, [*takes[1:], values_in(root.result)], strict=True)]
 
 
 def _events(sequence: CallSequence, begin: int, end: int) -> Iterator[Event]:

@@ -19,7 +19,7 @@ from modelsummary.split.materialize import Checkpoint, Init
 from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of
-from modelsummary.split.verify import Verification, verify
+from modelsummary.split.verify import StageVerification, verify
 from modelsummary.tables import Printed, Report
 from modelsummary.units import PREFIXES, auto_prefix, grouped, percent
 
@@ -142,7 +142,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
             raise SplitError("these stages were pickled without the model; call split() again")
         return self._model
 
-    def verify(self, *args: Any, **kwargs: Any) -> Verification:
+    def verify(self, *args: Any, **kwargs: Any) -> StageVerification:
         """Run the model and the stages on the same inputs, forward and backward, and compare their results.
 
         The stages run detached from one another, as in a pipeline. Gradients, buffers and generators are restored.

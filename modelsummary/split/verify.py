@@ -18,11 +18,11 @@ from modelsummary.capture.templates import leaves_of, map_template, structure_of
 from modelsummary.errors import SplitError
 from modelsummary.split.stage import Inputs, Stage
 
-__all__ = ["Verification", "run_detached", "verify"]
+__all__ = ["StageVerification", "run_detached", "verify"]
 
 
 @dataclass(frozen=True)
-class Verification:
+class StageVerification:
     """The largest absolute differences between a model and its stages; 0.0 means bit-equal.
 
     Attributes:
@@ -41,7 +41,7 @@ class Verification:
 
 def verify(
     model: nn.Module, stages: Sequence[nn.Sequential], inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Verification:
+) -> StageVerification:
     """Run and compare a model and its stages, as ``Stages.verify`` does."""
     inputs.bind(args, kwargs)
 
@@ -79,7 +79,7 @@ def verify(
     differences = {kind: _difference(kind, expected[kind], found[kind]) for kind in expected}
     compared = sum(map(len, expected.values())) - 1
     gradients = differences["gradients"] if differentiates else nan
-    return Verification(differences["outputs"], gradients, differences["buffers"], compared)
+    return StageVerification(differences["outputs"], gradients, differences["buffers"], compared)
 
 
 def run_detached(

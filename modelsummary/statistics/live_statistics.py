@@ -15,13 +15,13 @@ from modelsummary.errors import NotLiveError
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
-from modelsummary.memory.plan import OptimizerLike, StepOptions, step_plan
+from modelsummary.memory.step_plan import OptimizerLike, StepOptions, step_plan
 from modelsummary.statistics.model_statistics import ModelStatistics
 
 if TYPE_CHECKING:  # imported on first use
     from typing_extensions import Self, Unpack
 
-    from modelsummary.costs.devices import DeviceSpec
+    from modelsummary.costs.device_spec import DeviceSpec
     from modelsummary.latency import Calibration, Kernels, TimeOptions
     from modelsummary.serving import ServingEstimate
     from modelsummary.serving.cache import MakeCache
@@ -217,7 +217,7 @@ class LiveStatistics(ModelStatistics):
         Args:
             mode: ``"train"``, or ``"inference"``: a forward without gradients.
             optimizer, dtype, device, loss, checkpoint, autocast, accumulates, block_bytes, workspaces: see
-                ``modelsummary.memory.plan.StepOptions``.
+                ``modelsummary.memory.step_plan.StepOptions``.
 
         Raises:
             InputError: an argument is unusable, or no result requires a gradient.

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
-from modelsummary.costs.devices import DeviceSpec, Precision
+from modelsummary.costs.device_spec import DeviceSpec, Precision
 from modelsummary.costs.roofline import Roofline, dtype_of, estimate, roofline
 from modelsummary.errors import InputError, NotLiveError
 from modelsummary.latency.measure import LatencyOverhead
@@ -271,12 +271,13 @@ class ModelStatistics(ExplorableTree):
         depth: Depth = ...,
         units: Prefix = None,
         *,
-        fold: bool = False,
+        fold: bool | None = None,
         foldable: bool = False,
     ) -> str:
         """Return the table in HTML.
 
         Args:
+            fold: show equal siblings once. None: in trees of more than 100 rows; a plain table has every row.
             foldable: return the tree that notebooks show, with its style and script; else a plain ``<table>``.
         """
         options = self._options(columns, depth, units, fold=fold)

@@ -14,7 +14,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import is_compiled, unwrap
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import ForwardError, InputError
-from modelsummary.statistics.failing import failure
+from modelsummary.statistics.forward_error import failure
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.views.cells import TableOptions
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from modelsummary.errors import NotLiveError
 from modelsummary.memory.estimate import MemoryMeasurement
-from modelsummary.memory.plan import StepOptions
+from modelsummary.memory.step_plan import StepOptions
 from modelsummary.statistics.model_statistics import ModelStatistics
 from modelsummary.statistics.statistics import Statistics
 

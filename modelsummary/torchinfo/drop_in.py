@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from modelsummary.capture import capture, list_layers
+from modelsummary.capture.devices import named_device
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
@@ -245,10 +246,7 @@ def _check(verbose: int, col_width: int, depth: int, device: torch.device | str 
     if type(depth) is not int or depth < 0:
         raise InputError(f"depth must be an integer >= 0, got {depth!r}")
     if device is not None:
-        try:
-            torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise InputError(f"device must name a torch device, got {device!r}: {str(error).splitlines()[0]}") from None
+        named_device(device)
 
 
 def _sizes(input_size: Any) -> list[Any]:

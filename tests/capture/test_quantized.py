@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import Statistics
 from modelsummary.costs.operators import op_rule
-from modelsummary.costs.stored import inner_tensors, nbytes_of, numel_of, shape_of
+from modelsummary.costs.tensor_bytes import inner_tensors, nbytes_of, numel_of, shape_of
 from tests.models import Call
 from tests.untouched import untouched
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from modelsummary import ForwardError, Statistics
 from modelsummary.capture.execution.real import RealExecution
-from modelsummary.capture.operators import Operators
+from modelsummary.capture.operator_mode import Operators
 from modelsummary.capture.state.held import Held
 from modelsummary.capture.state.process_state import process_states
 from tests.models import CachesTensors, Call, ClampsWeights, Decoder, ReplacesData

@@ -8,8 +8,8 @@ import pytest
 
 from modelsummary import InputError
 from modelsummary.cluster import Cluster
-from modelsummary.cluster.collectives import OPERATIONS, Group, Network
-from modelsummary.cluster.devices import PRESETS
+from modelsummary.cluster.collectives import OPERATIONS, Network, RankGroup
+from modelsummary.cluster.topology import PRESETS
 
 IDEAL = {"link_latency": 0.0, "network_latency": 0.0, "link_efficiency": 1.0, "network_efficiency": 1.0}
 
@@ -25,7 +25,7 @@ def network(monkeypatch):
 
 def test_rings_inside_a_node(network):
     group = network.group(4)
-    assert group == Group(4, 4)
+    assert group == RankGroup(4, 4)
     assert network.seconds("all_reduce", 1e9, group) == pytest.approx(2 * 3 / 4 * 1e9 / 100e9)
     for operation in ("all_gather", "reduce_scatter"):
         assert network.seconds(operation, 1e9, group) == pytest.approx(3 / 4 * 1e9 / 100e9)
@@ -34,11 +34,11 @@ def test_rings_inside_a_node(network):
 
 def test_between_nodes(network):
     one_per_node = network.group(4, stride=4)
-    assert one_per_node == Group(4, 1)
+    assert one_per_node == RankGroup(4, 1)
     assert network.seconds("all_reduce", 1e9, one_per_node) == pytest.approx(2 * 3 / 4 * 1e9 / 10e9)
     # four ranks in a node use its four interfaces
     everything = network.group(16)
-    assert everything == Group(16, 4)
+    assert everything == RankGroup(16, 4)
     assert network.seconds("all_gather", 1e9, everything) == pytest.approx(15 / 16 * 1e9 / 40e9)
     assert network.send(1e9, stride=1) == pytest.approx(1e9 / 100e9)
     assert network.send(1e9, stride=4) == pytest.approx(1e9 / 10e9)
@@ -60,7 +60,7 @@ def test_latency_decides_for_small_messages():
 
 def test_fewer_interfaces_are_slower():
     few, many = (
-        Network(Cluster("A100", nodes=4, interfaces_per_node=each)).seconds("all_reduce", 1e9, Group(32, 8))
+        Network(Cluster("A100", nodes=4, interfaces_per_node=each)).seconds("all_reduce", 1e9, RankGroup(32, 8))
         for each in (2, 8)
     )
     assert few > 2 * many
@@ -112,4 +112,4 @@ def test_unknown_names():
     with pytest.raises(InputError, match="no preset 'DGX A10'; did you mean 'DGX A100'"):
         Cluster.preset("DGX A10")
     with pytest.raises(InputError, match=r"operation must be one of 'all_reduce', .* got 'send'"):
-        Network(Cluster("A100")).seconds("send", 1, Group(2, 2))
+        Network(Cluster("A100")).seconds("send", 1, RankGroup(2, 2))

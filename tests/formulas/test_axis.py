@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelsummary.formulas.axis import Piece, candidates
+from modelsummary.formulas.axis import PolynomialPiece, candidates
 from modelsummary.formulas.solve import solve
 
 NUMBERS = (0, 1, 2, 3, 4, 7, 10, 15, 30, 31, 32, 33, 39, 65, 181)
@@ -40,7 +40,7 @@ def test_two_pieces():
     assert axis.gap == (15, 30)  # the border is between these
     # one special case: a size of 1 costs nothing
     (axis,) = candidates({k: 3 * k + 5 if k else 0 for k in NUMBERS})
-    assert axis.pieces == (Piece(last=0), Piece(degree=1, first=1))
+    assert axis.pieces == (PolynomialPiece(last=0), PolynomialPiece(degree=1, first=1))
     assert axis.gap is None
 
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from modelsummary import InputError, Statistics, StepError
-from modelsummary.formulas.routing import Choice, active_params
+from modelsummary.formulas.routing import RoutingChoice, active_params
 from tests.untouched import untouched
 
 WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 8, 2, 6, 3, 10
@@ -115,10 +115,10 @@ def test_active_parameters():
     assert found.active_params == 32 + 64 + 2 * 64
     assert found.unit == "sample"
     listed = nn.Sequential(nn.Linear(4, 3, bias=False), nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]))
-    assert active_params(listed, [Choice(listed[0], 3, 1)]) == 12 + 20
-    assert active_params(listed, [Choice(listed[0], 50, 1)]) == 12 + 60  # no experts exist 50 times
+    assert active_params(listed, [RoutingChoice(listed[0], 3, 1)]) == 12 + 20
+    assert active_params(listed, [RoutingChoice(listed[0], 50, 1)]) == 12 + 60  # no experts exist 50 times
     quantizer = nn.Sequential(nn.Conv1d(2, 8, 3), nn.Linear(4, 8))
-    assert active_params(quantizer, [Choice(quantizer[1], 8, 1)]) == 56 + 40  # a code book, not experts
+    assert active_params(quantizer, [RoutingChoice(quantizer[1], 8, 1)]) == 56 + 40  # a code book, not experts
 
 
 class TwoMaxima(Mixture):

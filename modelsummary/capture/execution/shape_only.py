@@ -40,7 +40,7 @@ from modelsummary.capture.execution.shape_tensor import (
 from modelsummary.capture.execution.twins import Twins
 from modelsummary.capture.values import map_tensors
 from modelsummary.costs.attention_blocks import BLOCK_MASKED, skipped_macs
-from modelsummary.costs.formulas import is_outer_product, outer_product_macs
+from modelsummary.costs.macs import is_outer_product, outer_product_macs
 from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, tensors_in
 from modelsummary.errors import DataDependentError
 

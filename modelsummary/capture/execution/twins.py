@@ -18,7 +18,7 @@ from modelsummary import _torch
 from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
-from modelsummary.costs.stored import is_distributed, is_wrapper
+from modelsummary.costs.tensor_bytes import is_distributed, is_wrapper
 
 __all__ = ["Twins"]
 

@@ -14,8 +14,8 @@ from modelsummary.errors import ModelFileError, ShapeMismatchError
 from modelsummary.files.onnx.attributes import attributes_of
 from modelsummary.files.onnx.checks import quoted, subgraphs_of
 from modelsummary.files.onnx.contrib_types import ALIKE, RULES, Kind
+from modelsummary.files.onnx.known_values import computed, constant_value
 from modelsummary.files.onnx.reading import import_onnx
-from modelsummary.files.onnx.values import computed, constant_value
 
 __all__ = ["RUNS", "TAKEN", "infer_nodes"]
 

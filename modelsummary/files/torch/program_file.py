@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary._torch import HigherOrderOperator, OpOverload
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operators import Operators, Uncounted
+from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.costs.operators import op_rule
 from modelsummary.errors import InputError, ModelFileError
 from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor

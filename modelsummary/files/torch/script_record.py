@@ -20,7 +20,7 @@ from torch import nn
 from modelsummary.capture.calls import Call
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
-from modelsummary.capture.operators import Execution, Operators
+from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.run import nothing_hidden
 from modelsummary.costs.operators import OpCost, OpRule, tensors_in
 from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor

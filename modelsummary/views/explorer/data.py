@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.device_table import TABLE
-from modelsummary.costs.devices import DeviceSpec
 from modelsummary.costs.roofline import dtype_of
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo, Sizes
@@ -17,7 +17,7 @@ from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate
 from modelsummary.views.amounts import ADDITIVE
 from modelsummary.views.diff import diff_trees
 from modelsummary.views.explorer.flow import Dataflow
-from modelsummary.views.explorer.nodes import Node, nodes_of
+from modelsummary.views.explorer.nodes import ExplorerNode, nodes_of
 from modelsummary.views.labels import one_line
 
 __all__ = ["VERSION", "Explored", "diff_data", "model_data"]
@@ -62,7 +62,15 @@ class Explored:
         if plan is not None and not hasattr(plan, "layers"):
             raise InputError(f"plan must be a ParallelPlan, as parallel_plan() returns it, got {plan!r:.80}")
         self.styles = {layer.fqn: layer.style for layer in plan.layers} if plan is not None else {}
-        self._check("plan", self.styles)
+        for fqn in self.by_fqn:  # a list of experts is not called itself
+            owner = fqn.rpartition(".")[0]
+            if owner in self.styles and owner not in self.by_fqn:
+                self.styles.setdefault(fqn, self.styles[owner])
+        self._check("plan", [fqn for fqn in self.styles if not self._is_list(fqn)])
+
+    def _is_list(self, fqn: str) -> bool:
+        """Return True for a module that holds others and is not called itself."""
+        return fqn not in self.by_fqn and any(each.startswith(f"{fqn}.") for each in self.by_fqn)
 
     def _check(self, name: str, fqns: Iterable[str]) -> None:
         strange = next((fqn for fqn in fqns if fqn not in self.by_fqn), None)
@@ -112,7 +120,7 @@ def model_data(model: Explored) -> dict[str, Any]:
     }
 
 
-def _called(node: Node) -> int:
+def _called(node: ExplorerNode) -> int:
     if node.row is None or node.row.executed:
         return _CALLED
     return _CONTAINER if any(row.executed for row in node.row.walk()) else _NOT_CALLED
@@ -134,7 +142,7 @@ class _Texts:
     def places(self, texts: Iterable[str]) -> list[int]:
         return [self.place(text) for text in texts]
 
-    def columns(self, nodes: Sequence[Node], facts: Iterable[_Fact]) -> dict[str, list[int]]:
+    def columns(self, nodes: Sequence[ExplorerNode], facts: Iterable[_Fact]) -> dict[str, list[int]]:
         """Return the places of the texts of each fact that any node has, by its title."""
         found = {title: self.places(text(node) for node in nodes) for title, text in facts}
         return {title: places for title, places in found.items() if any(places)}
@@ -143,16 +151,16 @@ class _Texts:
 # ---------------------------------------------------------------------------------------------- facts
 
 
-_Fact = tuple[str, Callable[[Node], str]]  # title, and the text of a node
+_Fact = tuple[str, Callable[[ExplorerNode], str]]  # title, and the text of a node
 
 
 def _facts(model: Explored) -> list[_Fact]:
     """Return the texts shown about a node, by their titles."""
 
-    def of_row(fact: Callable[[LayerInfo], str]) -> Callable[[Node], str]:
+    def of_row(fact: Callable[[LayerInfo], str]) -> Callable[[ExplorerNode], str]:
         return lambda node: "" if node.row is None else fact(node.row)
 
-    def output(node: Node) -> str:
+    def output(node: ExplorerNode) -> str:
         if node.row is not None:
             return _sizes(node.row.output_size)
         return "" if node.step is None or node.kind == "output" else node.step.result
@@ -176,7 +184,7 @@ def _facts(model: Explored) -> list[_Fact]:
 def _groups(model: Explored) -> list[_Fact]:
     """Return the texts that nodes can be coloured by, by their titles."""
 
-    def stage(node: Node) -> str:
+    def stage(node: ExplorerNode) -> str:
         found = None if node.step is None else node.step.stage
         return "" if found is None else f"stage {found}"
 
@@ -220,7 +228,7 @@ def _short(text: str) -> str:
 # --------------------------------------------------------------------------------------------- figures
 
 
-def _figures(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+def _figures(nodes: Sequence[ExplorerNode]) -> list[dict[str, Any]]:
     """Return the figures of all nodes: own parts, which add up over the nodes inside, then figures that do not add up.
 
     The multiply-adds of a function are taken out of the own ones of the module that calls it.
@@ -248,7 +256,7 @@ def _figures(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     return figures
 
 
-def _with_functions(nodes: Sequence[Node], own: list[int | None]) -> list[int | None]:
+def _with_functions(nodes: Sequence[ExplorerNode], own: list[int | None]) -> list[int | None]:
     found = list(own)
     for node in nodes:
         functions = [child for child in node.children if child.kind == "function" and child.step is not None]
@@ -261,7 +269,7 @@ def _with_functions(nodes: Sequence[Node], own: list[int | None]) -> list[int | 
     return found
 
 
-def _output_bytes(node: Node) -> int:
+def _output_bytes(node: ExplorerNode) -> int:
     if node.row is not None:
         return node.row.output_bytes
     return 0 if node.step is None else node.step.result_bytes

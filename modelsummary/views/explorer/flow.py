@@ -13,13 +13,13 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.views.followed import Makers
 
-__all__ = ["Dataflow", "Step", "steps_of_record"]
+__all__ = ["Dataflow", "FlowStep", "steps_of_record"]
 
 Kind = Literal["input", "module", "function", "output"]
 
 
 @dataclass(eq=False, slots=True)
-class Step:
+class FlowStep:
     """An input, the output, or the smallest known call: of a module that is not opened, of a function or operator.
 
     Attributes:
@@ -54,12 +54,12 @@ class Dataflow(NamedTuple):
         remarks: why something is not known.
     """
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[FlowStep] = ()
     settings: Mapping[LayerInfo, str] = MappingProxyType({})
     remarks: tuple[str, ...] = ()
 
 
-def steps_of_record(root: LayerInfo, record: Record, stages: Sequence[Sequence[Event]] = ()) -> list[Step]:
+def steps_of_record(root: LayerInfo, record: Record, stages: Sequence[Sequence[Event]] = ()) -> list[FlowStep]:
     """Return the steps of a recorded forward, in the order in which they ran.
 
     Functions whose results nothing uses, such as checks of sizes, are left out.
@@ -88,27 +88,27 @@ class _Following:
         self._root = root
         self._stage = {inner: number for number, calls in enumerate(stages) for call in calls for inner in call.walk()}
         self._makers: Makers[int] = Makers()
-        self._steps: list[Step] = []
+        self._steps: list[FlowStep] = []
 
-    def steps(self, record: Record) -> list[Step]:
+    def steps(self, record: Record) -> list[FlowStep]:
         event = record.root
         named = {f"input {place}": each for place, each in enumerate(event.args)} | event.kwargs
         given = {name: values for name, each in named.items() if (values := values_in(each))}
         for name, values in given.items():
-            step = Step("input", name if len(given) > 1 else "input", self._root)
+            step = FlowStep("input", name if len(given) > 1 else "input", self._root)
             step.result, step.result_bytes = _described(values)
             self._makers.add(self._added(step), values)
         if event.children and not isinstance(self._root.module, torch.jit.ScriptModule):
             self._open(event, self._root)
         else:
-            self._call(event, Step("function", self._root.class_name, self._root, macs=event.macs))
-        output = Step("output", "output", self._root)
+            self._call(event, FlowStep("function", self._root.class_name, self._root, macs=event.macs))
+        output = FlowStep("output", "output", self._root)
         self._take(output, self._makers.of(event.result))
         output.result, output.result_bytes = _described(values_in(event.result))
         self._added(output)
         return _without_dead_ends(self._steps)
 
-    def _added(self, step: Step) -> int:
+    def _added(self, step: FlowStep) -> int:
         self._steps.append(step)
         return len(self._steps) - 1
 
@@ -121,18 +121,18 @@ class _Following:
                 if len(self._steps) > before:
                     self._makers.add_missing(len(self._steps) - 1, child.result)
             elif row is not None:
-                self._call(child, Step("module", "", row))
+                self._call(child, FlowStep("module", "", row))
             else:
                 uses = tuple(attribute.fqn for attribute in attributes_in((child.args, child.kwargs)))
-                self._call(child, Step("function", child.name, inside, macs=child.macs, uses=uses))
+                self._call(child, FlowStep("function", child.name, inside, macs=child.macs, uses=uses))
 
-    def _call(self, event: Event, step: Step) -> None:
+    def _call(self, event: Event, step: FlowStep) -> None:
         step.stage = next((self._stage[each] for each in event.walk() if each in self._stage), None)
         self._take(step, self._makers.call(self._added(step), event))
         step.result, step.result_bytes = _described(values_in(event.result))
 
     @staticmethod
-    def _take(step: Step, taken: Sequence[tuple[int, Value]]) -> None:
+    def _take(step: FlowStep, taken: Sequence[tuple[int, Value]]) -> None:
         for source, value in taken:
             step.takes.setdefault(source, []).append(_text(value))
 
@@ -145,7 +145,7 @@ def _described(values: Sequence[Value]) -> tuple[str, int]:
     return ", ".join(map(_text, values)), sum(value.nbytes for value in values)
 
 
-def _without_dead_ends(steps: Sequence[Step]) -> list[Step]:
+def _without_dead_ends(steps: Sequence[FlowStep]) -> list[FlowStep]:
     """Return the steps without functions whose results no module or output uses; numbers of steps are adapted."""
     alive: set[int] = set()
     for number in range(len(steps) - 1, -1, -1):  # a step takes from earlier ones only
@@ -153,7 +153,7 @@ def _without_dead_ends(steps: Sequence[Step]) -> list[Step]:
             alive.add(number)
             alive.update(steps[number].takes)
     new_number: dict[Any, int] = {}
-    kept: list[Step] = []
+    kept: list[FlowStep] = []
     for number in sorted(alive):
         new_number[number] = len(kept)
         kept.append(steps[number])

@@ -8,17 +8,17 @@ from itertools import groupby
 from typing import Any
 
 from modelsummary.layer_info import LayerInfo
-from modelsummary.views.explorer.flow import Step
+from modelsummary.views.explorer.flow import FlowStep
 from modelsummary.views.folding import signature
 from modelsummary.views.labels import one_line
 
-__all__ = ["MOST_CHILDREN", "Node", "nodes_of"]
+__all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of"]
 
 MOST_CHILDREN = 200  # of one node, equal neighbours counted once; more are put into ranges, so that levels stay small
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class ExplorerNode:
     """A node of the explorer.
 
     Attributes:
@@ -38,13 +38,13 @@ class Node:
     name: str
     type: str = ""
     row: LayerInfo | None = None
-    step: Step | None = None
-    children: list[Node] = field(default_factory=list)
+    step: FlowStep | None = None
+    children: list[ExplorerNode] = field(default_factory=list)
     order: int = 0
     equal: int = 0
     number: int = 0
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[ExplorerNode]:
         """Yield this node and everything inside it, depth first."""
         pending = [self]
         while pending:
@@ -53,7 +53,7 @@ class Node:
             pending.extend(reversed(node.children))
 
 
-def nodes_of(root: LayerInfo, steps: Sequence[Step] = ()) -> list[Node]:
+def nodes_of(root: LayerInfo, steps: Sequence[FlowStep] = ()) -> list[ExplorerNode]:
     """Return the nodes of a model in depth-first order, numbered.
 
     Args:
@@ -68,13 +68,15 @@ def nodes_of(root: LayerInfo, steps: Sequence[Step] = ()) -> list[Node]:
     """
     node_of = {row: _node(row) for row in root.walk()}
     rows = list(node_of)
-    functions: dict[LayerInfo, list[Node]] = {}
+    functions: dict[LayerInfo, list[ExplorerNode]] = {}
     first: dict[LayerInfo, int] = {}
     for number, step in enumerate(steps):
         if step.kind == "module":
             node_of[step.inside].step = step
         else:
-            functions.setdefault(step.inside, []).append(Node(step.kind, one_line(step.name), step=step, order=number))
+            functions.setdefault(step.inside, []).append(
+                ExplorerNode(step.kind, one_line(step.name), step=step, order=number)
+            )
         first.setdefault(step.inside, number)
     for row in reversed(rows):  # children before their parents
         for child in row.children:
@@ -92,13 +94,15 @@ def nodes_of(root: LayerInfo, steps: Sequence[Step] = ()) -> list[Node]:
     return nodes
 
 
-def _node(row: LayerInfo) -> Node:
+def _node(row: LayerInfo) -> ExplorerNode:
     name = row.name if row.parent_info is not None and row.name else row.class_name
     again = f" (call {row.call_index + 1})" if row.call_index else ""
-    return Node("module", one_line(f"{name}{again}"), one_line(row.class_name), row)
+    return ExplorerNode("module", one_line(f"{name}{again}"), one_line(row.class_name), row)
 
 
-def _in_order(modules: Sequence[Node], functions: Sequence[Node], first: dict[LayerInfo, int]) -> list[Node]:
+def _in_order(
+    modules: Sequence[ExplorerNode], functions: Sequence[ExplorerNode], first: dict[LayerInfo, int]
+) -> list[ExplorerNode]:
     """Return the calls of one module in the order in which they ran; modules that did not run keep their place."""
     at = -1
     for node in modules:
@@ -108,7 +112,7 @@ def _in_order(modules: Sequence[Node], functions: Sequence[Node], first: dict[La
     return sorted([*modules, *functions], key=lambda node: node.order)
 
 
-def _mark_equal(root: Node) -> None:
+def _mark_equal(root: ExplorerNode) -> None:
     numbers: dict[Any, int] = {}
     for node in reversed(list(root.walk())):
         if node.row is not None:
@@ -119,7 +123,7 @@ def _mark_equal(root: Node) -> None:
         node.equal = numbers.setdefault(key, len(numbers))
 
 
-def _in_ranges(nodes: list[Node]) -> list[Node]:
+def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
     """Return the nodes, or if they are too many, ranges of consecutive ones; none has too many children."""
     folded = [list(group) for _, group in groupby(nodes, key=lambda node: node.equal)]
     if len(folded) <= MOST_CHILDREN:
@@ -128,7 +132,7 @@ def _in_ranges(nodes: list[Node]) -> list[Node]:
     ranges = []
     for start in range(0, len(folded), size):
         inside = [node for group in folded[start : start + size] for node in group]
-        node = Node("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} nodes")
+        node = ExplorerNode("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} nodes")
         node.children = _in_ranges(inside)
         node.order, node.equal = inside[0].order, -start - 1  # ranges are never equal
         ranges.append(node)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary.costs.formulas import SPARSE, existing, register_op_cost, stored
+from modelsummary.costs.macs import SPARSE, existing, register_op_cost, stored
 
 __all__: list[str] = []
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from modelsummary.costs.devices import DeviceSpec
+from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.errors import InputError, MissingExtraError, close_to
 
 __all__ = ["PRESETS", "Cluster"]

@@ -10,7 +10,7 @@ from torch import nn
 from modelsummary.capture import Recording, capture
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.sizes import InputSize, is_size
-from modelsummary.errors import DataDependentError
+from modelsummary.errors import DataDependentError, in_short
 
 __all__ = ["failure"]
 
@@ -26,9 +26,8 @@ def failure(model: nn.Module, call: CallArguments, recording: Recording) -> str:
     ...     print(str(error).rpartition("; ")[2])
     did you forget the batch dimension? (1, 3, 8, 8) works
     """
-    error = recording.error
-    text = str(error).strip().splitlines()
-    what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    assert recording.error is not None
+    what = in_short(recording.error)
     remedy = _remedy(model, call, recording, what)
     if not recording.failed:
         return f"{recording.root.class_name} could not be called: {what}{remedy}"

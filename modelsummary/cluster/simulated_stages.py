@@ -13,11 +13,11 @@ from modelsummary.cluster.timing import PartSeconds
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
-__all__ = ["Stage", "deal", "stages_of"]
+__all__ = ["SimulatedStage", "deal", "stages_of"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class SimulatedStage:
     """One stage of the pipeline on one rank, for one micro-batch.
 
     Attributes:
@@ -95,7 +95,7 @@ def deal(costs: Sequence[int], stages: int) -> list[int]:
 
 def stages_of(
     model: StepModel, parts: Mapping[str, Part], seconds: Mapping[str, PartSeconds], plan: Plan
-) -> list[Stage]:
+) -> list[SimulatedStage]:
     """Return the stages of a plan, in order.
 
     Raises:
@@ -107,7 +107,7 @@ def stages_of(
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
     dealt = deal([max(parts[kind].flops, 1) for kind in kinds], n_stages) if kinds else [0]
     made, begin = [], 0
-    known: dict[tuple[tuple[str, ...], bool, bool], Stage] = {}
+    known: dict[tuple[tuple[str, ...], bool, bool], SimulatedStage] = {}
     for number, count in enumerate(dealt):
         own = tuple(kinds[begin : begin + count])
         begin += count
@@ -126,7 +126,7 @@ def _stage(
     *,
     is_first: bool,
     is_last: bool,
-) -> Stage:
+) -> SimulatedStage:
     counts = Counter(kinds)
     ends = [name for name, there in ((BEFORE, is_first), (AFTER, is_last)) if there]
     again = len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
@@ -152,7 +152,7 @@ def _stage(
     own_ends: dict[int, int] = {}
     for name in ends:
         own_ends.update(parts[name].params)
-    return Stage(
+    return SimulatedStage(
         counts=counts,
         is_first=is_first,
         is_last=is_last,

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from modelsummary.errors import ForwardError, ModelSummaryError
+from modelsummary.errors import ForwardError, ModelSummaryError, in_short
 
-__all__ = ["explained"]
+__all__ = ["as_forward_error"]
 
 
 @contextmanager
-def explained(model: nn.Module) -> Iterator[None]:
+def as_forward_error(model: nn.Module) -> Iterator[None]:
     """Record a forward in the body. Raise ``ForwardError`` if it raises anything but the library's own errors.
 
-    >>> with explained(nn.ReLU()):
+    >>> with as_forward_error(nn.ReLU()):
     ...     raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation")
     Traceback (most recent call last):
     modelsummary.errors.ForwardError: the forward of ReLU failed when it was recorded with gradients, ...
@@ -26,8 +26,7 @@ def explained(model: nn.Module) -> Iterator[None]:
     except ModelSummaryError:
         raise
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0].rstrip(".")
         raise ForwardError(
             f"the forward of {type(model).__name__} failed when it was recorded with gradients, as in training: "
-            f"{type(error).__name__}: {text}; change the forward, or freeze what needs no gradient"
+            f"{in_short(error)}; change the forward, or freeze what needs no gradient"
         ) from error

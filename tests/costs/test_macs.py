@@ -13,7 +13,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import RegistrationError, Statistics
-from modelsummary.costs.formulas import find_formula
+from modelsummary.costs.macs import find_formula
 from modelsummary.costs.operators import OpRule, op_cost
 
 

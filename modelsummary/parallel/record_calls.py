@@ -13,8 +13,8 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Operand, Sharded
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
-from modelsummary.record.rules import is_layer
 from modelsummary.record.tensors import Foreign
+from modelsummary.record.trace_rules import is_layer
 
 __all__ = ["ELEMENTWISE_LAYERS", "Calls", "is_embedding", "is_linear"]
 
@@ -203,6 +203,12 @@ class Calls:
                 pending += [*attributes_in((event.args, event.kwargs)), *values_in((event.args, event.kwargs))]
         fqn = found.pop() if len(found) == 1 else None
         return fqn if fqn in self.parameters else None
+
+    def is_zeros(self, leaf: Any) -> bool:
+        """Return True if a function made a tensor of zeros."""
+        maker = self.maker.get(leaf) if isinstance(leaf, Value) else None
+        function = maker.function if maker is not None else None
+        return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
 
     def constant(self, value: Value, layout: Sharded) -> dict[Value, Sharded]:
         """Return the tensors of equal elements that a value is made of, with the layout that gives it this one.

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from modelsummary import _torch
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_rule
-from modelsummary.costs.stored import is_distributed
+from modelsummary.costs.tensor_bytes import is_distributed
 from modelsummary.layer_info import total
 
 if TYPE_CHECKING:

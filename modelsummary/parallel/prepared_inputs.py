@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelsummary.parallel.calls import Calls
 from modelsummary.parallel.derive import Layer
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Stream
 from modelsummary.record.events import Event, Value, values_in
 

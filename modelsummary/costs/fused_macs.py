@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelsummary.costs.formulas import existing, register_op_cost
+from modelsummary.costs.macs import existing, register_op_cost
 
 __all__: list[str] = []
 
