@@ -368,6 +368,7 @@ def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
         value = loss(output)
     elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
         value = output["loss"]
+        value = value if value.numel() == 1 else value.sum()  # some models return the loss of each sample
     else:
         tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
         if not tensors:
