@@ -35,6 +35,7 @@ from modelsummary import Statistics
 from modelsummary.memory.step import loss_of
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.record.events import values_in
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
 from tests.real_memory import allocated, real_memory
@@ -111,7 +112,7 @@ def _agreement(name: str) -> dict[str, Any]:
 def _of_modules(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, str, str], str]:
     """Return the modules that are split in another way -> our reason."""
     calls = found.calls
-    ours = {fqn: "gradient" for region in found.regions for fqn in region.parts}
+    ours = dict.fromkeys(_shared(found), "gradient")
     ours |= {
         fqn: layer.role + ("*" if layer.gathers and layer.role in ("column", "row") else "")
         for fqn, layer in found.layers.items()
@@ -119,7 +120,7 @@ def _of_modules(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, st
     differs: dict[tuple[str, str, str], str] = {}
     for fqn in sorted({*calls.places, *(event.fqn for event in calls.entered)}):
         style = theirs.get(starred(fqn)) or theirs.get(fqn)
-        if style is None or style == "local_params":
+        if style is None or style == "local_params" or next(calls.modules[fqn].parameters(), None) is None:
             continue
         wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
         # A single head of keys and values cannot be split: the heads of queries share it.
@@ -127,11 +128,21 @@ def _of_modules(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, st
             have == wanted
             or (have, wanted) in (("gradient", "column"), ("gradient", "norm"))
             or have == wanted.rstrip("*")
-            or (wanted == "column*" and have in ("head", "row*"))
+            or (wanted, have) in (("column*", "head"), ("column*", "row*"), ("row*", "column*"))
         )
         if not same:
             differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
     return differs
+
+
+def _shared(found: Derivation) -> Iterator[str]:
+    """Yield the layers of keys and values that all heads share: their gradient is summed, be it behind a norm."""
+    calls = found.calls
+    for fqn in (fqn for region in found.regions for fqn in region.parts):
+        yield fqn
+        for event in calls.entered:
+            if event.fqn == fqn:
+                yield from (source for value in values_in(event.args) for source in calls.sources(value))
 
 
 def _of_parameters(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, str, str], str]:

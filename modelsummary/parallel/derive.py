@@ -341,4 +341,4 @@ def _note_functions(found: Derivation) -> None:
         fqn, module = event.fqn, calls.modules[event.fqn]
         has_weight = any(each is not None and each.dim() == 2 for each in module._parameters.values())
         if has_weight and fqn in calls.users.get(fqn, ()) and fqn not in found.layers:
-            found.reasons.setdefault(fqn, f"{type(module).__name__} is not an nn.Linear, and torch has no style for it")
+            found.reasons.setdefault(fqn, f"torch has no style for {type(module).__name__}")

@@ -86,7 +86,7 @@ def with_reduced_gradients(model: nn.Module, layers: Sequence[LayerPlan], dtype:
     optimizer sums it.
 
     Args:
-        dtype: of the gradients; None: that of the parameters.
+        dtype: of the gradients; None: the dtype of each parameter.
     """
     seen: set[int] = set()
     found = []
