@@ -184,6 +184,17 @@ def test_every_view_draws_the_selection_and_copies_as_a_picture(page, path, view
     assert len(list(root.iter())) > 10
 
 
+@pytest.mark.parametrize("view", ["treemap", "icicle"])
+def test_equal_blocks_are_one_area_until_they_are_unfolded(page, path, view):
+    """A block has two layers of 3 * 4 * 16 = 192 multiply-adds, six blocks have 1,152 in each."""
+    opened(page, path.with_name("one.html"), f"#view={view}&at=blocks.0")
+    texts = page.locator(".part text").all_text_contents()
+    assert "0 × 6" in texts
+    assert texts.count("1.15 K") == 2
+    drawn(page, lambda: page.keyboard.press("u"))
+    assert {"0", "5"} <= set(page.locator(".part text").all_text_contents())
+
+
 def test_the_graph_copies_as_png(page, path):
     opened(page, path.with_name("one.html"))
     with page.expect_download() as found:

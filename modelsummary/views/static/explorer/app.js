@@ -60,7 +60,7 @@ const keep = (canvas, node, before) => {
   if (before) canvas.zoom.translateBy(canvas.svg, (before.left - after.left) / k, (before.top - after.top) / k);
   const now = placeOf(canvas, node);
   const dx = now.right < box.left + 20 || now.left > box.right - 20 ? box.left + box.width / 2 - (now.left + now.right) / 2 : 0;
-  const dy = now.bottom < box.top + 20 || now.top > box.bottom - 20 ? box.top + box.height / 3 - now.top : 0;
+  const dy = now.bottom < box.top + 20 || now.top > box.bottom - box.height / 4 ? box.top + box.height / 3 - now.top : 0;
   if (dx || dy) canvas.zoom.translateBy(canvas.svg, dx / k, dy / k);
 };
 
