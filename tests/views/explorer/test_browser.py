@@ -114,6 +114,17 @@ def test_an_opened_block_is_unfolded_by_a_click_on_its_number(page, path):
     assert names(page)[:7] == ["input", "up", "act", "down", "add", "1", "2"]
 
 
+def test_the_address_finds_unfolded_blocks_again(page, path):
+    opened(page, path.with_name("one.html"))
+    page.locator(".badge").first.dispatch_event("click")
+    page.wait_for_function("location.hash.includes('each=')")
+    page.wait_for_function("document.querySelectorAll('.badge').length === 0")
+    shown = names(page)
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert names(page) == shown
+
+
 def test_modules_without_known_edges_stand_in_rows(page, tmp_path):
     Statistics(Net()).explore(tmp_path / "bare.html")
     opened(page, tmp_path / "bare.html")

@@ -153,6 +153,13 @@ const mirror = (side) => {
   }
 };
 
+// Open in the other model what is open in this one.
+const mirrorOpen = (side) => {
+  for (const other of othersOf(side)) {
+    for (const node of side.open) if (side.partner.has(node)) other.setOpen(other.shown(side.partner.get(node)), true);
+  }
+};
+
 const act = {
   say,
   select(side, node, moves = false) {
@@ -347,7 +354,7 @@ const start = () => {
     unfold: (node) => { active().toggleEquals(node); draw({ anchor: node }); },
   });
   state.sides.forEach((side) => canvases.push(makeCanvas(side)));
-  const goTo = (hash) => { follow(hash); mirror(active()); return draw({ fits: true }); };
+  const goTo = (hash) => { follow(hash); mirrorOpen(active()); mirror(active()); return draw({ fits: true }); };
   addEventListener("hashchange", () => goTo(location.hash));
   let width = innerWidth;
   new ResizeObserver(() => { if (innerWidth !== width || state.view !== "graph") { width = innerWidth; drawStage({ fits: true }); } }).observe(byId("stage"));
