@@ -125,6 +125,15 @@ def test_the_address_finds_unfolded_blocks_again(page, path):
     assert names(page) == shown
 
 
+def test_too_many_nodes_are_told_in_the_picture(page, tmp_path):
+    Statistics(nn.Sequential(*(nn.Linear(2, 2) for _ in range(1600)))).explore(tmp_path / "many.html")
+    opened(page, tmp_path / "many.html")
+    drawn(page, lambda: page.locator(".badge").dispatch_event("click"))
+    assert "1,600 nodes are too many to draw" in page.locator(".canvas text").first.text_content()
+    page.locator("#tree .times").click()
+    page.wait_for_selector(".badge")
+
+
 def test_modules_without_known_edges_stand_in_rows(page, tmp_path):
     Statistics(Net()).explore(tmp_path / "bare.html")
     opened(page, tmp_path / "bare.html")

@@ -66,6 +66,13 @@ const keep = (canvas, node, before) => {
 
 const placeOf = (canvas, node) => canvas.content.select(`[data-node="${node}"]`).node()?.getBoundingClientRect();
 
+const tellTooMany = (canvas, count, width, height) => {
+  canvas.svg.call(canvas.zoom.transform, d3.zoomIdentity);
+  canvas.content.selectChildren().remove();
+  [`${count.toLocaleString("en-US")} nodes are too many to draw:`, "collapse or focus on a module, or show equal ones as one"].forEach((line, place) =>
+    canvas.content.append("text").attr("class", "none").attr("x", width / 2).attr("y", height / 2 + 20 * place).attr("text-anchor", "middle").text(line));
+};
+
 let turn = 0; // a newer drawing replaces one that is still being laid out
 
 const drawStage = async ({ fits = false, anchor = null } = {}) => {
@@ -90,7 +97,7 @@ const drawStage = async ({ fits = false, anchor = null } = {}) => {
       const laid = await layOut(side);
       if (mine !== turn) return;
       if (laid.tooMany) {
-        say(`${laid.tooMany.toLocaleString("en-US")} nodes are too many to draw: collapse a module, or focus on one`);
+        tellTooMany(canvas, laid.tooMany, width, height);
         return;
       }
       laid.draw(canvas.content, act);
