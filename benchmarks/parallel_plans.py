@@ -28,6 +28,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
+from modelsummary.capture.values import tensors_of
 from modelsummary.memory.step import loss_of
 from modelsummary.parallel.derive import derive
 from modelsummary.parallel.record_calls import Calls
@@ -230,31 +231,28 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> Non
 
 MICROBATCHES = 4
 TARGET = torch.zeros(MICROBATCHES)  # the loss takes none, but torch's schedules ask for it
-STEPS = 5  # gloo copies in a thread of its own; the step whose copies overlap least with others counts
-MEMORY = [
-    (name, options)
-    for name in ("decoder", "gpt2", "llama", "bert", "vit", "hf_llama", "hf_bert", "hf_vit")
-    for options in ({"tensor": 2}, {"shard": 2}, {"pipeline": 2})
-]
+STEPS = 3  # gloo copies in a thread of its own; the step whose copies overlap least with others counts
+MEMORY_MODELS = ("decoder", "gpt2", "llama", "bert", "vit", "hf_llama", "hf_bert", "hf_vit")
+MEMORY_PLANS = ({"tensor": 2}, {"shard": 2}, {"pipeline": 2})
 
 
 def memory(chosen: list[str]) -> None:
     """Print the bytes held after the forward and the peak, predicted and measured, of the rank that differs most."""
-    cases = [case for case in MEMORY if not chosen or case[0] in chosen]
     torch.set_default_dtype(torch.float64)
-    measured = processes.run(_held, 2, cases)
-    for number, (name, options) in enumerate(cases):
-        model, inputs = models.make(name)
-        plan = Statistics(model, inputs).parallel_plan(**options)
-        given = {"microbatches": MICROBATCHES} if "pipeline" in options else {}
-        found = []
-        for rank in range(2):
-            guess = plan.memory(rank, optimizer="adamw", **given)
-            held, peak = measured[rank][number]
-            found.append((abs(guess.peak / peak - 1), guess.held_after_forward, held, guess.peak / peak, rank))
-        _, guessed, held, ratio, rank = max(found)
-        plan_name = ", ".join(f"{key}={value}" for key, value in options.items())
-        print(f"| {name}, {plan_name}, rank {rank} | {guessed:,} / {held:,} | {ratio:.4f} |", flush=True)
+    for name in chosen or MEMORY_MODELS:
+        measured = processes.run(_held, 2, [(name, options) for options in MEMORY_PLANS])
+        for number, options in enumerate(MEMORY_PLANS):
+            model, inputs = models.make(name)
+            plan = Statistics(model, inputs).parallel_plan(**options)
+            given = {"microbatches": MICROBATCHES} if "pipeline" in options else {}
+            found = []
+            for rank in range(2):
+                guess = plan.memory(rank, optimizer="adamw", **given)
+                held, peak = measured[rank][number]
+                found.append((abs(guess.peak / peak - 1), guess.held_after_forward, held, guess.peak / peak, rank))
+            _, guessed, held, ratio, rank = max(found)
+            plan_name = ", ".join(f"{key}={value}" for key, value in options.items())
+            print(f"| {name}, {plan_name}, rank {rank} | {guessed:,} / {held:,} | {ratio:.4f} |", flush=True)
 
 
 def _held(_rank: int, _n: int, cases: list[Any]) -> list[tuple[int, int]]:
@@ -302,6 +300,8 @@ def _stage_step(stage: Any, inputs: Any) -> Any:
     target = TARGET if stage.is_last else None
     optimizer = torch.optim.AdamW(stage.submod.parameters())
     backward = stage.backward_one_chunk
+    if stage.is_last:  # torch's engine takes no other containers
+        stage.submod.register_forward_hook(lambda _module, _args, out: tuple(tensors_of(out)))
 
     def first_backward(*args: Any, **kwargs: Any) -> None:
         with torch.profiler.record_function("## forward"):
