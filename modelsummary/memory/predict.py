@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.fused_attention import fused_attention
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
@@ -148,6 +149,7 @@ def run_step(
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
         fused_lstm(),
         fused_attention() if is_absent else nullcontext(),
+        cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)

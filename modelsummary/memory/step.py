@@ -45,11 +45,13 @@ class Saved(NamedTuple):
         row: FQN and call index of the module call that saved it first; None outside of the model.
         operator: number of the operator that made it, from 0 at the begin of the forward.
         nbytes: size in bytes.
+        storage: identity of the storage, as in ``OperatorRun``.
     """
 
     row: tuple[str, int] | None
     operator: int
     nbytes: int
+    storage: int
 
 
 class _OperatorClock:
@@ -317,7 +319,8 @@ class StepRun:
         for each in self.allocations.every:
             if each.saved_at is not None and each.kind in ("", "activations"):
                 call = innermost[each.saved_at]
-                found.append(Saved(None if call is None else rows[id(call)], each.born - first, each.nbytes))
+                row = None if call is None else rows[id(call)]
+                found.append(Saved(row, each.born - first, each.nbytes, id(each)))
         return found
 
     def _rows(self) -> dict[int, tuple[str, int]]:
@@ -368,6 +371,7 @@ def loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
         value = loss(output)
     elif isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
         value = output["loss"]
+        value = value if value.numel() == 1 else value.sum()  # some models return the loss of each sample
     else:
         tensors = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
         if not tensors:

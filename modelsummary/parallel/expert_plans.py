@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,7 @@ from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["absent_parameters", "expert_plans"]
+__all__ = ["absent_parameters", "expert_plans", "uncalled_plans"]
 
 # Stacked experts of transformers skip the experts of other ranks if this attribute of their module is True.
 _SKIPS = "_is_expert_parallel"
@@ -46,6 +47,19 @@ def expert_plans(calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], list[Loca
         raise InputError(f"expert={n_ranks}: {type(calls.model).__name__} has no experts that can be divided{why}")
     _check_divides(experts, [plan.fqn for plan in plans], n_ranks)
     return plans, attributes, experts.reasons
+
+
+def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
+    """Return plans for experts in lists to which no token went, like the plans of an expert beside them."""
+    found = []
+    for experts in find_experts(calls).lists:
+        names = [f"{experts.fqn}.{name}" if experts.fqn else name for name in calls.modules[experts.fqn]._modules]
+        called = {event.fqn for event in experts.events}
+        like = next(name for name in names if name in called)
+        own = [layer for layer in layers if f"{layer.fqn}.".startswith(f"{like}.")]
+        for name in (each for each in names if each not in called):
+            found += [replace(layer, fqn=name + layer.fqn.removeprefix(like), collectives=()) for layer in own]
+    return found
 
 
 def absent_parameters(model: nn.Module, layers: Sequence[LayerPlan], n_ranks: int) -> set[int]:
@@ -98,10 +112,10 @@ def _counts_experts(stacked: StackedExperts) -> bool:
 
 
 def _stacked_plan(calls: Calls, stacked: StackedExperts, n_ranks: int, *, skips: bool) -> LayerPlan:
-    parameters = {name: each for name, each in calls.modules[stacked.fqn]._parameters.items() if each is not None}
     local = stacked.number // n_ranks
     options: dict[str, Any] = {
-        "shards": dict.fromkeys(parameters, "Shard(0)"),
+        "shards": dict.fromkeys(stacked.parameters, "Shard(0)"),
+        "shared": stacked.shared,
         "summed": stacked.summed,
         "index": stacked.index,
         "weight": stacked.weight,
@@ -110,8 +124,9 @@ def _stacked_plan(calls: Calls, stacked: StackedExperts, n_ranks: int, *, skips:
     }
     given = [argument(event, place) for event in stacked.events for place in stacked.summed]
     made = [value for event in stacked.events for value in values_in(event.result)]
-    shards: dict[str, int | None] = dict.fromkeys(parameters, 0)
-    params = sum(each.numel() for each in parameters.values()) // n_ranks
+    shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
+    parameters = dict(calls.modules[stacked.fqn].named_parameters())
+    params = sum(parameters[name].numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
     collectives = _reduced(made, given)
     return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, params, collectives, mesh="expert")
 

@@ -6,8 +6,8 @@ tokens, runs its own experts, and results are summed over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class StackedExperts:
         index: argument with the numbers of the experts that each token goes to: its position, or its name.
         weight: argument of the same shape, with the weights of these experts; the result is linear in it.
         summed: arguments that are floating point tensors.
+        parameters: names of its parameters that hold experts in their first dimension.
+        shared: names of its other parameters, and of its modules' parameters, which all experts share.
         only_compares: the forward compares the numbers with numbers of experts, and does nothing else with them.
         events: its calls.
     """
@@ -46,6 +48,8 @@ class StackedExperts:
     index: int | str
     weight: int | str
     summed: tuple[int | str, ...]
+    parameters: tuple[str, ...]
+    shared: tuple[str, ...]
     only_compares: bool
     events: tuple[Event, ...]
 
@@ -101,6 +105,7 @@ def find_experts(calls: Calls) -> Experts:
                     found.lists.append(_list(calls, fqn, own))
         except Blocked as blocked:
             found.reasons[fqn] = str(blocked)
+    found.stacked += _uncalled(calls, found.stacked, set(calls.modules) - set(events))
     return found
 
 
@@ -110,26 +115,36 @@ def find_experts(calls: Calls) -> Experts:
 def _stacked(calls: Calls, fqn: str, events: Sequence[Event]) -> StackedExperts:
     """Return the stacked experts of a module. Raises ``Blocked``."""
     module = calls.modules[fqn]
-    parameters = {name: each for name, each in module._parameters.items() if each is not None}
-    number = next(each.shape[0] for each in parameters.values() if each.dim() >= 3)
-    odd = next((name for name, each in parameters.items() if not each.dim() or each.shape[0] != number), None)
-    if odd is not None:
-        raise Blocked(f"its parameter {odd} has no dimension for {number} experts")
-    if any(True for child in module.children() for _ in child.parameters()):
-        raise Blocked("its modules have parameters of their own")
-    if calls.users.get(fqn) != {fqn} or calls.holders[fqn] != {fqn}:
-        raise Blocked("its parameters are used elsewhere, too")
+    own = {name: each for name, each in module._parameters.items() if each is not None}
+    number = next(each.shape[0] for each in own.values() if each.dim() >= 3)
+    parameters = tuple(name for name, each in own.items() if each.shape[:1] == (number,))
+    shared = tuple(name for name, _ in module.named_parameters() if name not in parameters)
+    for name in (each for each in calls.modules if f"{each}.".startswith(f"{fqn}.")):
+        users = calls.holders[name] | calls.users.get(name, set())
+        if any(not f"{user}.".startswith(f"{fqn}.") for user in users):
+            raise Blocked("its parameters are used elsewhere, too")
     routes = {_routing(event) for event in events}
     if len(routes) > 1:
         raise Blocked("its calls take different arguments")
     ((index, weight),) = routes
     for event in events:
-        _check_mixture(calls, event, argument(event, weight))
+        _check_mixture(calls, event, argument(event, weight), {f"{fqn}.{name}" for name in parameters})
     chosen = [argument(event, index) for event in events]
     takers = {taker.name for value in chosen for taker in calls.takers.get(value, ()) if taker.fqn == fqn}
-    return StackedExperts(
-        fqn, number, index, weight, tuple(summed_arguments(events[0])), takers == {"eq"}, tuple(events)
-    )
+    summed = tuple(summed_arguments(events[0]))
+    return StackedExperts(fqn, number, index, weight, summed, parameters, shared, takers == {"eq"}, tuple(events))
+
+
+def _uncalled(calls: Calls, found: Sequence[StackedExperts], uncalled: Collection[str]) -> list[StackedExperts]:
+    """Return experts that the forward does not call, such as the experts of images, like called ones of the class."""
+    more = []
+    for fqn in (each for each in calls.modules if each in uncalled):
+        module = calls.modules[fqn]
+        like = next((each for each in found if type(calls.modules[each.fqn]) is type(module)), None)
+        if like is not None and all(module._parameters.get(name) is not None for name in like.parameters):
+            number = module.get_parameter(like.parameters[0]).shape[0]
+            more.append(replace(like, fqn=fqn, number=number, events=()))
+    return more
 
 
 def argument(event: Event, position: int | str) -> Any:
@@ -151,15 +166,20 @@ def _routing(event: Event) -> tuple[int | str, int | str]:
     return index, weights[0]
 
 
-def _check_mixture(calls: Calls, module: Event, weight: Value) -> None:
+def _check_mixture(calls: Calls, module: Event, weight: Value, own: Collection[str]) -> None:
     """Check that a call takes experts by their number alone, and that its result is linear in their weights.
 
-    Then it is a sum over experts, and those whose weight is zero add nothing. Raises ``Blocked``.
+    Then it is a sum over experts, and an expert whose weight is zero adds nothing.
+
+    Args:
+        own: FQNs of the parameters that hold experts.
+
+    Raises:
+        Blocked: it does not.
     """
     begin, end = calls.entered[module]
     given = set(values_in((module.args, module.kwargs)))
     states: dict[Any, Sharded] = {weight: PARTIAL}
-    own = {f"{module.fqn}.{name}" for name in calls.modules[module.fqn]._parameters}
 
     def operand(leaf: Any) -> Operand | None:
         found = calls.operand(leaf, states.get)
@@ -174,7 +194,7 @@ def _check_mixture(calls: Calls, module: Event, weight: Value) -> None:
             if is_outside and value.requires_grad and value not in given:
                 raise Blocked(f"{event.name}() takes a tensor that is not an argument of the module")
         for each in attributes_in((event.args, event.kwargs)):
-            if each.fqn not in own and calls.needs_grad(each):
+            if not each.fqn.startswith(f"{module.fqn}.") and calls.needs_grad(each):
                 raise Blocked(f"the gradient of {each.fqn} would be in parts")
         state = _layer_state(calls, event, states) if event.is_module else _function_state(calls, event, operand)
         if state is not None:
@@ -185,11 +205,11 @@ def _check_mixture(calls: Calls, module: Event, weight: Value) -> None:
 
 
 def _layer_state(calls: Calls, event: Event, states: dict[Any, Sharded]) -> Sharded | None:
-    """Return the state of what a layer without parameters returns; None if it takes neither experts nor weights."""
+    """Return the state of what a layer returns; None if it takes no weights."""
     taken = {states[each] for each in values_in((event.args, event.kwargs)) if each in states}
     if not taken:
         return None
-    if taken != {PARTIAL} or not isinstance(calls.modules[event.fqn], nn.Identity):
+    if not isinstance(calls.modules[event.fqn], nn.Identity):
         raise Blocked(f"{event.fqn} takes what is not linear in the weights of experts")
     return PARTIAL
 

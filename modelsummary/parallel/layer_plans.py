@@ -55,7 +55,7 @@ def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
 def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
     """Return plans in the order of the first call of their module, outer modules before inner ones.
 
-    A list of modules, which is never called, comes before the first of them.
+    A list of modules, which is never called, comes before the first of them, with modules of it that were not called.
     """
     first: dict[str, int] = {}
     for place, event in enumerate(calls.record.root.walk()):
@@ -63,7 +63,13 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
         while event.is_module and fqn not in first:
             first[fqn] = place
             fqn = fqn.rpartition(".")[0]
-    return sorted(plans, key=lambda plan: first[plan.fqn])
+
+    def place_of(fqn: str) -> int:
+        while fqn not in first:
+            fqn = fqn.rpartition(".")[0]
+        return first[fqn]
+
+    return sorted(plans, key=lambda plan: place_of(plan.fqn))
 
 
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:

@@ -16,7 +16,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
 from modelsummary.parallel.derive import Derivation, derive
-from modelsummary.parallel.expert_plans import absent_parameters, expert_plans
+from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans
 from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
@@ -76,7 +76,7 @@ def make_plan(
         derivation, found = _derived(live, calls, tensor, sequence=sequence)
         sharded = layer_plans(derivation, tensor)
         reasons, attributes = derivation.reasons | reasons, attributes + found
-        layers = in_call_order(calls, [*layers, *sharded])
+        layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
         if not sharded:
             raise InputError(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"

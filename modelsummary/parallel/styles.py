@@ -37,28 +37,43 @@ class LocalParallel(ParallelStyle):
         self.shards, self.once, self.summed, self.sums_result = shards, once, summed, sums_result
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
-        for name in (*self.shards, *self.once):
+        for name in self._names():
             parameter = module.get_parameter(name)
             placement = self.shards.get(name, Replicate())
             made = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=self.src_data_rank)
-            module.register_parameter(name, nn.Parameter(made, requires_grad=parameter.requires_grad))
+            self._put(module, {name: nn.Parameter(made, requires_grad=parameter.requires_grad)})
         forward = module.forward
 
         @wraps(forward)
         def local_forward(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = self._prepared(args, kwargs, device_mesh)
-            whole = {name: module._parameters[name] for name in (*self.shards, *self.once)}
-            module._parameters.update(self._local(whole, device_mesh))
+            whole = {name: self._get(module, name) for name in self._names()}
+            self._put(module, self._local(whole, device_mesh))
             try:
                 result = forward(*args, **kwargs)
             finally:
-                module._parameters.update(whole)
+                self._put(module, whole)
             if not self.sums_result:
                 return result
             return DTensor.from_local(result, device_mesh, [Partial()], run_check=False).full_tensor()
 
         module.forward = local_forward
         return module
+
+    def _names(self) -> list[str]:
+        """Return the names of the parameters that are distributed."""
+        return [*self.shards, *self.once]
+
+    def _get(self, module: Any, name: str) -> Any:
+        """Return a parameter of a module, or of a module in it."""
+        owner, _, attribute = name.rpartition(".")
+        return module.get_submodule(owner)._parameters[attribute]
+
+    def _put(self, module: Any, tensors: dict[str, Any]) -> None:
+        """Replace parameters of a module, or of modules in it."""
+        for name, tensor in tensors.items():
+            owner, _, attribute = name.rpartition(".")
+            module.get_submodule(owner)._parameters[attribute] = tensor
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         """Return the local tensors that replace the parameters during the forward."""
@@ -84,6 +99,7 @@ class ExpertParallel(LocalParallel):
 
     Args:
         shards: name of a parameter -> its placement.
+        shared: names of parameters that all experts share, and whose gradients are summed over the ranks.
         summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
         index: argument with the numbers of the experts that each token goes to.
         weight: argument of the same shape, with their weights; the weights of other ranks' experts become zero.
@@ -92,21 +108,40 @@ class ExpertParallel(LocalParallel):
     """
 
     def __init__(
-        self, *, shards: dict[str, Any], summed: tuple[Any, ...], index: Any, weight: Any, local: int, skipped: int
+        self,
+        *,
+        shards: dict[str, Any],
+        shared: tuple[str, ...],
+        summed: tuple[Any, ...],
+        index: Any,
+        weight: Any,
+        local: int,
+        skipped: int,
     ) -> None:
         super().__init__(shards=shards, summed=summed, sums_result=True)
-        self.index, self.weight, self.local, self.skipped = index, weight, local, skipped
+        self.shared, self.index, self.weight, self.local, self.skipped = shared, index, weight, local, skipped
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
-        split = [name for name in self.shards if isinstance(module.get_parameter(name), DTensor)]
+        split = [name for name in self._names() if isinstance(self._get(module, name), DTensor)]
         for name in split:  # over the ranks of tensor parallelism, whose style takes the local tensors
-            whole = module.get_parameter(name)
-            local = whole.to_local().detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
+            whole = self._get(module, name)
+            local = whole.to_local().detach()
+            if name in self.shards:
+                local = local.chunk(mesh.size())[mesh.get_local_rank()].clone()
+            placements = [self.shards.pop(name, Replicate()), *whole.placements]
             options = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
-            made = DTensor.from_local(local, device_mesh, [self.shards.pop(name), *whole.placements], **options)
-            module.register_parameter(name, nn.Parameter(made, requires_grad=whole.requires_grad))
+            made = DTensor.from_local(local, device_mesh, placements, **options)
+            self._put(module, {name: nn.Parameter(made, requires_grad=whole.requires_grad)})
+        self.shared = tuple(name for name in self.shared if name not in split)
         return super()._apply(module, mesh)
+
+    def _names(self) -> list[str]:
+        return [*self.shards, *self.shared]
+
+    def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
+        found = super()._local({name: whole[name] for name in self.shards}, device_mesh)
+        return found | {name: whole[name].to_local(grad_placements=[Partial()]) for name in self.shared}
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         args, kwargs = super()._prepared(args, kwargs, device_mesh)

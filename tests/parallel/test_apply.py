@@ -62,7 +62,8 @@ def test_two_processes_are_the_model():
 @pytest.mark.slow
 def test_idioms_over_two_processes():
     names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
-    cases = [(name, {"tensor": 2}) for name in names]
+    cases = [(name, {"tensor": 2}) for name in (*names, "list")]
+    cases += [("shared", {"expert": 2})]
     chunked = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
     cases += [(name, {"tensor": 2, "sequence": True}) for name in chunked]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]

@@ -34,6 +34,7 @@ def test_stacked_experts_by_number(stacked):
     # The forward takes (tokens, numbers of experts, weights); parameters are indexed with the numbers: each must exist.
     assert layer.options == {
         "shards": dict.fromkeys(names, "Shard(0)"),
+        "shared": (),
         "summed": (0, 2),
         "index": 1,
         "weight": 2,
@@ -49,6 +50,13 @@ def test_stacked_experts_by_number(stacked):
     }
     assert stacked.params_per_rank == stacked.params - layer.params
     assert stacked.mesh_shape == {"expert": 2}
+
+
+def test_parameters_that_experts_share():
+    (layer,) = plan_of("shared", expert=2).layers
+    assert layer.options["shared"] == ("norm.weight",)
+    assert layer.shards["norm.weight"] is None
+    assert layer.params == 2 * (16 * 16 + 16 + 16 * 8 + 16) + 16
 
 
 def test_experts_in_a_list(listed):
@@ -127,12 +135,6 @@ class AllAtOnce(nn.Module):
         return (y[index.T, torch.arange(len(x))] * weight.T.unsqueeze(-1)).sum(0)
 
 
-class Scaled(Experts):
-    def __init__(self):
-        super().__init__(4, 16, 8)
-        self.scale = nn.Parameter(torch.ones(()))
-
-
 class Around(nn.Module):
     def __init__(self, experts):
         super().__init__()
@@ -150,9 +152,8 @@ class Around(nn.Module):
         (lambda: Normalised(4, 16, 8), "div() takes a sum over the ranks"),
         (lambda: Residual(4, 16, 8), "adds a tensor that does not depend on the weights of experts"),
         (AllAtOnce, "bmm() takes all experts at once"),
-        (Scaled, "its parameter scale has no dimension for 4 experts"),
     ],
-    ids=["inside", "normalised", "residual", "at once", "scaled"],
+    ids=["inside", "normalised", "residual", "at once"],
 )
 def test_what_is_not_a_sum_over_experts_is_refused(experts, reason):
     with pytest.raises(InputError, match="has no experts that can be divided") as refused:
@@ -165,3 +166,22 @@ def test_layers_of_a_stack_are_not_experts():
         Statistics(nn.Sequential(nn.ModuleList([nn.Linear(4, 4)] * 2)[0], nn.Softmax(-1)), (2, 4)).parallel_plan(
             expert=2
         )
+
+
+def test_the_width_of_experts_in_a_list():
+    plan = plan_of("list", tensor=2)  # which tokens go to an expert depends on values: the forward runs on real data
+    found = {layer.fqn: layer for layer in plan.layers}
+    for number in range(4):
+        names = [f"blocks.1.mlp.experts.{number}.{name}" for name in ("w1", "w3", "w2")]
+        assert [found[name].role for name in names] == ["column", "column", "row"]
+        assert found[names[0]].options == {}
+    # The attention reads sizes, which may be sizes of shards: its activations are whole.
+    assert found["blocks.1.attention.wq"].options == {"output_layouts": "Replicate()"}
+
+
+def test_an_expert_without_tokens_is_split_like_the_others():
+    model, _ = make("list")
+    plan = Statistics(model, torch.zeros(1, 1, dtype=torch.long)).parallel_plan(tensor=2)
+    found = [next(layer for layer in plan.layers if layer.fqn == f"blocks.1.mlp.experts.{n}.w2") for n in range(4)]
+    assert sorted(bool(layer.collectives) for layer in found) == [False, False, True, True]  # the only token chose two
+    assert len({(layer.style, str(layer.shards), layer.params) for layer in found}) == 1
