@@ -10,7 +10,15 @@ from torch import Tensor
 from modelsummary._torch import is_xpu_built
 from modelsummary.errors import InputError
 
-__all__ = ["available_device", "check_together", "device_of", "is_there", "named_device", "requested_device", "takes_gradients"]
+__all__ = [
+    "available_device",
+    "check_together",
+    "device_of",
+    "is_there",
+    "named_device",
+    "requested_device",
+    "takes_gradients",
+]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
