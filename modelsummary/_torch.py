@@ -39,6 +39,7 @@ __all__ = [
     "fake_store",
     "flex_attention",
     "flex_attention_backward",
+    "functional_collectives",
     "has_kernel",
     "has_kernel_for",
     "include_dispatch_key",
@@ -175,6 +176,13 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def functional_collectives() -> Any:
+    """Return the namespace of collectives that return their results; importing them gives them shapes in torch 2.6."""
+    import torch.distributed._functional_collectives
+
+    return torch.ops._c10d_functional
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:

@@ -42,6 +42,11 @@ def memory_of_rank(plan: ParallelPlan, rank: int, options: StepOptions) -> Memor
         )
     if "checkpoint" in options:
         raise InputError("the plan says what is checkpointed; pass checkpoint= to parallel_plan")
+    if "shard" in plan.mesh_shape and torch.__version__ < "2.10":
+        raise InputError(
+            f"the memory of a rank with sharded parameters needs torch >= 2.10, got {torch.__version__}: FSDP of older "
+            "versions does not run without data; make a plan without shard="
+        )
     step = step_plan("train", options)
     # Process groups draw from Python's random numbers.
     with (

@@ -53,6 +53,7 @@ def _check(results):
             assert ran == planned, case
 
 
+@pytest.mark.skipif(models.OLD, reason="torch 2.6 cannot compute the gradient of an embedding sharded by rows")
 def test_two_processes_are_the_model():
     cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
     cases += [("mixture", {"tensor": 2})]
