@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["gpt", "llama", "token_loss"]
+__all__ = ["gpt", "llama", "mpt", "token_loss"]
 
 
 class CoreAttention(nn.Module):
@@ -79,6 +79,48 @@ def gpt(layers: int, width: int, heads: int, *, length: int = 2048, vocabulary: 
         return Gpt(layers, width, heads, length, vocabulary).half()
 
 
+class MptBlock(nn.Module):
+    """A block of MPT: no biases, no dropout, and a fused kernel for attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (each.view(batch, length, -1, self.size).transpose(1, 2) for each in qkv)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Mpt(nn.Module):
+    """An MPT with learned positions, whose head shares the weights of the embedding."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(MptBlock(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def mpt(layers: int, width: int, heads: int, *, length: int = 2048, vocabulary: int = 50368) -> nn.Module:
+    """Return an MPT on the meta device, in bfloat16."""
+    with torch.device("meta"):
+        return Mpt(layers, width, heads, length, vocabulary).bfloat16()
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys turned by their positions."""
     one, other = x.chunk(2, -1)
@@ -102,6 +144,18 @@ class LlamaAttention(nn.Module):
         return self.o(y.transpose(1, 2).reshape(batch, length, -1))
 
 
+class LlamaMlp(nn.Module):
+    """The gated layers of a block."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
 class LlamaBlock(nn.Module):
     """A block of Llama."""
 
@@ -109,13 +163,11 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
         self.attention = LlamaAttention(width, heads, groups)
-        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down = nn.Linear(inner, width, bias=False)
+        self.mlp = LlamaMlp(width, inner)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), cos, sin)
-        y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.mlp(self.norm2(x))
 
 
 class Llama(nn.Module):

@@ -1,9 +1,13 @@
 """Compare tensor plans with the plans in transformers, and sharded models with whole ones.
 
     python -m benchmarks.parallel_plans agree          # beside base_model_tp_plan, every tiny architecture
+    python -m benchmarks.parallel_plans experts        # experts beside base_model_ep_plan
+    python -m benchmarks.parallel_plans units          # FSDP units beside _no_split_modules
     python -m benchmarks.parallel_plans equal          # outputs, gradients and a step of AdamW, two processes, float64
+    python -m benchmarks.parallel_plans divided        # the same with experts divided over the two processes
     python -m benchmarks.parallel_plans memory         # predicted memory of each rank beside two processes
     python -m benchmarks.parallel_plans agree gemma    # these architectures only
+    python -m benchmarks.parallel_plans giant          # seconds for Llama 3.1 405B on 8,192 ranks
 
 ``tests/zoo`` builds the tiny architectures.
 """
@@ -16,15 +20,20 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
+from modelsummary.memory.step import loss_of
 from modelsummary.parallel.derive import derive
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
+from tests.real_memory import allocated, real_memory
 from tests.zoo import timm_models, transformers_models
 
 STYLES = {
@@ -102,6 +111,70 @@ def agree(names: list[str]) -> None:
     print(dict(verdicts))
 
 
+def _architectures(names: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the example of each architecture that can be built tiny."""
+    for name in names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]:
+        with suppress(Exception):
+            yield name, transformers_models.make(name)
+
+
+def experts(names: list[str]) -> None:
+    """One line per architecture with a plan for expert parallelism."""
+    verdicts: Counter[str] = Counter()
+    for name, example in _architectures(names):
+        theirs = getattr(example.model, "ep_plan", None) or {}
+        dispatched = {
+            fqn for fqn, _ in example.model.named_modules() if theirs.get(starred(fqn)) == "ep_dispatch_experts"
+        }
+        stacked = {fqn for fqn, _ in example.model.named_parameters() if theirs.get(starred(fqn)) == "grouped_gemm"}
+        if not dispatched and not stacked:
+            continue
+        try:
+            plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(expert=2)
+        except Exception as error:
+            verdicts["refused"] += 1
+            print(f"{name:32} refused: {str(error)[:300]}", flush=True)
+            continue
+        ours = {layer.fqn for layer in plan.layers}
+        sharded = {f"{layer.fqn}.{each}" for layer in plan.layers for each, dim in layer.shards.items() if dim == 0}
+        missing, more = (dispatched - ours) | (stacked - sharded), ours - dispatched
+        verdict = "differs" if missing else "more" if more else "equal"
+        verdicts[verdict] += 1
+        print(f"{name:32} {verdict} {', '.join(sorted(set(map(starred, missing | more))))}", flush=True)
+        for fqn in sorted(missing):
+            print(f"    {fqn}: {plan.replicated.get(fqn, '')}")
+    print(dict(verdicts))
+
+
+def units(names: list[str]) -> None:
+    """One line per architecture that says which modules must stay whole: are they the units of FSDP?"""
+    verdicts: Counter[str] = Counter()
+    for name, example in _architectures(names):
+        classes = set(getattr(example.model, "_no_split_modules", None) or ())
+        modules = {fqn: type(each).__name__ for fqn, each in example.model.named_modules()}
+        theirs = {fqn for fqn, kind in modules.items() if kind in classes}
+        if not theirs:
+            continue
+        try:
+            plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(shard=2)
+        except Exception as error:
+            verdicts["refused"] += 1
+            print(f"{name:32} refused: {str(error)[:200]}", flush=True)
+            continue
+        ours = {fqn for unit in plan.units for fqn in unit}
+        cut = {fqn for fqn in ours if any(fqn.startswith(f"{whole}.") for whole in theirs)}
+        missing, more = theirs - ours, ours - theirs - cut
+        verdict = "equal" if ours == theirs else "smaller" if cut else "misses" if missing else "more"
+        verdicts[verdict] += 1
+        shown = {
+            kind: sorted({modules[fqn] for fqn in each})
+            for kind, each in (("missing", missing), ("more", more), ("inside", cut))
+            if each
+        }
+        print(f"{name:32} {verdict} {shown or ''}", flush=True)
+    print(dict(verdicts))
+
+
 def _example(name: str) -> tuple[Any, Any]:
     if name in models.NAMES:
         return models.make(name)
@@ -119,7 +192,13 @@ def _example(name: str) -> tuple[Any, Any]:
     return example.model.double().eval(), inputs
 
 
-def _equal(rank: int, _n: int, names: list[str]) -> None:
+def _take_float64(model: Any) -> None:
+    """Let the experts of a model of transformers multiply without a grouped product, which takes no float64."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("batched_mm")
+
+
+def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> None:
     warnings.filterwarnings("ignore")
     found: Counter[str] = Counter()
     for name in names:
@@ -127,7 +206,9 @@ def _equal(rank: int, _n: int, names: list[str]) -> None:
         try:
             torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
             model, inputs = _example(name)
-            plan = Statistics(model, inputs).parallel_plan(tensor=2)
+            if "expert" in options:
+                _take_float64(model)
+            plan = Statistics(model, inputs).parallel_plan(**options)
         except Exception as error:
             verdict, detail = "no plan", f"{type(error).__name__}: {str(error)[:120]}"
         else:
@@ -147,47 +228,102 @@ def _equal(rank: int, _n: int, names: list[str]) -> None:
         print(dict(found))
 
 
+MICROBATCHES = 4
 MEMORY = [
     (name, options)
     for name in ("decoder", "gpt2", "llama", "bert", "vit", "hf_llama", "hf_bert", "hf_vit")
-    for options in ({"tensor": 2}, {"shard": 2})
+    for options in ({"tensor": 2}, {"shard": 2}, {"pipeline": 2})
 ]
 
 
-def memory() -> None:
-    """Print the bytes held after the forward and the peak of rank 0: predicted, measured, and their ratio."""
-    predicted = []
+def memory(chosen: list[str]) -> None:
+    """Print the bytes held after the forward and the peak, predicted and measured, of the rank that differs most."""
+    cases = [case for case in MEMORY if not chosen or case[0] in chosen]
     torch.set_default_dtype(torch.float64)
-    for name, options in MEMORY:
+    measured = processes.run(_held, 2, cases)
+    for number, (name, options) in enumerate(cases):
         model, inputs = models.make(name)
-        predicted.append(Statistics(model, inputs).parallel_plan(**options).memory(0, optimizer="adamw"))
-    for (name, options), guess, (held, peak) in zip(MEMORY, predicted, processes.run(_held, 2, MEMORY)[0], strict=True):
-        before = guess.params + guess.buffers + guess.inputs + guess.optimizer_state
-        print(
-            f"{name:10} {options!s:14} held {guess.held_after_forward:>9,} / {held + before:>9,} "
-            f"peak {guess.peak:>9,} / {peak + before:>9,} = {guess.peak / (peak + before):.4f}"
-        )
+        plan = Statistics(model, inputs).parallel_plan(**options)
+        given = {"microbatches": MICROBATCHES} if "pipeline" in options else {}
+        found = []
+        for rank in range(2):
+            guess = plan.memory(rank, optimizer="adamw", **given)
+            before = guess.params + guess.buffers + guess.inputs + guess.optimizer_state
+            held, peak = (before + each for each in measured[rank][number])
+            found.append((abs(guess.peak / peak - 1), guess.held_after_forward, held, guess.peak / peak, rank))
+        _, guessed, held, ratio, rank = max(found)
+        plan_name = ", ".join(f"{key}={value}" for key, value in options.items())
+        print(f"| {name}, {plan_name}, rank {rank} | {guessed:,} / {held:,} | {ratio:.4f} |", flush=True)
 
 
 def _held(_rank: int, _n: int, cases: list[Any]) -> list[tuple[int, int]]:
-    from modelsummary.memory.predict import loss_of
-    from tests.real_memory import real_memory
-
+    """Return the bytes over what lived before a step: held after the forward, and at the peak."""
     found = []
     for name, options in cases:
         model, inputs = models.make(name)
         plan = Statistics(model, inputs).parallel_plan(**options)
-        plan.apply(model, plan.device_mesh("cpu"))
-
-        class Called:
-            parameters = model.parameters
-
-            def __call__(self, given: Any, model: Any = model) -> Any:
-                return model(**given) if isinstance(given, dict) else model(*given)
-
-        held, peak = real_memory(Called(), inputs, lambda out: loss_of(out, None), torch.optim.AdamW)
+        applied = plan.apply(model, plan.device_mesh("cpu"))
+        held, peak = _held_in_stage(applied, inputs) if "pipeline" in options else _held_in_model(applied, inputs)
         found.append((held["forward"], peak))
     return found
+
+
+def _held_in_model(model: Any, inputs: Any) -> Any:
+    class Called:
+        parameters = model.parameters
+
+        def __call__(self, given: Any) -> Any:
+            return model(**given) if isinstance(given, dict) else model(*given)
+
+    return real_memory(Called(), inputs, lambda out: loss_of(out, None), torch.optim.AdamW)
+
+
+def _held_in_stage(stage: Any, inputs: Any) -> Any:
+    """Measure a step of 1F1B; the end of the forward is the begin of the first backward."""
+    from torch.distributed.pipelining import Schedule1F1B
+
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda out, _: loss_of(out, None), scale_grads=False)
+    whole = tree_map(lambda each: torch.cat([each] * MICROBATCHES), inputs)
+    args, kwargs = ((), whole) if isinstance(whole, dict) else (whole, {})
+    args, kwargs = (args, kwargs) if stage.is_first else ((), {})
+    target = torch.zeros(MICROBATCHES) if stage.is_last else None
+    optimizer = torch.optim.AdamW(stage.submod.parameters())
+
+    def step() -> None:
+        schedule.step(*args, target=target, return_outputs=False, **kwargs)
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    backward = stage.backward_one_chunk
+
+    def first_backward(*args: Any, **kwargs: Any) -> None:
+        with torch.profiler.record_function("## forward"):
+            stage.backward_one_chunk = backward
+        backward(*args, **kwargs)
+
+    stage.backward_one_chunk = first_backward
+    return allocated(step)
+
+
+def giant() -> None:
+    """Print the CPU seconds of a plan of Llama 3.1 405B for tensor 8 x pipeline 16 x data 64, and of its memory."""
+    from examples.giants import GIANTS, TOKENS, decoder
+
+    model = decoder(GIANTS["Llama 3.1 405B"])
+    begin = time.process_time()
+    stats = Statistics(model, torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
+    print(f"summary: {time.process_time() - begin:.1f} s")
+    for sizes in ({"tensor": 8}, {"tensor": 8, "pipeline": 16, "data": 64}, {"tensor": 8, "pipeline": 16, "shard": 64}):
+        begin = time.process_time()
+        plan = stats.parallel_plan(**sizes)
+        print(f"parallel_plan({sizes}): {time.process_time() - begin:.1f} s")
+        for rank in {0, plan.world_size // 2, plan.world_size - 1} if plan.pipeline > 1 else ():
+            begin = time.process_time()
+            found = plan.memory(rank, optimizer="adamw", microbatches=64)
+            figures = f"parameters {found.params / 1e9:.2f} GB, activations {found.activations / 1e9:.2f} GB"
+            seconds = time.process_time() - begin
+            print(f"  memory of rank {rank}: {figures}, peak {found.peak / 1e9:.2f} GB, {seconds:.1f} s")
 
 
 if __name__ == "__main__":
@@ -195,7 +331,14 @@ if __name__ == "__main__":
     what, *chosen = sys.argv[1:]
     if what == "agree":
         agree(chosen)
+    elif what == "experts":
+        experts(chosen)
+    elif what == "units":
+        units(chosen)
     elif what == "memory":
-        memory()
+        memory(chosen)
+    elif what == "giant":
+        giant()
     else:
-        processes.run(_equal, 2, chosen or list(models.NAMES))
+        options = {"expert": 2} if what == "divided" else {"tensor": 2}
+        processes.run(_equal, 2, chosen or list(models.NAMES), options)

@@ -30,9 +30,13 @@ BINARY = ("add", "mul", "div", "pow")
 ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "powu", "relu", "gelu", "tanh")
 CLASS_OF = {"bmm": "gemm", "linear": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
 F32 = torch.float32
-# Elements of the smallest tile of batched products without tensor cores: the steps in the measured times show it.
-_BATCHED_TILE = {"pascal": 8192, "volta": 4096, "turing": 4096}
-_BATCHED_TILE |= dict.fromkeys(("ampere", "ada", "hopper", "blackwell"), 16384)
+# Tiles of batched products without tensor cores, by generation: the steps in the measured times show them. Volta was
+# given the tiles of Turing, as the V100 is held out, and newer generations the tiles of Ampere.
+_TURING, _AMPERE = ((128, 128), (128, 64), (64, 128), (64, 64)), ((256, 128), (128, 128))
+_BATCHED_TILES = {"pascal": ((128, 128), (64, 128)), "volta": _TURING, "turing": _TURING}
+_BATCHED_TILES |= dict.fromkeys(("ampere", "ada", "hopper", "blackwell"), _AMPERE)
+_POWER_SECONDS = 2.6e-3  # in which the clocks of a board fall to what its power allows
+_START = {"simt": 0.85, "stream": 0.85, "burst": 0.3}
 Sample = tuple[Work, float]  # a kernel and its measured seconds
 Key = tuple[str, str]  # operator and device
 
@@ -67,11 +71,17 @@ def _work(op: str, figures: list[int]) -> Work:
 
 
 class KernelFit:
-    """The float32 part of the coefficients, fitted on single kernels; ``devices`` has what is of one device."""
+    """The float32 part of the coefficients, fitted on single kernels; ``devices`` has what is of one device.
 
-    def __init__(self, folder: Path, coefficients: dict[str, Any], seed: int = 0, per_device: int = 200) -> None:
+    ``without`` is a device whose rows are not used, except for the overhead of its measured calls.
+    """
+
+    def __init__(
+        self, folder: Path, coefficients: dict[str, Any], without: str = "", seed: int = 0, per_device: int = 200
+    ) -> None:
         rng = np.random.default_rng(seed)
-        self.coefficients = copy.deepcopy(coefficients)
+        self.coefficients, self._without = copy.deepcopy(coefficients), without
+        self._known: dict[tuple[Key, int], tuple[str, np.ndarray]] = {}
         self.devices: dict[str, dict[str, float]] = {name: {} for name in DEVICES.values()}
         self.train: dict[Key, list[Sample]] = {}
         self.test: dict[Key, list[Sample]] = {}
@@ -90,31 +100,38 @@ class KernelFit:
     def fit(self) -> None:
         """Fit one class after the other."""
         for name in self.devices:
-            if any(key[1] == name for key in self.train if key[0] == "add"):
-                self._fit([key for key in self.train if key[0] in ("add", "relu") and key[1] == name], ["stream"], {})
+            keys = [key for key in self._keys("add", "relu") if key[1] == name]
+            if keys:
+                self._fit(keys, ["stream"], {})
         self.devices["A100 80GB PCIe"]["stream"] = self.devices["A100 40GB PCIe"]["stream"]
-        self.coefficients["simt"]["batched_tile"] = _BATCHED_TILE
+        self.coefficients["simt"].pop("batched_tile", None)
+        self.coefficients["simt"]["batched_tiles"] = _BATCHED_TILES
         for op, name in (("softmax", "softmax"), ("ln", "norm")):
-            self._fit([key for key in self.train if key[0] == op], [], {("moving", name): 0.7})
+            self._fit(self._keys(op), [], {("moving", name): 0.7})
         gemm, conv = ("simt", "gemm"), ("simt", "conv")
-        self._fit(
-            [key for key in self.train if key[0] in ("bmm", "linear")],
-            ["simt"],
-            {(*gemm, "edge"): 2.0, (*gemm, "start"): 10.0},
-        )
-        self.devices["A100 80GB PCIe"]["simt"] = self.devices["A100 40GB PCIe"]["simt"]
+        pascal = [name for name in self.devices if DeviceSpec(name).generation == "pascal"]
+        self.coefficients["simt"]["gemm"]["far_rows"] = {name: {} for name in pascal}
+        free = {(*gemm, "edge"): 6.0, (*gemm, "start"): 10.0, (*gemm, "alone"): 0.5}
+        for name in pascal:
+            free |= {(*gemm, "far_rows", name, "reach_kib"): 16.0, (*gemm, "far_rows", name, "slowdown"): 1.4}
+        self._fit(self._keys("bmm", "linear"), ["simt", "burst"], free)
+        for name in ("simt", "burst"):
+            self.devices["A100 80GB PCIe"][name] = self.devices["A100 40GB PCIe"][name]
         put_value(self.coefficients, (*conv, "edge"), self.coefficients["simt"]["gemm"]["edge"])
         put_value(self.coefficients, (*conv, "efficiency"), 1.0)  # all measured convolutions are 3 x 3, of stride 1
         free = {(*conv, "start"): 25.0, (*conv, "winograd"): 0.8, (*conv, "transform"): 1.5}
-        self._fit([key for key in self.train if key[0] == "conv"], [], free)
+        self._fit(self._keys("conv"), [], free)
         for key in self.train:
             if key not in self.overhead:
                 self._fit([key], [], {})
 
+    def _keys(self, *ops: str) -> list[Key]:
+        return [key for key in self.train if key[0] in ops and key[1] != self._without]
+
     def _fit(self, keys: list[Key], own: list[str], free: dict[tuple[str, ...], float]) -> None:
         """Fit ``own`` figures of the devices in ``keys``, coefficients at the paths ``free``, and the overheads."""
         names = list(dict.fromkeys(name for _, name in keys))
-        start = [*free.values(), *[0.85] * (len(own) * len(names)), *[25.0, 35.0] * len(keys)]
+        start = [*free.values(), *(_START[what] for what in own for _ in names), *[25.0, 35.0] * len(keys)]
 
         def put(values: np.ndarray) -> None:
             left = list(np.abs(values))
@@ -130,14 +147,30 @@ class KernelFit:
             put(values)
             return np.log(np.concatenate([self.ratios(key, self.train[key]) for key in keys]))
 
-        found = least_squares(residuals, start, loss="soft_l1", f_scale=0.1, diff_step=0.03, max_nfev=15)
+        scale = np.maximum(np.abs(start), 0.1)
+        found = least_squares(residuals, start, loss="soft_l1", f_scale=0.1, x_scale=scale, diff_step=0.02, max_nfev=25)
         put(found.x)
 
     def ratios(self, key: Key, samples: list[Sample], model: DeviceModel | None = None) -> np.ndarray:
-        """Predicted over measured."""
-        model = model or self.model(key[1])
+        """Predicted over measured.
+
+        A board that its power limits is faster by ``burst`` at first: single calls are too short for it to slow down.
+        """
+        burst = self.devices[key[1]].get("burst", 0.0) if model is None and key[0] in CLASS_OF else 0.0
         offset, floor = self.overhead.get(key, (25e-6, 35e-6))
-        return np.array([max(floor, offset + model.busy(work)) / seconds for work, seconds in samples])
+        busy = self._busy(key, samples, model or self.model(key[1]))
+        if burst and samples[0][0].flops:
+            busy = busy / (1 + burst * np.exp(-busy / _POWER_SECONDS))
+        return np.maximum(floor, offset + busy) / np.array([seconds for _, seconds in samples])
+
+    def _busy(self, key: Key, samples: list[Sample], model: DeviceModel) -> np.ndarray:
+        """Seconds of kernels, computed again only if the coefficients have changed: most steps of a fit change few."""
+        state = repr((model.coefficients, model.stream, model.simt))
+        known = self._known.get((key, id(samples)))
+        if known is None or known[0] != state:
+            known = state, np.array([model.busy(work) for work, _ in samples])
+            self._known[key, id(samples)] = known
+        return known[1]
 
     def table(self, unseen: DeviceModel) -> list[list[Any]]:
         """Mean errors by operator class: rows held out on seen devices, and all of the unseen device."""

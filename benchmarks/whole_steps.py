@@ -64,7 +64,7 @@ def _timm_model(row: dict[str, str], kind: str) -> Model | None:
         if abs(params / 1e6 / float(row["param_count"]) - 1) > 0.02:
             return None
         make = OPTIMIZERS["sgd-momentum"] if train else None
-        plan = StepPlan(train, make, torch.device("cpu"), loss=_loss if train else None, autocast=F16)
+        plan = StepPlan(train, make, torch.device("cuda"), loss=_loss if train else None, autocast=F16)
         call = call_arguments(model.train(train), x, (), {}, batch_dim=None, device=None, dtypes=None)
         operators, _ = step_operators(model, call, plan)
     except Exception as error:
@@ -104,7 +104,7 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("moving", "index"): 0.5,
     ("moving", "depthwise"): 0.7,
 }
-_PRIOR = 0.15  # how far, as a logarithm, coefficients are free to go from where they start
+_PRIOR = 0.5  # how far, as a logarithm, coefficients are free to go from where they start
 
 
 def step_ratios(models: list[Model], device: DeviceModel) -> np.ndarray:
@@ -137,7 +137,15 @@ def fit_half(coefficients: dict[str, Any], models: list[Model]) -> None:
         ratios = step_ratios(models, put(values))
         return np.concatenate([np.log(ratios), _PRIOR * np.log(np.abs(values) / start)])
 
-    put(least_squares(residuals, start, loss="soft_l1", f_scale=0.1, diff_step=0.03, max_nfev=8).x)
+    least, most = 0.3 * start, 3 * start
+    for place, path in enumerate(HALF_START):  # no kernel moves bytes faster than the memory
+        most[place] = 1.0 if path[0] == "moving" else most[place]
+    bounds = (least, most)
+    put(
+        least_squares(
+            residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.1, x_scale=start, diff_step=0.02, max_nfev=8
+        ).x
+    )
 
 
 def iterations(folder: Path) -> Iterator[tuple[dict[str, int], float]]:

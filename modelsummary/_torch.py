@@ -34,6 +34,7 @@ __all__ = [
     "current_node",
     "disabled_dispatch",
     "disabled_function",
+    "exclude_dispatch_key",
     "export_serializer",
     "fake_mode",
     "fake_store",
@@ -51,10 +52,12 @@ __all__ = [
     "is_mem_efficient_sdp_enabled",
     "is_onednn_enabled",
     "is_xpu_built",
+    "kernels_for",
     "next_node_number",
     "number_of_function_modes",
     "pop_function_mode",
     "running_backward",
+    "scoped_library",
     "select_conv_backend",
     "set_conj",
     "set_grad_enabled",
@@ -87,6 +90,10 @@ set_conj: Any = torch._C._set_conj
 set_neg: Any = torch._C._set_neg
 # Whether an operator has a kernel for a dispatch key.
 has_kernel_for: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+# Context: a ``torch.library.Library`` whose kernels are removed at the end.
+scoped_library: Any = torch.library._scoped_library
+# Names of the operators that have a kernel for a dispatch key.
+kernels_for: Any = torch._C._dispatch_get_registrations_for_dispatch_key
 # Whether an operator is registered in C++.
 has_kernel: Any = torch._C._dispatch_has_kernel
 # The function that ``torch.no_grad`` calls, and that fx graphs contain.
@@ -130,6 +137,11 @@ def include_dispatch_key(key: Any) -> Any:
     """
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return torch._C._ForceDispatchKeyGuard(included | torch._C.DispatchKeySet(key), excluded)
+
+
+def exclude_dispatch_key(key: Any) -> Any:
+    """Return a context in which operators run without the kernels of a dispatch key."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
 
 
 def fake_mode() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ from modelsummary.errors import MissingExtraError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Printed", "Report", "data_frame", "ruled_table", "table"]
+__all__ = ["PAGE", "Printed", "Report", "data_frame", "ruled_table", "table"]
+
+PAGE = 100  # characters; a wider table of stages is printed in short
 
 
 def data_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
@@ -109,6 +111,33 @@ class Report:
     totals: Sequence[Any] = ()
     ruled: bool = False
 
+    @property
+    def width(self) -> int:
+        """Characters of the table, without the lines above and below it."""
+        rows = [*self.rows, self.totals] if self.totals else self.rows
+        return len(table(rows, self.headers, self.align, _RULED if self.ruled else "plain").partition("\n")[0])
+
+    def without(self, *headers: str) -> Report:
+        """Return the report without columns: as many of these, in order, as it takes to fit on a page.
+
+        >>> report = Report([["conv", 1, 2]], ["Layer", "Calls", "Share" * 20], "lrr")
+        >>> report.without("Calls", "Share" * 20).headers
+        ['Layer']
+        """
+        found = self
+        for header in headers:
+            if found.width <= PAGE:
+                break
+            place = found.headers.index(header)
+            rows, titles, align, totals = (
+                [_left(row, place) for row in found.rows],
+                _left(found.headers, place),
+                "".join(_left(found.align, place)),
+                _left(found.totals, place),
+            )
+            found = replace(found, rows=rows, headers=titles, align=align, totals=totals)
+        return found
+
     def text(self) -> str:
         """Return the report as text; without rows, only its lines."""
         if self.ruled:
@@ -125,6 +154,10 @@ class Report:
         body = table(rows, self.headers, self.align, "html") if rows else ""
         above, below = ("".join(f"<div>{escape(line)}</div>" for line in lines) for lines in (self.above, self.below))
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
+
+
+def _left(items: Sequence[Any], place: int) -> list[Any]:
+    return [item for number, item in enumerate(items) if number != place]
 
 
 class Printed(ABC):

@@ -14,8 +14,8 @@ def real_memory(model, x, loss, make_optimizer):
     loss(model(x)).backward()
     optimizer.step()
     optimizer.zero_grad()
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+
+    def step():
         with record_function("## forward"):
             output = model(x)
             value = loss(output)
@@ -23,6 +23,15 @@ def real_memory(model, x, loss, make_optimizer):
             value.backward()
         with record_function("## step"):
             optimizer.step()
+
+    return allocated(step)
+
+
+def allocated(step):
+    """Bytes over what lived before ``step``: held after each of its records whose name begins with ##; and the peak."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+        step()
     events = traced.profiler.kineto_results.events()
     ends = {event.end_ns(): event.name()[3:] for event in events if event.name().startswith("## ")}
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")

@@ -8,8 +8,8 @@ phases: reduce-scatter inside the nodes, all-reduce between them, all-gather ins
 
 What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``) and kept in
 ``collective_fits.json``. Between nodes nothing was measured for the fit: the efficiency is the share that InfiniBand
-leaves after its headers, and the latency is the value in NCCL's tuner (``src/graph/tuning.cc``) as far as known, which
-no measurement verified.
+leaves after its headers, and the latency is the value of rings and trees in NCCL's tuner (``hwLat`` in
+``src/graph/tuning.cc``, protocol Simple), which no measurement verified.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from modelsummary.errors import InputError
 
 __all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
 
+_UNIT_BANDWIDTH, _MOST_UNITS = 12e9, 24  # bytes per second that one unit moves, and the most units of a collective
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -114,6 +115,18 @@ class Network:
             return self._base + self._link_step + nbytes / self._link
         return self._base + self._network_step + nbytes / self._network
 
+    def units_taken(self, group: RankGroup) -> float:
+        """Return the fraction of a device's units that a collective takes from kernels that run at the same time.
+
+        Blocks of NCCL share their unit with no other kernel. They take one per 12 GB/s, as its authors say: 2 for a
+        network interface of 24 GB/s, 16 for eight (https://github.com/NVIDIA/nccl/issues/689), and 24 on the NVLinks of
+        an H100 (https://forums.developer.nvidia.com/t/337991).
+        """
+        units = self.cluster.device.units
+        if units is None or group.size == 1:
+            return 0.0
+        return min(_MOST_UNITS, ceil(self._bandwidth(group) / _UNIT_BANDWIDTH)) / units
+
     def _ring(self, passes: int, nbytes: float, group: RankGroup) -> float:
         n, crossings = group.size, group.nodes if group.nodes > 1 else 0
         steps = passes * (
@@ -140,7 +153,9 @@ class Network:
 
     def _bandwidth(self, group: RankGroup) -> float:
         """Return the bytes per second that each rank of a ring passes on."""
-        link = self._link * (1 - float(collective_fits()["link"]["loss"]) / group.per_node)
+        link = self._link
+        if self.cluster.link_efficiency is None:
+            link *= 1 - float(collective_fits()["link"]["loss"]) / group.per_node
         if group.nodes == 1:
             return link
         outside = group.per_node * self._network

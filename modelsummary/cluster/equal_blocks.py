@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ def _weak(value: Any) -> Any:
 def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]) -> nn.Module:
     """Return a copy of a model that shares its buffers, with parameters on meta of the given shapes.
 
+    Functions that are attributes of modules, and hold other modules, hold the copies of these: a copy of minGPT calls
+    its layers through a ``lambda``.
+
     Raises:
         InputError: the model cannot be copied.
     """
@@ -49,9 +53,25 @@ def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]
         made = torch.empty(shape_of(each), dtype=each.dtype, device="meta")
         memo[id(each)] = nn.Parameter(made, requires_grad=each.requires_grad)
     try:
-        return copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise InputError(f"the model cannot be copied, which simulating a plan needs: {error!r:.200}") from error
+    for module in twin.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType) and value.__closure__:
+                vars(module)[name] = _with_copies(value, memo)
+    return twin
+
+
+def _with_copies(function: FunctionType, memo: Mapping[int, Any]) -> FunctionType:
+    """Return a function that holds the copies of what it holds."""
+    cells = [each.cell_contents for each in function.__closure__ or ()]
+    closure = tuple(
+        CellType(memo.get(id(each), each) if isinstance(each, (nn.Module, Tensor)) else each) for each in cells
+    )
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def _pass_through(twin: nn.Module, same: Mapping[str, str]) -> None:

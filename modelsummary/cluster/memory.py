@@ -22,7 +22,7 @@ class RankMemory:
         optimizer: states of the optimizer, and master weights.
         activations: kept from forwards to backwards, of all micro-batches in flight.
         recomputed: activations of the block whose backward runs, where it is recomputed.
-        gathered: whole parameters of the units of FSDP that are used, and their gradients.
+        gathered: whole parameters of the units of FSDP that are used, and whole gradients until they are reduced.
         temporary: results of operators that are used at once.
     """
 
@@ -85,9 +85,9 @@ def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe, weight_bytes: int) -> 
     sharded = -(-params // shards)
     gradient_bytes = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
     master = 4 if recipe.master_weights and weight_bytes < 4 else 0
-    gathered = 0
-    if plan.zero == 3 and shards > 1:  # the unit at hand and the one gathered ahead, and the gradient of one
-        gathered = 2 * unit * weight_bytes + unit * weight_bytes
+    gathered = unit * weight_bytes if plan.zero >= 2 and shards > 1 else 0  # the gradients of the unit at hand
+    if plan.zero == 3 and shards > 1:  # its parameters, and the next unit's, gathered ahead
+        gathered += 2 * unit * weight_bytes
     return RankMemory(
         parameters=(sharded if plan.zero == 3 else params) * weight_bytes,
         gradients=(sharded if plan.zero >= 2 else params) * gradient_bytes,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from modelsummary.cluster.kept import kept_bytes
 from modelsummary.costs.kernels import StepOperator, kernels_of
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import POINTWISE, Work, work_of
@@ -168,7 +169,10 @@ def parts_of(
         elif mark == _COLUMN and phase == "backward" and kernel.flops:
             works[place, "columns"][work] += 1
     collectives = _collectives(seen.operators, places, context)
-    kept, core = _kept(seen, places, marks, ranks)
+    between = frozenset(number for number, mark in enumerate(marks) if mark == _CORE)
+    kept, core = kept_bytes(
+        seen.operators, seen.saved, places, between, ranks, compiled=mode == "compiled", before=BEFORE
+    )
     temporary = _temporary(seen.timeline, places)
     found = {}
     for name in (BEFORE, *blocks, AFTER):
@@ -287,29 +291,6 @@ def _keys_nbytes(call: OperatorCall) -> int:
     tensors = [spec for spec in call.tensors if len(spec.shape) >= 3]
     first = 2 if "backward" in call.name else 1
     return tensors[first].nbytes + tensors[first + 1].nbytes
-
-
-def _kept(seen: Observed, places: Sequence[str], marks: Sequence[int], ranks: int) -> tuple[Counter[str], Counter[str]]:
-    """Return the bytes that each part keeps, and the bytes among them that the core of attention makes."""
-    by_row: dict[Any, str] = {}
-    for each, place in zip(seen.operators, places, strict=True):
-        if each.phase == "forward":
-            by_row.setdefault(each.row, place)
-    last_core = {place: number for number, (place, mark) in enumerate(zip(places, marks, strict=True)) if mark == _CORE}
-    kept: Counter[str] = Counter()
-    core: Counter[str] = Counter()
-    for saved in seen.saved:
-        made_in = places[saved.operator] if 0 <= saved.operator < len(places) else BEFORE
-        place = by_row.get(saved.row, made_in)
-        nbytes = saved.nbytes
-        if 0 <= saved.operator < len(places):
-            name = seen.operators[saved.operator].run.call.name
-            nbytes = nbytes // ranks if name == f"{_NAMESPACE}all_gather_into_tensor" else nbytes
-            is_core = marks[saved.operator] == _CORE and saved.operator != last_core.get(made_in)
-            if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
-                core[place] += nbytes
-        kept[place] += nbytes
-    return kept, core
 
 
 def _temporary(timeline: Sequence[TimelinePoint], places: Sequence[str]) -> Counter[str]:

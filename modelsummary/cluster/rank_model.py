@@ -75,7 +75,10 @@ class RankModel:
                 setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
         self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
         self._tokens = 0  # bytes of a rank's share
-        self._shared: tuple[Any, Any] = (lambda: None, lambda: None)  # the last input that was entered, and the result
+        self._shared: tuple[Any, Tensor | None] = (
+            lambda: None,
+            None,
+        )  # the last input that was entered, and the result
         self._add_hooks(prepared)
 
     def _check_tokens(self) -> None:
@@ -192,14 +195,14 @@ class RankModel:
     def _enter(self, x: Tensor) -> Tensor:
         """Return the input of column-parallel layers, entered once for all layers that take the same tensor."""
         before, after = self._shared
-        entered: Tensor | None = after() if before() is x else None
+        entered = after if before() is x else None
         if entered is None:
             if self._dim is not None and self._is_share(x):
                 entered = Gather.apply(x, self.tensor, self._dim)
             else:
                 entered = _entered(x)
             assert entered is not None
-            self._shared = weakref.ref(x), weakref.ref(entered)
+            self._shared = weakref.ref(x), entered
         return entered
 
     def _after_rows(self, _module: nn.Module, _args: Any, out: Tensor) -> Any:

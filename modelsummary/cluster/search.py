@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, StepError
 
 __all__ = ["SearchOptions", "candidates", "find_plans"]
 
@@ -137,7 +137,7 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
                 fitting.append(_Candidate(least, memory, plan.devices, tried, plan))
             elif leanest is None or memory < leanest[0]:
                 leanest = memory, plan
-        except InputError as error:
+        except (InputError, StepError) as error:
             refused[str(error)] += 1
     if not fitting:
         raise InputError(_nothing_fits(capacity, tried, leanest, refused))

@@ -33,6 +33,7 @@ class SimulatedStage:
         temporary_bytes: the most bytes alive for a moment.
         params: parameters on the rank.
         unit_params: parameters of its largest block or end.
+        tied_params: parameters that the first and the last stage both have; 0 for other stages, and for one stage.
     """
 
     counts: Mapping[str, int]
@@ -49,6 +50,7 @@ class SimulatedStage:
     temporary_bytes: int
     params: int
     unit_params: int
+    tied_params: int
 
     @property
     def forward_seconds(self) -> float:
@@ -152,6 +154,7 @@ def _stage(
     own_ends: dict[int, int] = {}
     for name in ends:
         own_ends.update(parts[name].params)
+    tied = parts[BEFORE].params.keys() & parts[AFTER].params.keys()
     return SimulatedStage(
         counts=counts,
         is_first=is_first,
@@ -167,4 +170,5 @@ def _stage(
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),
         params=params + sum(own_ends.values()),
         unit_params=max([*(sum(parts[name].params.values()) for name in counts), sum(own_ends.values()), 0]),
+        tied_params=sum(parts[AFTER].params[each] for each in tied) if len(ends) == 1 else 0,
     )

@@ -162,9 +162,13 @@ class StepSimulator:
                 f"{self.time_model.cluster.devices}; use more nodes, or smaller groups"
             )
         if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
-            raise InputError(f"context={plan.context} must divide the sequence length, got {self.sequence}")
-        share = Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
-        return _Layout(share, plan.pipeline, plan.virtual_stages, plan.recompute)
+            has = f"sequences of {self.sequence}" if self.sequence else "inputs without a sequence"
+            raise InputError(f"context={plan.context} must divide the sequence length, but the model has {has}; pass 1")
+        return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.recompute)
+
+    def share(self, plan: Plan) -> Share:
+        """Return what one rank computes of a micro-batch."""
+        return Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
 
     def stages(self, plan: Plan) -> list[SimulatedStage]:
         """Return the stages of a plan, in order.
@@ -241,7 +245,9 @@ class StepSimulator:
         """Return the times of the stages, and within them the seconds of adding gradients up.
 
         Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
-        backward, while it computes; it waits for what takes longer than that, and for the first unit.
+        backward. If this overlaps with computing, it waits for what takes longer than that, and for the first unit. The
+        tensors of a unit are copied out of what was gathered, and their gradients into what is reduced, by kernels
+        that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
         time_model, model, network = self.time_model, self.model, self.time_model.network
         group = time_model.groups(plan)["gradients"]
@@ -258,8 +264,15 @@ class StepSimulator:
                 if sharded:
                     gather = network.seconds("all_gather", model.weight_bytes * each.params, group)
                     reduce = network.seconds("reduce_scatter", model.gradient_bytes * each.params, group)
-                    forward = max(forward, gather) + gather * each.unit_params / max(each.params, 1)
-                    backward = max(backward, gather + reduce)
+                    out = time_model.copies(each.params, 2 * model.weight_bytes)
+                    into = time_model.copies(each.params, model.weight_bytes + model.gradient_bytes)
+                    forward, backward = forward + out, backward + out + into
+                    if model.recipe.overlap_gradients:
+                        first = gather * each.unit_params / max(each.params, 1)
+                        forward = time_model.overlapped(forward, gather, group) + first
+                        backward = time_model.overlapped(backward, gather + reduce, group)
+                    else:
+                        forward, backward = forward + gather, backward + gather + reduce
                 transfer = self._transfer(following, plan) if plan.pipeline > 1 else 0.0
                 known[key] = StageTime(forward, backward / 2, backward / 2, transfer, each.kept_bytes), adding
             found.append(known[key])
@@ -285,7 +298,7 @@ class StepSimulator:
 
         Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
         least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
-        the next forward.
+        the next forward. The first and the last stage add the gradients of weights that they share.
         """
         time_model, model = self.time_model, self.model
         params = sum(each.params for each in stages)
@@ -298,8 +311,19 @@ class StepSimulator:
             gather = time_model.network.seconds("all_gather", model.weight_bytes * params, group)
         if model.recipe.overlap_gradients:
             units = max(sum(sum(each.counts.values()) for each in stages), 1)
-            reduction = max(reduction / units, reduction - sum(each.backward for each in times))
-            gather = max(gather / units, gather - sum(each.forward for each in times))
+            taken = time_model.network.units_taken(group)
+
+            def seen(communicating: float, computing: float) -> float:
+                """Return the seconds that are waited for, or lost by kernels that run meanwhile."""
+                waited = max(communicating / units, communicating - computing)
+                return waited + taken * (communicating - waited)
+
+            reduction = seen(reduction, sum(each.backward for each in times))
+            gather = seen(gather, sum(each.forward for each in times))
+        tied = [each.tied_params for each in stages if each.tied_params]
+        if len(tied) == 1:  # another rank has the other end
+            ends = time_model.network.group(2, (plan.pipeline - 1) * plan.devices // plan.pipeline)
+            reduction += time_model.network.seconds("all_reduce", model.gradient_bytes * tied[0], ends)
         elements = params / (group.size if plan.zero else 1)
         return reduction + gather, time_model.optimizer(elements, model.recipe, model.weight_bytes)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,10 +17,12 @@ from modelsummary.cluster.equal_blocks import fold
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import RankModel
-from modelsummary.errors import InputError
+from modelsummary.costs.kernels import StepOperator
+from modelsummary.errors import InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.memory.predict import check_initialized, run_step
+from modelsummary.memory.step_error import as_step_error
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
@@ -28,6 +31,11 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.runs import record_once
 
 __all__ = ["Share", "StepModel"]
+
+_REMEDIES = {
+    "loss": "; pass Recipe(loss=...), a function from the model's result to the scalar that you train on",
+    "backward": "; pass Recipe(loss=...), a function from the model's result to the scalar that you train on",
+}
 
 
 class Share(NamedTuple):
@@ -80,6 +88,7 @@ class StepModel:
         self.recorded_sequence = _sequence_of(self._call)
         self._plans: dict[int, ParallelPlan] = {}
         self._parts: dict[Share, dict[str, Part]] = {}
+        self._failed: dict[Share, ModelSummaryError] = {}
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -139,20 +148,42 @@ class StepModel:
 
         Raises:
             InputError: the model or its input cannot be shared so.
+            StepError: the step raised, also without sharing the model.
         """
+        if share in self._failed:
+            raise self._failed[share]
         if share not in self._parts:
             try:
-                self._parts[share] = self._observe(share, gather_head=False)
-            except InputError:
+                self._parts[share] = self._parts_of(share, *self._observed(share))
+            except ModelSummaryError as error:
+                self._failed[share] = error
                 raise
-            except Exception as error:  # the loss, or the model, needs the results of all ranks
-                try:
-                    self._parts[share] = self._observe(share, gather_head=True)
-                except Exception:
-                    raise InputError(f"{share}: the model does not run so: {error!r:.200}") from error
         return self._parts[share]
 
-    def _observe(self, share: Share, *, gather_head: bool) -> dict[str, Part]:
+    def operators(self, share: Share) -> list[StepOperator]:
+        """Return the operators of one rank's forward and backward of a micro-batch; equal blocks run once.
+
+        Raises:
+            InputError, StepError: as for ``parts``.
+        """
+        return self._observed(share)[0].operators
+
+    def _observed(self, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
+        """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
+        try:
+            return self._observe(share, gather_head=False)
+        except StepError as error:
+            alone = share._replace(tensor=1, sequence_parallel=False, context=1)
+            if share == alone:
+                phase = error.phase
+                with as_step_error(lambda: phase, _REMEDIES):
+                    raise error.__cause__ or error from None
+            with suppress(StepError):
+                return self._observe(share, gather_head=True)
+            self._observed(alone)  # raises if the model does not run on one device either
+            raise InputError(_does_not_share(share, error)) from error
+
+    def _observe(self, share: Share, *, gather_head: bool) -> tuple[Observed, Mapping[str, int], nn.Module]:
         kinds = list(self.counts)
         plan = self.parallel_plan(share.tensor)
         rank = RankModel(
@@ -178,13 +209,16 @@ class StepModel:
                 notes_operators=True,
                 counts_bytes=True,
             )
-        columns = [layer.fqn for layer in plan.layers if layer.role in ("column", "head")]
+        return seen, entered, rank.module
+
+    def _parts_of(self, share: Share, seen: Observed, entered: Mapping[str, int], module: nn.Module) -> dict[str, Part]:
+        kinds, layers = list(self.counts), self.parallel_plan(share.tensor).layers
         return parts_of(
             seen,
             kinds,
             entered,
-            self._params(rank.module, kinds),
-            columns,
+            self._params(module, kinds),
+            [layer.fqn for layer in layers if layer.role in ("column", "head")],
             self.recipe.kernels,
             ranks=share.tensor,
             context=share.context,
@@ -217,6 +251,16 @@ class StepModel:
                 place = BEFORE if first.get(owner, begin) < begin or not owner else AFTER
                 found[place if self.blocks else AFTER][id(parameter)] = parameter.numel()
         return found
+
+
+def _does_not_share(share: Share, error: StepError) -> str:
+    """Return the message for a model that runs on one device, but not with the share of one rank."""
+    sizes = {"tensor": share.tensor, "context": share.context}
+    given = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+    given += ["sequence_parallel=True"] if share.sequence_parallel else []
+    remedy = "sequence_parallel=False" if share.sequence_parallel else "1"
+    said = f"{type(error.__cause__).__name__}: {error.__cause__}"
+    return f"{', '.join(given)}: the {error.phase} does not run with the share of one rank ({said:.160}); pass {remedy}"
 
 
 def _in_order(root: LayerInfo) -> list[str]:

@@ -71,11 +71,11 @@ class TimeModel:
         }
 
     def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
-        """Return the seconds of a part of the model."""
+        """Return the seconds of a part of the model.
+
+        Where the host takes longer to dispatch than the device to compute, collectives run meanwhile.
+        """
         seconds = {phase: self._sum(works) for phase, works in part.works.items()}
-        host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
-        for phase, count in part.operators.items():
-            seconds[phase] = max(seconds.get(phase, 0.0), count * host)
         groups = self.groups(plan)
         waits: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
         for name in ("tensor", "context"):
@@ -86,6 +86,14 @@ class TimeModel:
             hides = recipe.overlap_tensor and name == "tensor"
             room = seconds.get("columns", 0.0) if hides else 0.0
             waits["backward"][name] = self._backward_wait(behind, groups[name], room)
+        host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
+        for phase, count in part.operators.items():
+            idle = count * host - seconds.get(phase, 0.0)
+            if idle > 0:
+                seconds[phase] = count * host
+                waiting = sum(waits[phase].values())
+                left = max(1 - idle / waiting, 0.0) if waiting else 0.0
+                waits[phase] = {name: left * value for name, value in waits[phase].items()}
         return PartSeconds(
             seconds.get("forward", 0.0),
             seconds.get("backward", 0.0),
@@ -101,7 +109,7 @@ class TimeModel:
         return self.network.seconds(each.operation, each.nbytes, group)
 
     def _backward_wait(self, collectives: list[MicrobatchCollective], group: RankGroup, room: float) -> float:
-        """Return the seconds that a backward waits for its collectives.
+        """Return the seconds that a backward waits for its collectives, or is slowed down by them.
 
         Args:
             room: seconds of the products in column-parallel layers. While these compute the gradient of their weights,
@@ -114,11 +122,22 @@ class TimeModel:
         everything = sum(by_operation.values())
         if not room:
             return everything
-        if not by_operation["reduce_scatter"]:
-            hidden = by_operation["all_reduce"]
-            return max(0.0, hidden - room / 2) + everything - hidden
-        hidden = by_operation["reduce_scatter"] + by_operation["all_gather"] / 2
-        return max(0.0, hidden - room) + everything - hidden
+        hides = by_operation["all_reduce"]
+        if by_operation["reduce_scatter"]:
+            hides = by_operation["reduce_scatter"] + by_operation["all_gather"] / 2
+        else:
+            room /= 2
+        return everything - hides + self.overlapped(room, hides, group) - room
+
+    def overlapped(self, computing: float, communicating: float, group: RankGroup) -> float:
+        """Return the seconds of computing while a group communicates, which takes units from the kernels."""
+        return max(communicating, computing + self.network.units_taken(group) * communicating)
+
+    def copies(self, elements: float, nbytes: int) -> float:
+        """Return the seconds of copying tensors: ``nbytes`` are read and written per element."""
+        return self.device.seconds(
+            Work("copies", "elementwise", torch.float32, (int(elements),), 0, int(elements * nbytes))
+        )
 
     def accumulation(self, elements: int, recipe: Recipe, weight_bytes: int) -> float:
         """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""

@@ -259,5 +259,19 @@ def _cpu_name() -> str:
 
 
 def table_of(device: torch.device) -> KernelTable:
-    """Return the table of this machine, empty if it was never calibrated."""
-    return KernelTable.load(machine_of(device))
+    """Return the table of this machine to read from, empty if it was never calibrated.
+
+    Calls share one object until the file changes, as reading a large table takes as long as a prediction. To fill a
+    table, load it with ``KernelTable.load``.
+    """
+    machine = machine_of(device)
+    try:
+        found = machine.path.stat()
+    except OSError:
+        return KernelTable(machine)
+    return _loaded(machine, machine.path, (found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@lru_cache(maxsize=2)
+def _loaded(machine: Machine, path: Path, version: tuple[int, ...]) -> KernelTable:  # noqa: ARG001
+    return KernelTable.load(machine)

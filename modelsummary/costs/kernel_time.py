@@ -30,7 +30,19 @@ from modelsummary.costs.operator_work import Work
 
 __all__ = ["DeviceModel", "device_model", "fits", "half_speed", "sustained", "tensor_factor"]
 
-_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (32, 64), (64, 32))
+_Tiles = tuple[tuple[int, int], ...]
+_TILES: _Tiles = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (32, 128),
+    (128, 32),
+    (32, 64),
+    (64, 32),
+)
 _PARTS = (1, 2, 4, 8, 16, 32)  # of the inner dimension
 _UNIT_TILE = 128 * 128  # elements of the result that keep a unit busy
 _GEFORCE = "RTX 3090"
@@ -151,10 +163,9 @@ class DeviceModel:
         rate = peak * float(own["efficiency"])
         batch, m, n, k = work.sizes[:4]
         units, flush = self.spec.units or 100, 8.0 / (self.spec.bandwidth * self.stream)
-        least = self._least_tile(work)
-        is_whole = work.op_class == "conv" and path is self.coefficients["simt"] and "weight" not in work.name
-        parts = (1,) if is_whole else _PARTS  # cuDNN's implicit products in float32 do not cut the inner dimension
-        seconds = _product_seconds(batch, m, n, k, rate, units, own, flush * batch * m * n, least, parts)
+        tiles, parts = self._cuts(work)
+        seconds = _product_seconds(batch, m, n, k, rate, units, own, flush * batch * m * n, tiles, parts)
+        seconds *= self._far_rows(work)
         if self._is_winograd(work):
             least_seconds = work.flops / (_MOST_WINOGRAD * self._peak(work.dtype))
             seconds = min(seconds, max(self._winograd(work, rate, own), least_seconds))
@@ -181,11 +192,31 @@ class DeviceModel:
         path: Mapping[str, Any] = self.coefficients["tensor" if self._on_tensor_cores(dtype) else "simt"]
         return path
 
-    def _least_tile(self, work: Work) -> int:
-        """Return the elements of the library's smallest tile for batched products without tensor cores."""
-        if work.op_class != "gemm" or work.sizes[0] == 1:
-            return 0
-        return int(self._path(work.dtype).get("batched_tile", {}).get(self.spec.generation, 0))
+    def _cuts(self, work: Work) -> tuple[_Tiles, tuple[int, ...]]:
+        """Return the tiles of a product, and the numbers of parts of its inner dimension, that the library has.
+
+        Without tensor cores, cuBLAS has few tiles for batched products, and neither these nor the implicit products of
+        cuDNN cut the inner dimension, except in the gradient of weights.
+        """
+        path = self._path(work.dtype)
+        if path is not self.coefficients["simt"]:
+            return _TILES, _PARTS
+        if work.op_class == "conv":
+            return _TILES, _PARTS if "weight" in work.name else (1,)
+        if work.sizes[0] == 1:
+            return _TILES, _PARTS
+        return tuple((rows, columns) for rows, columns in path["batched_tiles"].get(self.spec.generation, _TILES)), (1,)
+
+    def _far_rows(self, work: Work) -> float:
+        """Return how much slower a product is whose rows are so long that a tile's rows lie on many pages of memory.
+
+        The boards of the Pascal generation slow down: they translate the addresses of few pages at a time.
+        """
+        own = self._path(work.dtype)["gemm"].get("far_rows", {}).get(self.spec.name)
+        if own is None or work.op_class != "gemm" or work.sizes[0] > 1:
+            return 1.0
+        reached = 1024 * float(own["reach_kib"]) / (work.sizes[3] * work.dtype.itemsize)
+        return 1.0 + float(own["slowdown"]) * max(0.0, 1.0 - reached)
 
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
@@ -238,23 +269,21 @@ def _product_seconds(
     units: int,
     own: Mapping[str, Any],
     flush: float,
-    least: int = 0,
+    tiles_of: _Tiles = _TILES,
     parts_of: tuple[int, ...] = _PARTS,
 ) -> float:
     """Return the least seconds of a product over tile sizes and cuts of its inner dimension."""
     rate_of_unit = rate / units
-    edge, start = float(own["edge"]), float(own["start"])
+    edge, start, alone_power = float(own["edge"]), float(own["start"]), float(own.get("alone", 1.0))
     best = float("inf")
-    for rows, columns in _TILES:
-        if rows * columns < least:
-            continue
+    for rows, columns in tiles_of:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
         slowed = 1 + edge * (1 / rows + 1 / columns)
         for parts in parts_of:
             if parts > 1 and (tiles * parts > 4 * units or k < 64 * parts):
                 break
             tile = 2.0 * rows * columns * (k / parts + start) * slowed / rate_of_unit
-            alone = tile * max(1.0, _UNIT_TILE / (rows * columns))
+            alone = tile * max(1.0, _UNIT_TILE / (rows * columns)) ** alone_power
             seconds = max(ceil(tiles * parts / units) * tile, alone) + (parts * flush if parts > 1 else 0.0)
             best = min(best, seconds)
     return best

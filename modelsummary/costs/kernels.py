@@ -214,12 +214,13 @@ class _Group:
         self.reads: dict[int, int] = {}
         self.makes: dict[int, int] = {}
         self.dtype = torch.float32
+        self.alone = 0  # bytes that the first operator moves if it stays alone
 
     def add(self, operator: StepOperator, work: Work) -> None:
         """Add an operator to the kernel."""
         call = operator.run.call
         if not self.names:
-            self.dtype = work.dtype
+            self.dtype, self.alone = work.dtype, work.nbytes
         self.names.append(call.name.removeprefix("aten."))
         self.classes[work.op_class] += 1
         for key, spec in zip(operator.run.reads, call.tensors, strict=False):
@@ -231,6 +232,8 @@ class _Group:
     def kernel(self, needed: Callable[[int], bool], timing: Timing) -> Kernel:
         """Return the kernel; it writes only the storages that other kernels need."""
         moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
+        if len(self.names) == 1:  # some read a part of what they take
+            moved = min(moved, self.alone)
         order = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
         op_class = next((each for each in order if self.classes[each]), "elementwise")
         names = list(dict.fromkeys(self.names))

@@ -76,6 +76,14 @@ _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 _UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
+# The negative log-likelihood reads one score per target in the forward, and none in the backward, for which only their
+# shape matters (aten/src/ATen/native/LossNLL.cpp): the position of the scores, and the scores read per target.
+_SCORES = {
+    "aten.nll_loss_forward": (0, 1),
+    "aten.nll_loss2d_forward": (0, 1),
+    "aten.nll_loss_backward": (1, 0),
+    "aten.nll_loss2d_backward": (1, 0),
+}
 
 
 @dataclass(slots=True)
@@ -206,8 +214,19 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
                 said = f"{type(error).__name__}: {error}"
                 warnings.warn(f"the formula of {rule.name} failed, the call is not counted: {said}", stacklevel=2)
     written = _bytes_of(out)
-    read = min(written, _bytes_of(args[0])) + _bytes_of(args[1:]) if rule.gathers else _bytes_of((args, kwargs))
+    read = _bytes_read(rule, args, kwargs, written)
     return OpCost(macs, 0 if macs else _elementwise_ops(rule, args, out), read, written, uncounted)
+
+
+def _bytes_read(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], written: int) -> int:
+    if rule.gathers:
+        return min(written, _bytes_of(args[0])) + _bytes_of(args[1:])
+    if rule.name in _SCORES and len(args) > 2:
+        place, per_target = _SCORES[rule.name]
+        scores, target = args[place], args[place + 1]
+        picked: int = per_target * target.numel() * scores.element_size()
+        return picked + _bytes_of((*args[:place], *args[place + 1 :]))
+    return _bytes_of((args, kwargs))
 
 
 def _elementwise_ops(rule: OpRule, args: Sequence[Any], out: Any) -> int:

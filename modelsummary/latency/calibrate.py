@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.costs.kernel_table import Entry, KernelTable, table_of
+from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
@@ -73,7 +73,7 @@ def calibrate_calls(
         again: also measure calls that the table has.
     """
     begin = time.perf_counter()
-    table = table_of(device)
+    table = KernelTable.load(machine_of(device))
     share = _cpu_share()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are drawn at random
         if not table.facts or again:

@@ -17,9 +17,10 @@ from modelsummary.capture.run import no_collection
 from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import CUDA_BLOCK
-from modelsummary.memory.step import StepRun
+from modelsummary.memory.stage_step import run_of
 from modelsummary.memory.step_error import as_step_error
 from modelsummary.memory.step_plan import StepPlan
+from modelsummary.memory.workspaces import workspaces_on
 
 __all__ = ["simulate_on_fakes"]
 
@@ -34,7 +35,8 @@ def simulate_on_fakes(
     block = plan.block_bytes or (CUDA_BLOCK if device.type == "cuda" else 1)
     make_optimizer = None if plan.make_optimizer is None else partial(_optimizer_of_fakes, plan.make_optimizer)
     plan = replace(plan, make_optimizer=make_optimizer)
-    run = StepRun(model, args, kwargs, plan, device, block, counts_fakes=True)
+    workspaces = workspaces_on(device) if plan.workspaces else None
+    run = run_of(model, args, kwargs, plan, device, block, counts_fakes=True, workspaces=workspaces)
     original: Any = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.fused_attention import fused_attention
 from modelsummary.capture.execution.recurrent import fused_lstm
 from modelsummary.capture.execution.shape_only import ShapeOnly
@@ -27,6 +28,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
+from modelsummary.memory.stage_step import run_of
 from modelsummary.memory.step import RowMemory, StepRun
 from modelsummary.memory.step_error import as_step_error
 from modelsummary.memory.step_plan import StepPlan
@@ -147,10 +149,11 @@ def run_step(
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
         fused_lstm(),
         fused_attention() if is_absent else nullcontext(),
+        cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run = StepRun(model, args, kwargs, plan, device, **options)
+        run = run_of(model, args, kwargs, plan, device, **options)
         with as_step_error(lambda: run.doing):
             reason = _step(run, shapes, can_run)
         if reason is None:

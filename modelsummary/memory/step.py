@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from modelsummary.memory.allocations import Allocation, Allocations, OperatorNot
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.step_plan import StepPlan
 
-__all__ = ["RowMemory", "Saved", "StepRun", "casting", "loss_of"]
+__all__ = ["RowMemory", "Saved", "StepRun", "casting", "category_of", "loss_of"]
 
 
 @dataclass
@@ -45,11 +45,13 @@ class Saved(NamedTuple):
         row: FQN and call index of the module call that saved it first; None outside of the model.
         operator: number of the operator that made it, from 0 at the begin of the forward.
         nbytes: size in bytes.
+        storage: identity of the storage, as in ``OperatorRun``.
     """
 
     row: tuple[str, int] | None
     operator: int
     nbytes: int
+    storage: int
 
 
 class _OperatorClock:
@@ -105,7 +107,7 @@ class StepRun:
         self._notes_operators = notes_operators or workspaces is not None
         self._workspaces = workspaces
         self._step: TimedStep | None = None
-        self._backward: BackwardTimer | None = None
+        self._backwards: list[BackwardTimer] = []
         self._phases: list[tuple[str, int]] = []  # name, number of its first operator
         self._after_forward = 0
         self.doing = "step"  # what runs: also "forward", "loss", "backward"; the optimizer's state is made first
@@ -116,26 +118,32 @@ class StepRun:
 
     def step(self) -> None:
         """Prepare the state before a step, and run the step."""
-        follow = self.allocations
-        follow.hold(self.model.parameters(), "params")
-        follow.hold(self.model.buffers(), "buffers")
-        if self._counts_attributes:
-            follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
-        follow.hold(tensors_of((self._args, self._kwargs)), "inputs")
-        with follow:
+        self._hold_state(tensors_of((self._args, self._kwargs)))
+        with self.allocations:
             self._prepare()
-            if self._notes_operators:
-                follow.note_operators()
             self._begin("forward")
-            hooks = torch.autograd.graph.saved_tensors_hooks(follow.save, lambda tensor: tensor)
-            counts_saved = self.plan.train and self._counts_bytes
-            with hooks if counts_saved else nullcontext(), casting(self.plan.autocast, self._device):
+            with self._saving(), casting(self.plan.autocast, self._device):
                 output = self._forward()
                 self.doing = "loss"
                 loss = loss_of(output, self.plan.loss) if self.plan.train else None
             if loss is not None:
                 self._train(loss, output)
         self._mark_gradients()
+
+    def _hold_state(self, inputs: Iterable[Tensor]) -> None:
+        """Follow what lives before the step, except the state of the optimizer."""
+        follow = self.allocations
+        follow.hold(self.model.parameters(), "params")
+        follow.hold(self.model.buffers(), "buffers")
+        if self._counts_attributes:
+            follow.hold(tensors_in_attributes(modules_of(self.model)), "buffers")
+        follow.hold(inputs, "inputs")
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        """Return a context in which tensors that are saved for the backward are noted."""
+        counts_saved = self.plan.train and self._counts_bytes
+        save = self.allocations.save
+        return torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor) if counts_saved else nullcontext()
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, len(self.allocations.operators)))
@@ -154,6 +162,8 @@ class StepRun:
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
         self._mark_gradients()
+        if self._notes_operators:
+            self.allocations.note_operators()
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's state; on shapes, it steps one parameter per shape and dtype and copies the state."""
@@ -195,13 +205,17 @@ class StepRun:
 
     def _train(self, loss: Tensor, output: Any) -> None:
         assert self._step is not None
-        self._backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        self._backwards.append(backward)
         self.allocations.forward_ended((*tensors_of(output), loss))
         self._after_forward = self.allocations.held()
         self._begin("backward")
         loss.backward()
-        self._backward.detach()
+        backward.detach()
         self._mark_gradients()
+        self._step_optimizer()
+
+    def _step_optimizer(self) -> None:
         if self._optimizer is not None:
             self._begin("step")
             self._optimizer.step()
@@ -239,7 +253,7 @@ class StepRun:
         number = len(self.allocations.operators)
         changes: list[list[int]] = [[0] * (number + 1) for _ in CATEGORIES]
         for each in self.allocations.every:
-            series = changes[CATEGORIES.index(_category(each))]
+            series = changes[CATEGORIES.index(category_of(each))]
             series[min(each.born, number)] += each.nbytes
             if each.died is not None:
                 series[each.died] -= each.nbytes
@@ -278,8 +292,9 @@ class StepRun:
         assert self._step is not None
         innermost = self._step.innermost()
         calls = [innermost[position] for _, position in self.allocations.operators]
-        for call, begin, end in self._backward.intervals() if self._backward is not None else ():
-            calls[begin:end] = [call] * (end - begin)
+        for backward in self._backwards:
+            for call, begin, end in backward.intervals():
+                calls[begin:end] = [call] * (end - begin)
         return calls
 
     def operators(self) -> list[StepOperator]:
@@ -301,7 +316,8 @@ class StepRun:
         for each in self.allocations.every:
             if each.saved_at is not None and each.kind in ("", "activations"):
                 call = innermost[each.saved_at]
-                found.append(Saved(None if call is None else rows[id(call)], each.born - first, each.nbytes))
+                row = None if call is None else rows[id(call)]
+                found.append(Saved(row, each.born - first, each.nbytes, id(each)))
         return found
 
     def _rows(self) -> dict[int, tuple[str, int]]:
@@ -334,7 +350,8 @@ class StepRun:
         }
 
 
-def _category(allocation: Allocation) -> str:
+def category_of(allocation: Allocation) -> str:
+    """Return the category of a storage, one of ``CATEGORIES``."""
     if allocation.kind:
         return allocation.kind
     return "activations" if allocation.saved_at is not None else "temporary"

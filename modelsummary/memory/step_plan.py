@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
 
-__all__ = ["OPTIMIZERS", "OptimizerLike", "StepOptions", "StepPlan", "step_plan"]
+__all__ = ["OPTIMIZERS", "OptimizerLike", "StageShare", "StepOptions", "StepPlan", "step_plan"]
 
 OptimizerLike = str | type[torch.optim.Optimizer] | torch.optim.Optimizer
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -65,6 +65,20 @@ class StepOptions(TypedDict, total=False):
     workspaces: bool
 
 
+class StageShare(NamedTuple):
+    """The part of a step that one stage of a pipeline runs.
+
+    Attributes:
+        microbatches: micro-batches in the step.
+        in_flight: the most micro-batches between their forward and their backward.
+        is_last: the stage computes the loss.
+    """
+
+    microbatches: int
+    in_flight: int
+    is_last: bool
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """The plan of one step.
@@ -74,6 +88,7 @@ class StepPlan:
         make_optimizer: function that makes the optimizer of the trained parameters; None: no optimizer step.
         device, dtype, loss, autocast, accumulates, block_bytes, workspaces: see ``StepOptions``.
         checkpoint: modules that run under activation checkpointing, as ``apply_checkpoint`` takes them.
+        stage: what a stage of a pipeline runs; None: the model is not a stage.
     """
 
     train: bool = True
@@ -86,6 +101,7 @@ class StepPlan:
     accumulates: bool = False
     block_bytes: int | None = None
     workspaces: bool = True
+    stage: StageShare | None = None
 
 
 def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) -> StepPlan:

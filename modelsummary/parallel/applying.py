@@ -50,18 +50,26 @@ def apply_plan(
 
 
 def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
-    """Return the plan's meshes of tensor parallelism and of FSDP, if it has them."""
+    """Return the plan's meshes of tensor and expert parallelism and of FSDP, if it has them."""
     names = mesh.mesh_dim_names or ()
     found = {"tensor": mesh["tensor"]} if "tensor" in names else {}
+    if "expert" in names:  # parameters may be sharded over both
+        found["expert"] = mesh["expert", "tensor"] if "tensor" in names else mesh["expert"]
     if "shard" in names:
         found["shard"] = mesh["data", "shard"] if "data" in names else mesh["shard"]
     return found
 
 
 def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, DeviceMesh]) -> None:
-    """Shard a model, or a stage of it, in place: tensors first, then checkpointing, then FSDP units."""
+    """Shard a model, or a stage of it, in place: tensors, then experts, then checkpointing, then FSDP units."""
+    for attribute in plan.attributes:
+        owner = _find(module, attribute.fqn)
+        if owner is not None:
+            setattr(owner, attribute.name, attribute.local)
     if "tensor" in meshes:
         _apply_tensor_parallel(plan, module, meshes["tensor"])
+    if "expert" in meshes:
+        _parallelize(plan, module, "expert", meshes["expert"])
     apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
     if "shard" in meshes:
         _apply_fsdp(plan, module, meshes["shard"])
@@ -102,23 +110,24 @@ def _find(module: nn.Module, fqn: str) -> nn.Module | None:
 
 
 def _apply_tensor_parallel(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
-    from torch.distributed.tensor.parallel import parallelize_module
-
     frozen = [name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad]
     ties = ties_of(model)
     sharded = {layer.fqn for layer in plan.layers}
-    for attribute in plan.attributes:
-        module = _find(model, attribute.fqn)
-        if module is not None:
-            setattr(module, attribute.name, attribute.local)
-    for layer in plan.layers:
-        module = _find(model, layer.fqn)
-        if module is not None:
-            parallelize_module(module, mesh, style_of(layer.style, layer.options))
+    _parallelize(plan, model, "tensor", mesh)
     for names in ties:
         tie(model, sorted(names, key=lambda name: name.rpartition(".")[0] not in sharded))
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
+
+
+def _parallelize(plan: ParallelPlan, model: nn.Module, name: str, mesh: DeviceMesh) -> None:
+    """Shard the modules of a plan that are sharded over one dimension of the mesh."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    for layer in plan.layers:
+        module = _find(model, layer.fqn) if layer.mesh == name else None
+        if module is not None:
+            parallelize_module(module, mesh, style_of(layer.style, layer.options))
 
 
 def style_of(style: str, options: Mapping[str, Any]) -> Any:
@@ -229,12 +238,19 @@ def _fill(
     _to_empty(model, torch.device(mesh.device_type))
     for names in ties:
         tie(model, names)
-    for module in empty.values() if init is not None else ():
+    for module in (each for each in empty.values() if init is not None and not _is_bare(each)):
         assert init is not None
         init(module)
     if values is not None:
         options = StateDictOptions(full_state_dict=True, strict=False)
         set_model_state_dict(model, dict(values), options=options)
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Return True if other ranks hold all parameters of a module, which is an expert or a part of one."""
+    return (
+        bool(module._parameters) and not module._buffers and all(each is None for each in module._parameters.values())
+    )
 
 
 def _to_empty(model: nn.Module, device: torch.device) -> None:

@@ -17,6 +17,8 @@ __all__ = ["to_code"]
 
 _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tensor that it uses
     "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
+    "ExpertParallel": (),
+    "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
 }
 
@@ -52,16 +54,16 @@ def to_code(plan: ParallelPlan) -> str:
 
 def _imports(plan: ParallelPlan) -> Iterator[str]:
     styles = {layer.style for layer in plan.layers}
-    own = styles & set(_OWN_STYLES)
+    own = _own_names(plan)
     functions = ["partial"] if plan.checkpoint else []
-    functions += ["wraps"] if own else []
+    functions += ["wraps"] if "LocalParallel" in own else []
     if functions:
         yield f"from functools import {', '.join(functions)}"
     if own:
         yield "from typing import Any"
     if plan.precision or own:
         yield "import torch"
-    if own:
+    if "LocalParallel" in own:
         yield "from torch import nn"
     if plan.checkpoint:
         yield "from torch.utils.checkpoint import checkpoint"
@@ -80,13 +82,21 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
             yield "from torch.distributed.tensor.placement_types import _StridedShard"
         if own:
             yield "from torch.distributed.tensor.parallel import ParallelStyle"
-        named = sorted(styles - own)
+        named = sorted(styles.difference(own))
         yield f"from torch.distributed.tensor.parallel import {', '.join([*named, 'parallelize_module'])}"
+
+
+def _own_names(plan: ParallelPlan) -> list[str]:
+    """Return the styles of a plan that torch lacks, each behind the one that it derives from."""
+    used = {layer.style for layer in plan.layers}
+    if "ExpertParallel" in used:
+        used.add("LocalParallel")
+    return [name for name in _OWN_STYLES if name in used]
 
 
 def _own_styles(plan: ParallelPlan) -> Iterator[str]:
     """Yield the source of the styles that torch lacks."""
-    used = [name for name in _OWN_STYLES if any(layer.style == name for layer in plan.layers)]
+    used = _own_names(plan)
     if used:
         from modelsummary.parallel import styles
 
@@ -96,17 +106,12 @@ def _own_styles(plan: ParallelPlan) -> Iterator[str]:
 
 
 def _body(plan: ParallelPlan) -> Iterator[str]:
-    if plan.layers:
+    for attribute in plan.attributes:
+        yield f"model.get_submodule({attribute.fqn!r}).{attribute.name} = {attribute.local!r}"
+    if plan.tensor > 1:
         yield "parameters = dict(model.named_parameters(remove_duplicate=False))"
         yield "frozen = [name for name, each in parameters.items() if not each.requires_grad]"
-        for attribute in plan.attributes:
-            yield f"model.get_submodule({attribute.fqn!r}).{attribute.name} = {attribute.local!r}"
-        yield "plan = ["
-        for layer in plan.layers:
-            yield f"    ({layer.fqn!r}, {_call(layer)}),"
-        yield "]"
-        yield "for name, style in plan:"
-        yield "    parallelize_module(model.get_submodule(name), mesh['tensor'], style)"
+        yield from _parallelized(plan, "tensor")
         sharded = {layer.fqn for layer in plan.layers}
         for names in plan.ties:
             first, *others = sorted(names, key=lambda name: name.rpartition(".")[0] not in sharded)
@@ -118,11 +123,25 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
                 )
         yield "for name in frozen:"
         yield "    model.get_parameter(name).requires_grad_(False)"
+    if plan.expert > 1:
+        yield from _parallelized(plan, "expert")
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"
         yield "module.forward = partial(checkpoint, module.forward, use_reentrant=False)"
     if "shard" in plan.mesh_shape:
         yield from _fsdp(plan)
+
+
+def _parallelized(plan: ParallelPlan, mesh: str) -> Iterator[str]:
+    """Yield the lines that shard modules over one dimension of the mesh."""
+    yield "plan = ["
+    for layer in plan.layers:
+        if layer.mesh == mesh:
+            yield f"    ({layer.fqn!r}, {_call(layer)}),"
+    yield "]"
+    yield "for name, style in plan:"
+    names = "'expert', 'tensor'" if mesh == "expert" and plan.tensor > 1 else repr(mesh)
+    yield f"    parallelize_module(model.get_submodule(name), mesh[{names}], style)"
 
 
 def _fsdp(plan: ParallelPlan) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -44,15 +44,21 @@ def fsdp_units(model: nn.Module, root: LayerInfo) -> list[list[str]]:
 
 
 def unit_bytes(
-    model: nn.Module, units: Sequence[Sequence[str]], tensor: Mapping[int, int], shard: int, dtype: torch.dtype | None
+    model: nn.Module,
+    units: Sequence[Sequence[str]],
+    ranks: Mapping[int, int],
+    shard: int,
+    dtype: torch.dtype | None,
+    absent: Collection[int] = (),
 ) -> list[tuple[int, int]]:
     """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
 
     Args:
-        tensor: id of a parameter -> ranks over which tensor parallelism splits it.
+        ranks: id of a parameter -> ranks over which tensor or expert parallelism splits it.
         dtype: of gathered parameters; gradients are then reduced in float32. None: their own.
+        absent: ids of parameters that other ranks hold.
     """
-    seen: set[int] = set()
+    seen: set[int] = set(absent)
     found = []
     for fqns in (*units, [""]):
         gathered = reduced = 0
@@ -61,7 +67,7 @@ def unit_bytes(
                 continue
             seen.add(id(parameter))
             rows = parameter.shape[0] if parameter.dim() else 1
-            padded = -(-rows // shard) * shard * (parameter.numel() // max(rows, 1)) // tensor.get(id(parameter), 1)
+            padded = -(-rows // shard) * shard * (parameter.numel() // max(rows, 1)) // ranks.get(id(parameter), 1)
             gathered += padded * (dtype or parameter.dtype).itemsize
             reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
         found.append((gathered, reduced))

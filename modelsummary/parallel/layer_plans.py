@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -10,10 +10,11 @@ from torch import nn
 from modelsummary.parallel.derive import Derivation, Layer
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["layer_plans"]
+__all__ = ["in_call_order", "layer_plans"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -48,17 +49,27 @@ def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
     plans += [_boundary_plan(derivation, each, is_entry=True) for each in stream.entries]
     plans += [_boundary_plan(derivation, each, is_entry=False) for each in stream.exits]
-    first = {fqn: place for place, fqn in enumerate(_order(derivation))}
-    return sorted(plans, key=lambda plan: first[plan.fqn])
+    return in_call_order(derivation.calls, plans)
 
 
-def _order(derivation: Derivation) -> Iterator[str]:
-    """Yield the FQNs of modules in the order of their first call, outer modules before inner ones."""
-    seen = set()
-    for event in derivation.calls.record.root.walk():
-        if event.is_module and event.fqn not in seen:
-            seen.add(event.fqn)
-            yield event.fqn
+def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    """Return plans in the order of the first call of their module, outer modules before inner ones.
+
+    A list of modules, which is never called, comes before the first of them, with modules of it that were not called.
+    """
+    first: dict[str, int] = {}
+    for place, event in enumerate(calls.record.root.walk()):
+        fqn = event.fqn
+        while event.is_module and fqn not in first:
+            first[fqn] = place
+            fqn = fqn.rpartition(".")[0]
+
+    def place_of(fqn: str) -> int:
+        while fqn not in first:
+            fqn = fqn.rpartition(".")[0]
+        return first[fqn]
+
+    return sorted(plans, key=lambda plan: place_of(plan.fqn))
 
 
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:

@@ -24,6 +24,7 @@ __all__ = [
     "Shares",
     "dim_of",
     "dims_of",
+    "local_shape",
     "reshaped",
     "sharded_operand",
 ]
@@ -188,3 +189,10 @@ def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes
             break
         passed *= size
     raise Blocked(f"a view of {tuple(before)} as {tuple(after)} cuts across the shards")
+
+
+def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> tuple[int, ...]:
+    """Return the shape of what one rank holds of a tensor."""
+    if layout is None:
+        return tuple(shape)
+    return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))

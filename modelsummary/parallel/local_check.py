@@ -23,7 +23,8 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.derive import Derivation
-from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.layouts import Sharded, local_shape
+from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region
@@ -55,6 +56,10 @@ class LocalAttribute:
 def check_locally(live: LiveModel, derivation: Derivation, n_ranks: int) -> list[LocalAttribute]:
     """Demote the regions whose forward does not run on local tensors; return the attributes that have to change."""
     chosen: list[LocalAttribute] = []
+    if live.execution == "real":
+        for region in [each for each in derivation.regions if not runs_on_shards(each, n_ranks)]:
+            derivation.gather(region)
+        return chosen
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
     first = [each[0] for each in options]
@@ -201,13 +206,6 @@ def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ra
         return False
     pairs = zip(values_in(one.result), values_in(two.result), strict=False)
     return all(local_shape(whole.shape, layouts.get(whole), n_ranks) == part.shape for whole, part in pairs)
-
-
-def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> tuple[int, ...]:
-    """Return the shape of what one rank holds of a tensor."""
-    if layout is None:
-        return tuple(shape)
-    return tuple(size // n_ranks if dim == layout.dim else size for dim, size in enumerate(shape))
 
 
 def local_model(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
 from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
-from modelsummary.parallel.layer_plans import layer_plans
+from modelsummary.parallel.layer_plans import in_call_order, layer_plans
 from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.record_calls import Calls
@@ -36,6 +38,7 @@ def make_plan(
     data: int = 1,
     shard: int = 1,
     pipeline: int = 1,
+    expert: int = 1,
     sequence: bool = False,
     split: Callable[..., Any] | None = None,
     checkpoint: Sequence[str] | str | None = None,
@@ -47,28 +50,40 @@ def make_plan(
 
     Args:
         root: of the model's tree.
-        split: ``Statistics.split`` of the model; needed for ``pipeline > 1``.
+        split: function from a number of stages and the FQNs of modules that are not cut to the model's stages; needed
+            for ``pipeline > 1``.
     """
-    _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline)
+    _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert)
     if precision is not None and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
         raise InputError(f"precision={precision!r}; expected a floating point torch.dtype or None")
     if sequence and tensor == 1:
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     if sequence and pipeline > 1:
         raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
+    if sequence and expert > 1:
+        raise InputError("sequence=True: experts take whole sequences; use expert=1, or sequence=False")
     model = live.model
-    stages = _stages(root, pipeline, split) if split is not None and pipeline > 1 else None
+    stages = None
+    if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
+        stages = split(pipeline, frozenset(row.fqn for row in blocks_of(root)))
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
-    if tensor > 1:
-        derivation, attributes = _derived(live, tensor, sequence=sequence)
-        layers, reasons = layer_plans(derivation, tensor), derivation.reasons
-        if not layers:
+    calls = _calls(live) if tensor > 1 or expert > 1 else None
+    if calls is not None and expert > 1:
+        layers, attributes, reasons = expert_plans(calls, expert)
+    if calls is not None and tensor > 1:
+        derivation, found = _derived(live, calls, tensor, sequence=sequence)
+        sharded = layer_plans(derivation, tensor)
+        reasons, attributes = derivation.reasons | reasons, attributes + found
+        layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
+        if not sharded:
             raise InputError(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
                 f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
             )
+    ranks = {"tensor": tensor, "expert": expert}
+    layers = _on_first_rank(model, layers, ranks)
     units = fsdp_units(model, root) if shard > 1 or data > 1 else []
     return ParallelPlan(
         model_class=type(model).__name__,
@@ -76,48 +91,41 @@ def make_plan(
         data=data,
         shard=shard,
         pipeline=pipeline,
+        expert=expert,
         layers=tuple(layers),
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
         units=tuple(map(tuple, units)),
-        unit_bytes=_unit_bytes(model, layers, units, tensor, shard, precision) if shard > 1 or data > 1 else (),
+        unit_bytes=_unit_bytes(model, layers, units, ranks, shard, precision) if shard > 1 or data > 1 else (),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=_checkpoint(checkpoint, root),
-        boundaries=() if stages is None else tuple(_block_boundaries(root, stages.calls)),
+        boundaries=() if stages is None else tuple(_stage_begins(root, stages.calls)),
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
         params=sum(each.numel() for each in model.parameters()),
-        params_per_rank=_params_per_rank(model, layers, tensor, shard, stages),
+        params_per_rank=_params_per_rank(model, layers, ranks, shard, stages),
         _live=live,
         _stages=stages,
     )
 
 
-def _stages(root: LayerInfo, pipeline: int, split: Callable[..., Any]) -> Any:
-    """Return balanced stages, whose cuts were moved to the beginning of a block."""
-    return split(pipeline, boundaries=_block_boundaries(root, split(pipeline).calls))
-
-
-def _block_boundaries(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
-    """Return the modules with which the second and each later stage begin, moved back to the beginning of a block.
-
-    A stage that begins with a block cuts nothing that is sharded.
+def _stage_begins(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:
+    """Return the blocks, or modules outside of all blocks, with which the second and each later stage begin.
 
     Args:
         calls: of each stage.
-
-    Raises:
-        InputError: two stages would begin with the same block.
     """
     blocks = [row.fqn for row in blocks_of(root)]
-    begins: list[str] = []
-    for part in calls[1:]:
-        inside = (block for call in part for block in blocks if f"{call.fqn}.".startswith(f"{block}."))
-        begins.append(next(inside, "") or next(call.fqn for call in part if call.is_module))
-    if len(set(begins)) < len(begins):
-        raise InputError(f"pipeline={len(calls)}: a stage would be smaller than the block {begins[0]!r}; use fewer")
-    return begins
+
+    def begin(part: Sequence[Event]) -> str:
+        for call in part:
+            block = next((fqn for fqn in blocks if f"{call.fqn}.".startswith(f"{fqn}.")), "")
+            if block or call.is_module:
+                return block or call.fqn
+        return part[0].name
+
+    return [begin(part) for part in calls[1:]]
 
 
 def _check_sizes(**sizes: Any) -> None:
@@ -134,38 +142,87 @@ def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo) -> tupl
     raise InputError(f"checkpoint={checkpoint!r}; expected 'every', a list of names, or None")
 
 
-def _params_per_rank(model: nn.Module, layers: Sequence[LayerPlan], tensor: int, shard: int, stages: Any) -> int:
-    """Return the elements of parameters on the first rank of the largest stage: FSDP gives it the most rows."""
-    cut = {f"{layer.fqn}.{name}": dim for layer in layers for name, dim in layer.shards.items() if dim is not None}
-    dims = {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
+def _params_per_rank(
+    model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int], shard: int, stages: Any
+) -> int:
+    """Return the elements of parameters on the first rank of the largest stage: FSDP gives it the most rows.
+
+    Args:
+        ranks: over which ``layers`` are sharded: dimension of the mesh -> its size.
+    """
+    shapes = _local_shapes(model, layers, ranks)
 
     def elements(parameter: nn.Parameter) -> int:
-        shape = [size // tensor if dim == dims.get(id(parameter)) else size for dim, size in enumerate(parameter.shape)]
+        shape = shapes.get(id(parameter), tuple(parameter.shape))
         return math.prod([-(-shape[0] // shard), *shape[1:]]) if shape else 1
 
     return max(sum(map(elements, part.parameters())) for part in ([model] if stages is None else stages))
+
+
+def _on_first_rank(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> list[LayerPlan]:
+    """Return plans of layers with the parameters and collectives of the first rank.
+
+    Experts may be sharded over two dimensions of the mesh; experts that another rank holds do nothing here.
+    """
+    shapes = _local_shapes(model, layers, ranks)
+    experts = {layer.fqn for layer in layers if layer.mesh == "expert"}
+    found = []
+    for layer in layers:
+        parameters = list(model.get_submodule(layer.fqn).parameters())
+        params = sum(math.prod(shapes[id(each)]) for each in parameters)
+        is_absent = bool(parameters) and not params
+        if is_absent:
+            found.append(replace(layer, params=0, collectives=()))
+        else:
+            found.append(replace(layer, params=params) if layer.fqn in experts else layer)
+    return found
+
+
+def _local_shapes(
+    model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]
+) -> dict[int, tuple[int, ...]]:
+    """Return id of a parameter -> its shape on the first rank of each dimension of the mesh but FSDP's."""
+    cut, absent = _cut(model, layers, ranks), absent_parameters(model, layers, ranks["expert"])
+    found = {}
+    for parameter in model.parameters():
+        shards = cut.get(id(parameter), {})
+        shape = tuple(size // shards.get(dim, 1) for dim, size in enumerate(parameter.shape))
+        found[id(parameter)] = (0,) if id(parameter) in absent else shape
+    return found
+
+
+def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]) -> dict[int, dict[int, int]]:
+    """Return id of a parameter -> its sharded dimensions, and the number of shards along each."""
+    cut: dict[str, dict[int, int]] = {}
+    for layer in layers:
+        for name, dim in layer.shards.items():
+            if dim is not None:
+                cut.setdefault(f"{layer.fqn}.{name}", {})[dim] = ranks[layer.mesh]
+    return {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
 
 
 def _unit_bytes(
     model: nn.Module,
     layers: Sequence[LayerPlan],
     units: Sequence[Sequence[str]],
-    tensor: int,
+    ranks: Mapping[str, int],
     shard: int,
     precision: torch.dtype | None,
 ) -> tuple[tuple[int, int], ...]:
-    cut = {f"{layer.fqn}.{name}" for layer in layers for name, dim in layer.shards.items() if dim is not None}
-    ranks = {id(each): tensor for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
-    return tuple(unit_bytes(model, units, ranks, shard, precision))
+    numbers = {key: math.prod(shards.values()) for key, shards in _cut(model, layers, ranks).items()}
+    absent = absent_parameters(model, layers, ranks["expert"])
+    return tuple(unit_bytes(model, units, numbers, shard, precision, absent))
 
 
 # ---------------------------------------------------------------------------------------- tensor parallel
 
 
-def _derived(live: LiveModel, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[LocalAttribute]]:
+def _calls(live: LiveModel) -> Calls:
     with as_forward_error(live.model):
-        record = record_once(live.model, live.call, live.execution)
-    calls = Calls(live.model, record)
+        return Calls(live.model, record_once(live.model, live.call, live.execution))
+
+
+def _derived(live: LiveModel, calls: Calls, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[LocalAttribute]]:
     derivation = derive(calls)
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)

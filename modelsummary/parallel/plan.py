@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["MESH_NAMES", "Collective", "LayerPlan", "ParallelPlan"]
 
 # Dimensions of the device mesh, outermost first: neighbours in the last one talk most.
-MESH_NAMES = ("pipeline", "data", "shard", "tensor")
+MESH_NAMES = ("pipeline", "data", "shard", "expert", "tensor")
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,22 @@ class Collective:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one module is sharded over the ranks of tensor parallelism.
+    """How one module is sharded over the ranks of tensor or expert parallelism.
 
     Attributes:
         fqn: of the module.
-        style: class of ``torch.distributed.tensor.parallel``.
+        style: class of ``torch.distributed.tensor.parallel``, or of this package where torch has none.
         options: its arguments; layouts as they are written: ``"Replicate()"``, ``"Shard(1)"``.
         role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, ``"local"`` for a module whose
             functions take sharded parameters, ``"gradient"`` for a layer that sums the gradient of its result, or of
             a part of it, over the ranks, ``"input"`` and ``"output"`` for a module whose input or result is gathered
-            or cut. A module whose input and result both change has two entries.
+            or cut, ``"expert"`` for stacked experts and lists of experts. A module whose input and result both change
+            has two entries.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
         collectives: what it causes in one step.
         reason: why its activations are whole on each rank, where that costs more than a shard; else empty.
+        mesh: dimension of the mesh over which it is sharded: ``"tensor"`` or ``"expert"``.
     """
 
     fqn: str
@@ -71,6 +73,7 @@ class LayerPlan:
     params: int
     collectives: tuple[Collective, ...] = ()
     reason: str = ""
+    mesh: str = "tensor"
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,8 +82,8 @@ class ParallelPlan(Printed):
 
     Attributes:
         model_class: of the model.
-        tensor, data, shard, pipeline: number of ranks along each dimension of the mesh.
-        layers: the modules that tensor parallelism shards, in the order of their calls.
+        tensor, data, shard, pipeline, expert: number of ranks along each dimension of the mesh.
+        layers: the modules that tensor and expert parallelism shard, in the order of their calls.
         attributes: integers of modules that are divided for one rank.
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
@@ -90,7 +93,7 @@ class ParallelPlan(Printed):
         offload: parameters, gradients and optimizer state live on the CPU.
         checkpoint: FQNs of modules that run under activation checkpointing.
         boundaries: FQNs of the modules with which the second and each later stage begin.
-        replicated: FQN of a ``Linear`` that is whole on each rank -> why.
+        replicated: FQN of a ``Linear``, or of experts, that are whole on each rank -> why.
         params: elements of all parameters of the model.
         params_per_rank: elements that one rank holds after tensor and FSDP sharding; of the largest stage.
     """
@@ -113,6 +116,7 @@ class ParallelPlan(Printed):
     replicated: dict[str, str] = field(default_factory=dict)
     params: int = 0
     params_per_rank: int = 0
+    expert: int = 1
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
 
@@ -122,7 +126,7 @@ class ParallelPlan(Printed):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.tensor * self.data * self.shard * self.pipeline
+        return self.tensor * self.data * self.shard * self.pipeline * self.expert
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -175,25 +179,42 @@ class ParallelPlan(Printed):
 
         return apply_plan(self, model, mesh, checkpoint=checkpoint, init=init)
 
-    def memory(self, rank: int = 0, **options: Unpack[StepOptions]) -> MemoryEstimate:
+    def memory(
+        self,
+        rank: int = 0,
+        *,
+        microbatches: int | None = None,
+        schedule: str = "1f1b",
+        **options: Unpack[StepOptions],
+    ) -> MemoryEstimate:
         """Predict the memory of a training step on one rank, on this process alone and without data.
+
+        With ``pipeline > 1`` it is the step of the rank's stage, in which the recorded batch is one micro-batch.
+        Activations count all micro-batches in flight; inputs include the buffers of torch's engine for what
+        a stage receives, one per micro-batch. The timeline shows the last ones of many micro-batches.
 
         Args:
             rank: of the whole world.
+            microbatches: micro-batches in a step of a plan with stages. Default: as many as stages.
+            schedule: order of their forwards and backwards: ``"1f1b"`` or ``"gpipe"``.
             **options: as for ``Statistics.memory``, except ``checkpoint``, which belongs to the plan.
 
         Raises:
-            InputError: an argument is unusable, the plan has stages, or it was loaded without its model.
+            InputError: an argument is unusable, or the plan was loaded without its model.
         """
         from modelsummary.parallel.memory import memory_of_rank
 
-        return memory_of_rank(self, rank, options)
+        return memory_of_rank(self, rank, microbatches, schedule, options)
 
     @property
     def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``(phase, operation)`` -> how often it runs in a step on one rank, and the bytes of the whole tensors."""
+        return self.collectives_over("tensor", "expert")
+
+    def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return ``collectives`` of the modules that are sharded over these dimensions of the mesh."""
         found: dict[tuple[str, str], tuple[int, int]] = {}
-        for each in (each for layer in self.layers for each in layer.collectives):
+        for each in (each for layer in self.layers if layer.mesh in names for each in layer.collectives):
             count, nbytes = found.get((each.phase, each.operation), (0, 0))
             found[each.phase, each.operation] = (count + each.count, nbytes + each.nbytes)
         return found
@@ -263,7 +284,8 @@ class ParallelPlan(Printed):
 
 def _layer(data: Mapping[str, Any]) -> LayerPlan:
     collectives = tuple(Collective(**each) for each in data["collectives"])
-    return LayerPlan(**{**data, "collectives": collectives})
+    options = {name: _tuples(value) for name, value in data["options"].items()}
+    return LayerPlan(**{**data, "options": options, "collectives": collectives})
 
 
 def _tuples(value: Any) -> Any:

@@ -38,8 +38,9 @@ def report(plan: ParallelPlan) -> Report:
         lines.append(f"Replicated: {fqn}: {why}")
     total = "" if not plan.params else f"{plan.params:,} -> {plan.params_per_rank:,} per rank"
     lines.append(f"Parameters: {total}")
-    for (phase, operation), (count, nbytes) in sorted(plan.collectives.items(), reverse=True):
-        lines.append(f"Tensor parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
+    for name in ("tensor", "expert"):
+        for (phase, operation), (count, nbytes) in sorted(plan.collectives_over(name).items(), reverse=True):
+            lines.append(f"{name.capitalize()} parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     for (phase, operation), (count, nbytes) in sorted(plan.unit_collectives.items(), reverse=True):
         lines.append(f"FSDP, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     return Report(_rows(plan.layers), _HEADERS, _ALIGN, above=[title], below=lines)

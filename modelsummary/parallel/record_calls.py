@@ -204,6 +204,12 @@ class Calls:
         fqn = found.pop() if len(found) == 1 else None
         return fqn if fqn in self.parameters else None
 
+    def is_zeros(self, leaf: Any) -> bool:
+        """Return True if a function made a tensor of zeros."""
+        maker = self.maker.get(leaf) if isinstance(leaf, Value) else None
+        function = maker.function if maker is not None else None
+        return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
+
     def constant(self, value: Value, layout: Sharded) -> dict[Value, Sharded]:
         """Return the tensors of equal elements that a value is made of, with the layout that gives it this one.
 

@@ -15,7 +15,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
 from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.rules import FACTORIES, layout_after
+from modelsummary.parallel.rules import layout_after
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["PARTIAL", "follow_partial", "grow_stacked"]
@@ -162,20 +162,15 @@ class _Walk:
         """Follow a function that takes a partial tensor; it must be linear in it."""
         follow_partial(call)
         for each in call.operands if call.name in ("add", "iadd", "sub", "isub") else ():
-            if each.layout is None and not self._is_zeros(each.leaf):
+            if each.layout is None and not self._calls.is_zeros(each.leaf):
                 raise self._wants(each.leaf, PARTIAL)
         if (
             call.name in ("index_add", "scatter_add")
             and call.first.layout is None
-            and not self._is_zeros(call.first.leaf)
+            and not self._calls.is_zeros(call.first.leaf)
         ):
             raise Blocked(f"{call.name}() adds a sum over the ranks to a whole tensor")
         return PARTIAL
-
-    def _is_zeros(self, leaf: Any) -> bool:
-        maker = self._calls.maker.get(leaf) if isinstance(leaf, Value) else None
-        function = maker.function if maker is not None else None
-        return function is not None and function.short_name in FACTORIES and "zeros" in function.short_name
 
     def _wants(self, leaf: Any, layout: Sharded) -> Exception:
         """Return the request to shard the parameter that a tensor is made of."""

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-__all__ = ["LocalParallel", "ReduceGradient"]
+__all__ = ["ExpertListParallel", "ExpertParallel", "LocalParallel", "ReduceGradient"]
 
 
 class LocalParallel(ParallelStyle):
@@ -37,22 +37,22 @@ class LocalParallel(ParallelStyle):
         self.shards, self.once, self.summed, self.sums_result = shards, once, summed, sums_result
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
-        for name in (*self.shards, *self.once):
+        for name in self._names():
             parameter = module.get_parameter(name)
             placement = self.shards.get(name, Replicate())
             made = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=self.src_data_rank)
-            module.register_parameter(name, nn.Parameter(made, requires_grad=parameter.requires_grad))
+            self._put(module, {name: nn.Parameter(made, requires_grad=parameter.requires_grad)})
         forward = module.forward
 
         @wraps(forward)
         def local_forward(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self._summed(args, kwargs, device_mesh)
-            whole = {name: module._parameters[name] for name in (*self.shards, *self.once)}
-            module._parameters.update(self._local(whole, device_mesh))
+            args, kwargs = self._prepared(args, kwargs, device_mesh)
+            whole = {name: self._get(module, name) for name in self._names()}
+            self._put(module, self._local(whole, device_mesh))
             try:
                 result = forward(*args, **kwargs)
             finally:
-                module._parameters.update(whole)
+                self._put(module, whole)
             if not self.sums_result:
                 return result
             return DTensor.from_local(result, device_mesh, [Partial()], run_check=False).full_tensor()
@@ -60,15 +60,31 @@ class LocalParallel(ParallelStyle):
         module.forward = local_forward
         return module
 
+    def _names(self) -> list[str]:
+        """Return the names of the parameters that are distributed."""
+        return [*self.shards, *self.once]
+
+    def _get(self, module: Any, name: str) -> Any:
+        """Return a parameter of a module, or of a module in it."""
+        owner, _, attribute = name.rpartition(".")
+        return module.get_submodule(owner)._parameters[attribute]
+
+    def _put(self, module: Any, tensors: dict[str, Any]) -> None:
+        """Replace parameters of a module, or of modules in it."""
+        for name, tensor in tensors.items():
+            owner, _, attribute = name.rpartition(".")
+            module.get_submodule(owner)._parameters[attribute] = tensor
+
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         """Return the local tensors that replace the parameters during the forward."""
         found = {name: whole[name].to_local() for name in self.shards}
         is_first = device_mesh.get_local_rank() == 0
         for name in self.once:
-            found[name] = whole[name].to_local(grad_placements=[Partial()]) * (1 if is_first else 0)
+            placements = [Partial() if each.is_replicate() else each for each in whole[name].placements]
+            found[name] = whole[name].to_local(grad_placements=placements) * (1 if is_first else 0)
         return found
 
-    def _summed(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
+    def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the arguments, with the gradients of some of them summed over the ranks."""
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for name in self.summed:
@@ -76,6 +92,110 @@ class LocalParallel(ParallelStyle):
                 whole = DTensor.from_local(given[name], device_mesh, [Replicate()], run_check=False)
                 given[name] = whole.to_local(grad_placements=[Partial()])
         return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+
+
+class ExpertParallel(LocalParallel):
+    """Stacked experts that are divided over the ranks: each rank runs its own on all tokens, and results are summed.
+
+    Args:
+        shards: name of a parameter -> its placement.
+        shared: names of parameters that all experts share, and whose gradients are summed over the ranks.
+        summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
+        index: argument with the numbers of the experts that each token goes to.
+        weight: argument of the same shape, with their weights; the weights of other ranks' experts become zero.
+        local: number of experts on one rank.
+        skipped: number that replaces the numbers of other ranks' experts; ``local`` if the module then skips them.
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: dict[str, Any],
+        shared: tuple[str, ...],
+        summed: tuple[Any, ...],
+        index: Any,
+        weight: Any,
+        local: int,
+        skipped: int,
+    ) -> None:
+        super().__init__(shards=shards, summed=summed, sums_result=True)
+        self.shared, self.index, self.weight, self.local, self.skipped = shared, index, weight, local, skipped
+
+    def _apply(self, module: Any, device_mesh: Any) -> Any:
+        mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
+        split = [name for name in self._names() if isinstance(self._get(module, name), DTensor)]
+        for name in split:  # over the ranks of tensor parallelism, whose style takes the local tensors
+            whole = self._get(module, name)
+            local = whole.to_local().detach()
+            if name in self.shards:
+                local = local.chunk(mesh.size())[mesh.get_local_rank()].clone()
+            placements = [self.shards.pop(name, Replicate()), *whole.placements]
+            options = {"run_check": False, "shape": whole.shape, "stride": whole.stride()}
+            made = DTensor.from_local(local, device_mesh, placements, **options)
+            self._put(module, {name: nn.Parameter(made, requires_grad=whole.requires_grad)})
+        self.shared = tuple(name for name in self.shared if name not in split)
+        return super()._apply(module, mesh)
+
+    def _names(self) -> list[str]:
+        return [*self.shards, *self.shared]
+
+    def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
+        found = super()._local({name: whole[name] for name in self.shards}, device_mesh)
+        return found | {name: whole[name].to_local(grad_placements=[Partial()]) for name in self.shared}
+
+    def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
+        args, kwargs = super()._prepared(args, kwargs, device_mesh)
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        number = given[self.index] - device_mesh.get_local_rank() * self.local
+        is_other = (number < 0) | (number >= self.local)
+        given[self.index] = number.masked_fill(is_other, self.skipped)
+        given[self.weight] = given[self.weight].masked_fill(is_other, 0)
+        return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+
+
+class ExpertListParallel(ParallelStyle):
+    """A list of experts that is divided over the ranks: each expert runs on one, and all ranks get what it returns.
+
+    Args:
+        width: last dimension of what an expert returns.
+    """
+
+    def __init__(self, *, width: int) -> None:
+        self.width = width
+
+    def _apply(self, module: Any, device_mesh: Any) -> Any:
+        mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
+        experts = list(module.children())
+        local = len(experts) // mesh.size()
+
+        def sum_gradient(_expert: Any, args: Any) -> Any:
+            whole = DTensor.from_local(args[0], mesh, [Replicate()], run_check=False)
+            return whole.to_local(grad_placements=[Partial()])
+
+        def sum_result(_expert: Any, _args: Any, result: Any) -> Any:
+            return DTensor.from_local(result, mesh, [Partial()], run_check=False).full_tensor()
+
+        for number, expert in enumerate(experts):
+            if number // local != mesh.get_local_rank():
+                self._empty(expert)
+            expert.register_forward_pre_hook(sum_gradient, prepend=True)
+            expert.register_forward_hook(sum_result)
+        return module
+
+    def _empty(self, expert: Any) -> None:
+        """Let an expert of another rank return zeros, and drop its parameters."""
+
+        def zeros(x: Any) -> Any:
+            kind = x.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+            # The empty sum joins the graph, so that all ranks reduce the gradient of the input.
+            return x.new_zeros((*x.shape[:-1], self.width), dtype=dtype) + x[:0].sum()
+
+        expert.forward = zeros
+        expert._forward_hooks.clear()
+        expert._forward_pre_hooks.clear()
+        for part in expert.modules():
+            part._parameters.update(dict.fromkeys(part._parameters))
 
 
 class ReduceGradient(ParallelStyle):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,13 +24,14 @@ AS_GOOD = 1.05  # splits whose largest stages differ by less than this factor co
 
 @dataclass(frozen=True)
 class Wishes:
-    """The arguments of ``Statistics.split``; see there."""
+    """The arguments of ``Statistics.split``, see there; and ``whole``: FQNs of modules that are not cut."""
 
     n_stages: int
     max_memory: int | Sequence[int] | None = None
     boundaries: Sequence[str] | None = None
     max_crossing_bytes: int | None = None
     single_tensor_cuts: bool = False
+    whole: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if type(self.n_stages) is not int or self.n_stages < 1:
@@ -112,6 +113,8 @@ class Choice:
     @property
     def could_be(self) -> float:
         """A lower bound of ``largest`` over all records: modules kept whole count as if they could be cut anywhere."""
+        if not self.sequence.why_whole and not any(cut.obstacle for cut in self.sequence.cuts):
+            return self.largest  # every call can be cut from the next one, so no record has more places to cut
         calls = zip(self.sequence.calls, self.costs.costs, strict=True)
         largest = max((cost for call, cost in calls if call not in self.sequence.why_whole), default=0)
         return max(1 / len(self.ranges), largest / sum(self.costs.costs))
@@ -145,6 +148,7 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
         InputError: a boundary is not a layer that can begin a stage.
         SplitError: no cuts meet the wishes; the message says how many stages are possible.
     """
+    sequence = _keeping_whole(sequence, wishes.whole)
     legal = [cut for cut in sequence.cuts if not _obstacle(cut, wishes)]
     required = [_boundary(sequence, fqn, wishes) for fqn in wishes.boundaries or ()]
     chain = _chain(sequence, costs, legal, required, wishes.caps, model)
@@ -166,6 +170,17 @@ def choose_cuts(sequence: CallSequence, costs: CallCosts, wishes: Wishes, model:
         f"per stage, at least {fewest} are needed",
         fewest,
     )
+
+
+def _keeping_whole(sequence: CallSequence, fqns: Collection[str]) -> CallSequence:
+    """Return the sequence with an obstacle at each cut inside a call of the named modules."""
+    spans = [span for event, span in sequence.span.items() if event.is_module and event.fqn in fqns]
+    inside = {position for begin, end in spans for position in range(begin + 1, end)}
+    cuts = [
+        replace(cut, obstacle=cut.obstacle or "it is inside a block") if cut.position in inside else cut
+        for cut in sequence.cuts
+    ]
+    return replace(sequence, cuts=cuts)
 
 
 def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:

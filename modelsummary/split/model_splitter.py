@@ -55,6 +55,10 @@ class ModelSplitter:
         self._check(stages)
         return stages
 
+    def split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:
+        """Return stages balanced by multiply-adds, none of which begins inside one of the named modules."""
+        return self.split("macs", Wishes(n_stages, whole=whole))
+
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
         """Return the facts of the stages without building them; None if the model has too few places to cut."""
         return self._splitter.facts(n_stages, by)

@@ -12,7 +12,7 @@ from modelsummary.capture.templates import BatchSize
 from modelsummary.costs.tensor_bytes import nbytes_of, numel_of
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
-from modelsummary.record.events import Value
+from modelsummary.record.events import Event, Value
 from modelsummary.split.call_costs import measured_seconds
 from modelsummary.split.choose import Choice
 from modelsummary.split.schedule import StageLoad
@@ -26,7 +26,7 @@ class StageFacts:
     """The facts of one stage, for the recorded batch.
 
     Attributes:
-        first, last: names of the first and the last call.
+        first, last: the first and the last call: FQN of a module, or ``add in layers.3`` for a function.
         calls: number of modules and functions that the stage calls.
         params: elements of its parameters; a parameter that several stages hold counts in each.
         param_bytes, buffer_bytes: bytes of its parameters and of its buffers.
@@ -127,8 +127,8 @@ def facts_of_parts(
         crossing = part.gives if number < len(parts) - 1 else []
         facts.append(
             StageFacts(
-                first=part.events[0].name,
-                last=part.events[-1].name,
+                first=_name(part.events[0]),
+                last=_name(part.events[-1]),
                 calls=len(part.events),
                 params=sum(map(numel_of, parameters)),
                 param_bytes=sum(map(nbytes_of, parameters)),
@@ -144,3 +144,9 @@ def facts_of_parts(
             )
         )
     return facts
+
+
+def _name(event: Event) -> str:
+    """Return the FQN of a module, or the name of a function and the module that calls it."""
+    inside = event.parent.fqn if event.parent is not None and not event.is_module else ""
+    return f"{event.name} in {inside}" if inside else event.name

@@ -19,14 +19,22 @@ from modelsummary.split.materialize import Checkpoint, Init
 from modelsummary.split.schedule import Simulation, simulate
 from modelsummary.split.stage import Inputs, Slot, Stage
 from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_of
+from modelsummary.split.stage_table import stage_table
 from modelsummary.split.verify import StageVerification, verify
 from modelsummary.tables import Printed, Report
-from modelsummary.units import PREFIXES, auto_prefix, grouped, percent
+from modelsummary.units import PREFIXES, auto_prefix, percent
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
 __all__ = ["SharedParameter", "Stages"]
+
+_SCALED = (
+    "params",
+    "macs",
+    "crossing_bytes",
+    "activation_bytes",
+)  # written in suitable units in a table that is too wide
 
 
 @dataclass(frozen=True)
@@ -354,16 +362,6 @@ class Stages(Printed, Sequence[nn.Sequential]):
         return [{"stage": number, **asdict(each)} for number, each in enumerate(self.facts)]
 
     def _report(self) -> Report:
-        headers = ["Stage", "First", "Last", "Calls", "Params", "MACs", "Share", "Crossing (B)", "Activations (B)"]
-        if self.by not in ("macs", "flops", "params"):
-            headers.insert(6, f"Cost ({self.by})" if self.by != "cost" else "Cost")
-        rows = []
-        for number, each in enumerate(self.facts):
-            row: list[Any] = [number, each.first, each.last, each.calls, grouped(each.params), grouped(each.macs)]
-            if len(headers) == 10:
-                row.append(f"{each.cost:,.6g}" if each.cost != int(each.cost) else grouped(int(each.cost)))
-            crossing = grouped(each.crossing_bytes if number < len(self.facts) - 1 else None)
-            rows.append([*row, percent(each.share), crossing, grouped(each.activation_bytes)])
         summary = [f"{self._class_name} in {len(self)} stage(s) by {self.by}: {self._balance_line()}"]
         for limit in self.limits:
             summary.append(f"Limited by {limit.name}, {percent(limit.share)} of the cost: {limit.reason}")
@@ -374,7 +372,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
             summary.append(f"Not assigned by the stages, because the forward does not read it: {names}")
         for shared in self.shared_parameters:
             summary.append(f"Shared: {shared.fqn} by the stages {', '.join(map(str, shared.stages))}")
-        return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", below=summary, ruled=True)
+        return stage_table(self.facts, self.by, summary)
 
     def _balance_line(self) -> str:
         largest = max(each.cost for each in self.facts)

@@ -12,13 +12,20 @@ from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_once
 from modelsummary.split import Stages, check_initialized
 from modelsummary.views.explorer.flow import Dataflow, steps_of_record
-from modelsummary.views.graph import Graph, dataflow_graph
+from modelsummary.views.graph import Graph
+from modelsummary.views.graph_building import dataflow_graph
 from modelsummary.views.labels import check_depth
 
 __all__ = ["dataflow", "explored_dataflow"]
 
 
-def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None, stages: Stages | None) -> Graph:
+def dataflow(
+    live: LiveModel,
+    root: LayerInfo,
+    depth: int | EllipsisType | None,
+    stages: Stages | None,
+    fold: bool | None,
+) -> Graph:
     """Return the dataflow graph of a model; see ``Statistics.graph`` for the arguments."""
     if not isinstance(depth, EllipsisType):
         check_depth(depth, least=1)
@@ -33,6 +40,7 @@ def dataflow(live: LiveModel, root: LayerInfo, depth: int | EllipsisType | None,
         None if isinstance(depth, EllipsisType) else depth,
         stages.calls if stages is not None else (),
         readable=isinstance(depth, EllipsisType),
+        fold=fold,
     )
 
 

@@ -271,12 +271,13 @@ class ModelStatistics(ExplorableTree):
         depth: Depth = ...,
         units: Prefix = None,
         *,
-        fold: bool = False,
+        fold: bool | None = None,
         foldable: bool = False,
     ) -> str:
         """Return the table in HTML.
 
         Args:
+            fold: show equal siblings once. None: in trees of more than 100 rows; a plain table has every row.
             foldable: return the tree that notebooks show, with its style and script; else a plain ``<table>``.
         """
         options = self._options(columns, depth, units, fold=fold)

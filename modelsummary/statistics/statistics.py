@@ -256,6 +256,7 @@ class Statistics(FormulaStatistics):
         data: int = 1,
         shard: int = 1,
         pipeline: int = 1,
+        expert: int = 1,
         *,
         sequence: bool = False,
         checkpoint: Sequence[str] | str | None = None,
@@ -263,7 +264,7 @@ class Statistics(FormulaStatistics):
         reshard_after_forward: bool = True,
         offload: bool = False,
     ) -> ParallelPlan:
-        """Derive from what the forward does how to spread the model over ``tensor x data x shard x pipeline`` ranks.
+        """Derive from what the forward does how to spread the model over the ranks of a device mesh.
 
         A ``Linear`` whose results reach another one only through element-wise work, head reshapes and attention is
         split by columns, that last one by rows; embeddings of tokens and output heads by the vocabulary. Repeated
@@ -275,6 +276,8 @@ class Statistics(FormulaStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
+            expert: ranks over which the experts of mixtures are divided by their number. All of them take the same
+                batch; each runs its own experts.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
@@ -287,7 +290,8 @@ class Statistics(FormulaStatistics):
         ['ColwiseParallel', 'RowwiseParallel']
 
         Raises:
-            InputError: an argument is unusable, or ``tensor`` does not divide heads or widths; says what does.
+            InputError: an argument is unusable, ``tensor`` does not divide heads or widths, or ``expert`` experts; says
+                what does.
             SplitError: the model cannot be cut into as many stages.
         """
         from modelsummary.parallel.make import make_plan
@@ -299,8 +303,9 @@ class Statistics(FormulaStatistics):
             data=data,
             shard=shard,
             pipeline=pipeline,
+            expert=expert,
             sequence=sequence,
-            split=self.split,
+            split=lambda *wishes: self._current_splitter().split_around(*wishes),
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
@@ -318,7 +323,9 @@ class Statistics(FormulaStatistics):
     # -------------------------------------------------------------------------------------------- graphs
 
     @exclusive
-    def graph(self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None) -> Graph:
+    def graph(
+        self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None, fold: bool | None = None
+    ) -> Graph:
         """Return the dataflow graph: the modules and functions that pass tensors to each other.
 
         The forward is recorded again, as for ``split``. Edges have the shapes of the tensors; nodes have parameters and
@@ -330,6 +337,7 @@ class Statistics(FormulaStatistics):
                 count as a level.
             stages: result of ``split`` on this model; nodes get the colours of their stages, and modules that are cut
                 are shown as groups.
+            fold: draw equal consecutive modules as one, with their number. None: if the graph has more than 60 nodes.
 
         Raises:
             InputError: an argument is unusable, or the statistics have no live model with an input.
@@ -341,7 +349,7 @@ class Statistics(FormulaStatistics):
         """
         from modelsummary.statistics.live_dataflow import dataflow
 
-        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages)
+        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages, fold)
 
     @exclusive
     def _dataflow(self, stages: Stages | None = None) -> Dataflow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -11,13 +11,12 @@ from modelsummary.layer_info import UNKNOWN, LayerInfo, Sizes, first_shape
 from modelsummary.units import NOTHING, check_prefix, decimals, format_number, percent, symbol
 from modelsummary.views.amounts import column_of, find_amounts
 from modelsummary.views.columns import COLUMNS, Column, find_columns
-from modelsummary.views.folding import Shown, deepest_fitting, fold, unfolded
+from modelsummary.views.folding import LARGE, Shown, deepest_fitting, fold, unfolded
 from modelsummary.views.labels import check_depth, one_line
 
 __all__ = ["Table", "TableOptions", "lay_out"]
 
 _RECURSIVE = "(recursive)"
-_LARGE = 100  # rows: a table with more is folded when it is printed
 _FITTING = 40
 
 
@@ -71,10 +70,10 @@ class TableOptions:
         """Return these options for a printed table of the tree below ``root``, with nothing left to be chosen."""
         rows = sum(1 for _ in root.walk(self.level))
         if self.sort is not None:
-            return replace(self, depth=self.level, most=_FITTING if rows > _LARGE and self.depth == "auto" else None)
-        fold = rows > _LARGE if self.fold is None else self.fold
-        level = deepest_fitting(root, _FITTING) if fold and rows > _LARGE and self.depth == "auto" else self.level
-        return replace(self, depth=level, fold=fold, var_names=self.var_names or (fold and rows > _LARGE))
+            return replace(self, depth=self.level, most=_FITTING if rows > LARGE and self.depth == "auto" else None)
+        fold = rows > LARGE if self.fold is None else self.fold
+        level = deepest_fitting(root, _FITTING) if fold and rows > LARGE and self.depth == "auto" else self.level
+        return replace(self, depth=level, fold=fold, var_names=self.var_names or (fold and rows > LARGE))
 
 
 class Table(NamedTuple):
@@ -108,8 +107,15 @@ class Table(NamedTuple):
         return Table(headers, cells, "".join(self.align[place] for place in kept))
 
 
-def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim: int | None) -> Table:
-    """Return the rows that ``options`` select from the tree below ``root``, as text.
+def lay_out(
+    root: LayerInfo,
+    options: TableOptions,
+    *,
+    executed: bool,
+    batch_dim: int | None,
+    rows: Iterable[Shown] | None = None,
+) -> Table:
+    """Return rows of the tree below ``root`` as text: ``rows``, or if it is None, the ones that ``options`` select.
 
     Raises:
         InputError: a column is unknown.
@@ -125,7 +131,7 @@ def lay_out(root: LayerInfo, options: TableOptions, *, executed: bool, batch_dim
         [cells.name_header(), *(cells.header(column) for _, column in columns)],
         [
             [cells.name(shown), *(cells.cell(name, column, shown) for name, column in columns)]
-            for shown in rows_shown(root, options)
+            for shown in (rows_shown(root, options) if rows is None else rows)
         ],
         "".join(["l", *("r" if column.is_number else "l" for _, column in columns)]),
     )
@@ -179,21 +185,13 @@ class _Cells:
         info = shown.row
         text = f"{shown.times} x {info.class_name}" if shown.times > 1 else info.class_name
         if not self._options.branching:
-            return f"{self._names(info.fqn, shown)} ({text})" if info.fqn else text
+            return f"{shown.names(info.fqn)} ({text})" if info.fqn else text
         if self._options.var_names and info.name:
-            text += f" ({self._names(info.name, shown)})"
+            text += f" ({shown.names(info.name)})"
         if not info.depth:
             return text
         stem, branch, last = ("|    ", "+ ", "+ ") if self._options.ascii_only else ("│    ", "├─", "└─")
         return f"{stem * (info.depth - 1)}{branch if info.depth == 1 else last}{text}: {info.depth}-{info.depth_index}"
-
-    @staticmethod
-    def _names(first: str, shown: Shown) -> str:
-        if shown.times == 1:
-            return first
-        own, last = shown.row.name, shown.rows[shown.times - 1].name
-        stem = own.rstrip("0123456789")
-        return f"{first} .. {last[len(stem) :] if stem and last.startswith(stem) else last}"
 
     def cell(self, name: str, column: Column, shown: Shown) -> str:
         info = shown.row

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.tables import Printed, Report
-from modelsummary.units import decimals, grouped
+from modelsummary.units import NOTHING, auto_prefix, decimals, format_number, grouped, symbol
 from modelsummary.views.labels import one_line
 
 __all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
@@ -141,7 +141,7 @@ class ModelDiff(Printed):
         return {"before": before, "after": after, "changed": self.changed, "totals": totals, "rows": self.to_records()}
 
     def table(self, all: bool = False) -> str:
-        """Return the modules that differ as a table with totals.
+        """Return the modules that differ as a table of changes with totals; ``to_records`` has all figures.
 
         Args:
             all: also show modules that are the same, modules whose name differs only because their parent was renamed,
@@ -152,16 +152,26 @@ class ModelDiff(Printed):
     def _report(self, all: bool = False) -> Report:
         shown = [row for row in self.rows if all or not (row.status == "same" or self._goes_without_saying(row))]
         measures = [name for name in _MEASURES if self._is_shown(name)]
-        headers = ["", "Module", "Differs in"]
-        for name in measures:
-            headers += [f"{_MEASURES[name]} before", "after", "change"]
+        prefixes = {name: self._prefix(name) for name in measures}
+        headers = ["", "Module", "Differs in", *(_header(name, prefixes[name]) for name in measures)]
+
+        def cells(changes: Mapping[str, Change]) -> list[str]:
+            return [_signed(name, changes[name][2], prefixes[name]) for name in measures]
+
         rows = [
-            [_SIGNS[row.status], _names(row), ", ".join(row.differs), *_cells({n: row.change(n) for n in measures})]
+            [_SIGNS[row.status], _names(row), ", ".join(_causes(row)), *cells({n: row.change(n) for n in measures})]
             for row in shown
         ]
-        totals = ["", "Total", "", *_cells({name: self.totals[name] for name in measures})]
-        align = f"lll{'rrr' * len(measures)}"
-        return Report(rows, headers, align, below=[self._verdict()], totals=totals, ruled=True)
+        below = ["Figures are changes; in all:"]
+        below += [f"{_MEASURES[name]}: {' -> '.join(_cells({name: self.totals[name]})[:2])}" for name in measures]
+        below.append(self._verdict())
+        totals = ["", "Total", "", *cells(self.totals)]
+        return Report(rows, headers, f"lll{'r' * len(measures)}", below=below, totals=totals, ruled=True)
+
+    def _prefix(self, measure: str) -> str:
+        if measure == "latency_ms":
+            return ""
+        return auto_prefix(max((abs(row.change(measure)[2] or 0) for row in self.rows), default=0))
 
     def _is_shown(self, measure: str) -> bool:
         before, after, change = self.totals[measure]
@@ -327,6 +337,23 @@ def _names(row: DiffRow) -> str:
         f"{one_line(each.fqn) or '(model)'} ({each.class_name})" for each in (row.before, row.after) if each is not None
     ]
     return " -> ".join(dict.fromkeys(names))
+
+
+def _header(measure: str, prefix: str) -> str:
+    unit = symbol(prefix, "B" if measure == "params_bytes" else "")
+    return f"{_MEASURES[measure]} ({unit})" if prefix else _MEASURES[measure]
+
+
+def _signed(measure: str, change: Number, prefix: str) -> str:
+    if change is None:
+        return NOTHING
+    text = decimals(change, 3) if measure == "latency_ms" else format_number(int(change), prefix)
+    return f"+{text}" if change > 0 else text if change else "0"
+
+
+def _causes(row: DiffRow) -> tuple[str, ...]:
+    """Return what differs, without the shapes of inputs and outputs if anything else does."""
+    return tuple(name for name in row.differs if name not in ("input_size", "output_size")) or row.differs
 
 
 def _cells(changes: dict[str, Change]) -> list[str]:

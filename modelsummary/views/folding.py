@@ -7,8 +7,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from modelsummary.layer_info import LayerInfo
+from modelsummary.views.labels import name_range
 
-__all__ = ["Shown", "deepest_fitting", "fold", "signature", "unfolded"]
+__all__ = ["LARGE", "Folding", "Shown", "deepest_fitting", "fold", "is_folded", "kinds_of", "signature", "unfolded"]
+
+LARGE = 100  # rows: a tree with more is folded by default
 
 # Attributes that must be equal: without names, measurements and values that depend on earlier rows.
 _COMPARED = (
@@ -31,6 +34,50 @@ class Shown(NamedTuple):
     times: int
     rows: list[LayerInfo]
 
+    def names(self, first: str, between: str = " .. ") -> str:
+        """Return ``first``, a name or FQN of the first row, with what differs in the name of its last equal sibling."""
+        own, last = self.row.name, self.rows[self.times - 1].name
+        if own and first.endswith(own):
+            return first[: len(first) - len(own)] + name_range(own, last, between)
+        return first if last == own else f"{first}{between}{last}"
+
+
+class Folding:
+    """The rows of a tree as they are shown: equal consecutive siblings once.
+
+    Args:
+        root: root of the tree.
+        fold: False shows every row by itself.
+    """
+
+    def __init__(self, root: LayerInfo, *, fold: bool = True) -> None:
+        self.top = Shown(root, 1, [root])
+        self._kinds = kinds_of(root) if fold else None
+
+    def walk(self, depth: int | None = None) -> Iterator[Shown]:
+        """Yield the rows down to ``depth`` in printed order."""
+        pending = [self.top]
+        while pending:
+            shown = pending.pop()
+            yield shown
+            if depth is None or shown.row.depth < depth:
+                pending.extend(reversed(list(self.below(shown))))
+
+    def below(self, shown: Shown) -> Iterator[Shown]:
+        """Yield the rows below ``shown``, each with the corresponding children of all rows that it represents."""
+        for _, group in groupby(enumerate(shown.row.children), key=self._kind):
+            numbers = [number for number, _ in group]
+            rows = [row.children[number] for row in shown.rows for number in numbers]
+            yield Shown(shown.row.children[numbers[0]], len(numbers), rows)
+
+    def _kind(self, numbered: tuple[int, LayerInfo]) -> int:
+        return numbered[0] if self._kinds is None else self._kinds[id(numbered[1])]
+
+
+def is_folded(root: LayerInfo, fold: bool | None, depth: int | None = None) -> bool:
+    """Return ``fold``, or if it is None, whether the tree down to ``depth`` has more than 100 rows."""
+    return sum(1 for _ in root.walk(depth)) > LARGE if fold is None else fold
+
 
 def unfolded(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
     """Yield every row of the tree down to ``depth``, in printed order."""
@@ -46,21 +93,7 @@ def fold(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:
     >>> [(shown.row.class_name, shown.times) for shown in fold(stats.root)]
     [('Sequential', 1), ('Linear', 2), ('ReLU', 1)]
     """
-    kinds = _kinds(root)
-    pending = [Shown(root, 1, [root])]
-    while pending:
-        shown = pending.pop()
-        yield shown
-        if depth is None or shown.row.depth < depth:
-            pending.extend(reversed(list(_below(shown, kinds))))
-
-
-def _below(shown: Shown, kinds: dict[int, int]) -> Iterator[Shown]:
-    """Yield the rows below ``shown``, each with the corresponding children of all rows that it represents."""
-    for _, group in groupby(enumerate(shown.row.children), key=lambda numbered: kinds[id(numbered[1])]):
-        numbers = [number for number, _ in group]
-        rows = [row.children[number] for row in shown.rows for number in numbers]
-        yield Shown(shown.row.children[numbers[0]], len(numbers), rows)
+    return Folding(root).walk(depth)
 
 
 def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
@@ -79,7 +112,7 @@ def deepest_fitting(root: LayerInfo, most_rows: int) -> int | None:
     return None
 
 
-def _kinds(root: LayerInfo) -> dict[int, int]:
+def kinds_of(root: LayerInfo) -> dict[int, int]:
     """Return a number for the id of each row; rows with equal numbers are equal, and so are the rows below them."""
     numbers: dict[Any, int] = {}
     kinds: dict[int, int] = {}
@@ -101,6 +134,6 @@ def _frozen(value: Any, *, is_inside: bool = False) -> Any:
     """
     if isinstance(value, dict):
         return "object" if is_inside else tuple((name, _frozen(inner, is_inside=True)) for name, inner in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value).__name__, tuple(_frozen(inner, is_inside=is_inside) for inner in value)
-    return value
+    if isinstance(value, tuple):
+        return "tuple", tuple(_frozen(inner, is_inside=True) for inner in value)
+    return ("list", *value) if isinstance(value, list) else value

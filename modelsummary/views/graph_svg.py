@@ -16,6 +16,7 @@ __all__ = ["to_svg"]
 
 _CHAR, _LINE = 7.3, 15.0  # of a monospaced font of 12 pixels
 _PAD, _TITLE = 12.0, 20.0
+_BEHIND = 4.0  # by which the second rectangle of equal modules is moved
 # Attributes instead of a style sheet, which would apply to the whole page that the picture is in.
 _FONT = 'font-family="monospace" font-size="12"'
 _GROUPS = 'fill="#888" fill-opacity="0.06" stroke="#999" stroke-dasharray="4"'
@@ -144,10 +145,12 @@ def _nodes(group: Group, laid: Mapping[str, _Laid], corners: _Corners, colour_of
         box = laid[group.key].boxes[item.key]
         middle, top = x + box.x, y + box.y
         radius = 4 if item.kind == "module" else box.height / 2
-        yield (
-            f'<rect class="node" stroke="#333" x="{middle - box.width / 2:.1f}" y="{top:.1f}" width="{box.width:.1f}" '
-            f'height="{box.height:.1f}" rx="{radius:.1f}" fill="{colour_of.get(item.key) or "#fff"}"/>'
-        )
+        for shift in (_BEHIND, 0.0) if item.times > 1 else (0.0,):
+            yield (
+                f'<rect class="{"behind" if shift else "node"}" stroke="#333" x="{middle - box.width / 2 + shift:.1f}" '
+                f'y="{top + shift:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{radius:.1f}" '
+                f'fill="{colour_of.get(item.key) or "#fff"}"/>'
+            )
         for number, line in enumerate(item.lines):
             place = f'text-anchor="middle" x="{middle:.1f}" y="{top + 17 + _LINE * number:.1f}"'
             yield f"<text {place}>{escape(one_line(line))}</text>"

@@ -1,14 +1,14 @@
 """The tree for notebooks: foldable, sortable, with bars for shares; self-contained HTML.
 
-Rows that are open at first, and some rows below them, are plain ``<details>`` and work without scripts. The other rows
-are stored in the page as data and are drawn when their parent is opened, so that a page with thousands of rows stays
-small.
+Equal siblings are one row with a button that shows them one by one. Rows that are open at first, and some rows below
+them, are plain ``<details>`` and work without scripts. The other rows are stored in the page as data and are drawn when
+their parent is opened, so that a page with thousands of rows stays small.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 from itertools import chain
@@ -16,6 +16,7 @@ from itertools import chain
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.cells import TableOptions, lay_out
 from modelsummary.views.columns import Column, find_columns
+from modelsummary.views.folding import Folding, Shown, is_folded
 
 __all__ = ["notebook_columns", "to_notebook"]
 
@@ -36,6 +37,7 @@ _MAX_OPEN = 40
 _MAX_STATIC = 300
 _MAX_NAME = 70  # characters; longer text is cut off on the screen
 _MAX_TEXT = 40
+_UNFOLD = "Show them one by one"
 
 
 def notebook_columns(root: LayerInfo) -> list[str]:
@@ -55,41 +57,74 @@ def to_notebook(
     return _Page(root, options, executed, batch_dim).html(footer)
 
 
+class _Rows:
+    """All rows that a page can show, by number: the folded tree, and what unfolding shows.
+
+    Equal siblings can be shown one by one if no row around them represents several: these are unfolded first.
+
+    Attributes:
+        shown: the rows; the model is the first.
+        below: numbers of the rows below each row.
+        each: number of a row -> numbers of the equal siblings that it represents.
+        place: position of each row among all rows of the tree, in printed order.
+    """
+
+    def __init__(self, root: LayerInfo, *, fold: bool) -> None:
+        folding = Folding(root, fold=fold)
+        place_of = {id(row): place for place, row in enumerate(root.walk())}
+        self.shown: list[Shown] = [folding.top]
+        self.below: list[list[int]] = []
+        self.each: dict[int, list[int]] = {}
+        for number, shown in enumerate(self.shown):  # grows
+            self.below.append(self._added(folding.below(shown)))
+            if len(shown.rows) == shown.times > 1:
+                self.each[number] = self._added(Shown(row, 1, [row]) for row in shown.rows)
+        self.place = [place_of[id(shown.row)] for shown in self.shown]
+
+    def _added(self, rows: Iterable[Shown]) -> list[int]:
+        start = len(self.shown)
+        self.shown.extend(rows)
+        return list(range(start, len(self.shown)))
+
+
 class _Page:
     def __init__(self, root: LayerInfo, options: TableOptions, executed: bool, batch_dim: int | None) -> None:
         names = options.columns if options.columns is not None else notebook_columns(root)
-        shown = TableOptions(columns=names, units=options.units, all_shapes=options.all_shapes)
+        layout = TableOptions(columns=names, units=options.units, all_shapes=options.all_shapes)
+        self._root = root
         self._columns = find_columns(names, root, executed=executed)
-        self._rows = list(root.walk())
-        self._numbers = {id(row): number for number, row in enumerate(self._rows)}
-        self._table = lay_out(root, shown, executed=executed, batch_dim=batch_dim)
+        self._rows = _Rows(root, fold=is_folded(root, options.fold))
+        shown = self._rows.shown
+        self._table = lay_out(root, layout, executed=executed, batch_dim=batch_dim, rows=shown)
         self._numeric = [column.is_number for _, column in self._columns]
-        self._shares = [self._shares_of(row) for row in self._rows]
-        self._values = [[self._value_of(column, row) for _, column in self._columns] for row in self._rows]
+        self._shares = [self._shares_of(each) for each in shown]
+        self._values = [[self._value_of(column, each) for _, column in self._columns] for each in shown]
         self._levels = options.level
         self._widths = f"{self._width_of_names()}ch {' '.join(f'{width}ch' for width in self._widths_of_cells())}"
 
     def _width_of_names(self) -> int:
-        longest = max(len(f"{_label(row)} {_type(row)}") + 2 * row.depth for row in self._rows)
+        longest = max(
+            len(f"{_label(each)} {_type(each.row)} {_times(each)}") + 2 * each.row.depth for each in self._rows.shown
+        )
         return min(longest + 4, _MAX_NAME)
 
     def _widths_of_cells(self) -> list[int]:
         lines = [[f"{header}  " for header in self._table.headers], *self._table.cells]  # room for the sorting arrow
         return [min(max(map(len, column)) + 1, _MAX_TEXT) for column in list(zip(*lines, strict=True))[1:]]
 
-    def _shares_of(self, row: LayerInfo) -> list[float]:
-        """Return each cell's share of the model's total in percent; 0 for columns that are not additive."""
+    def _shares_of(self, shown: Shown) -> list[float]:
+        """Return what a row represents, for each cell, in percent of the model; 0 for columns that are not additive."""
         shares = []
         for name, column in self._columns:
-            whole = getattr(self._rows[0], _WHOLES[name]) if name in _WHOLES else None
-            part = column.value(row)
-            shares.append(round(min(100 * part / whole, 100.0), 1) if whole and part else 0.0)
+            whole = getattr(self._root, _WHOLES[name]) if name in _WHOLES else None
+            part = sum(column.value(row) or 0 for row in shown.rows) if whole else 0
+            shares.append(round(min(100 * part / whole, 100.0), 1) if whole else 0.0)
         return shares
 
     @staticmethod
-    def _value_of(column: Column, row: LayerInfo) -> float:
+    def _value_of(column: Column, shown: Shown) -> float:
         """Return the number to sort by; -1 if the row has none."""
-        value = column.value(row) if column.is_number else None
+        value = column.of_equal(shown.rows) if column.is_number else None
         return -1 if value is None else value
 
     def html(self, footer: Sequence[str]) -> str:
@@ -115,17 +150,17 @@ class _Page:
         """Return the numbers of the rows written into the page, and of the rows that are open at first."""
         written = {0}
         opened = {0}  # the script fills it if its children are too many
-        level = [self._rows[0]]
+        level = [0]
         visible, depth = 1, 0
         while level:
-            below = list(chain.from_iterable(row.children for row in level))
+            below = list(chain.from_iterable(self._rows.below[number] for number in level))
             if len(written) + len(below) > _MAX_STATIC:
                 break
-            written.update(self._numbers[id(row)] for row in below)
+            written.update(below)
             visible += len(below)
             wanted = visible <= _MAX_OPEN if self._levels is None else depth < self._levels
             if wanted:
-                opened.update(self._numbers[id(row)] for row in level)
+                opened.update(level)
             level, depth = below, depth + 1
         return written, opened
 
@@ -137,13 +172,14 @@ class _Page:
             if isinstance(item, str):
                 yield item
                 continue
-            children = [self._numbers[id(child)] for child in self._rows[item].children]
+            children = self._rows.below[item]
+            attributes = f' data-order="{self._rows.place[item]}" data-row="{item}"'
             if not children:
-                yield self._grid(item, f' data-order="{item}"')
+                yield self._grid(item, attributes)
                 continue
             lazy = children[0] not in written
-            attributes = f' data-order="{item}"{" open" if item in opened else ""}{f" data-row={item}" if lazy else ""}'
-            yield f"<details{attributes}><summary>{self._grid(item)}</summary>"
+            state = f"{' data-lazy' if lazy else ''}{' open' if item in opened else ''}"
+            yield f"<details{attributes}{state}><summary>{self._grid(item)}</summary>"
             pending.append("</details>")
             if lazy:
                 pending.append(f'<div class="ms-more">{len(children)} rows; enable scripts to show them</div>')
@@ -151,7 +187,7 @@ class _Page:
                 pending.extend(reversed(children))
 
     def _grid(self, number: int, attributes: str = "") -> str:
-        row = self._rows[number]
+        shown = self._rows.shown[number]
         cells = "".join(
             f'<span class="{_kind(numeric)}"{f" data-value={value}" if numeric else ""}'
             f"{f' style=--share:{share}%' if share else ''}>{escape(text)}</span>"
@@ -159,47 +195,65 @@ class _Page:
                 self._table.cells[number][1:], self._numeric, self._values[number], self._shares[number], strict=True
             )
         )
-        name = f'{escape(_label(row))} <span class="ms-class">{escape(_type(row))}</span>'
+        name = f'{escape(_label(shown))} <span class="ms-class">{escape(_type(shown.row))}</span>'
+        if shown.times > 1 and number in self._rows.each:
+            name += f' <button type="button" class="ms-times" title="{_UNFOLD}">{_times(shown)}</button>'
+        elif shown.times > 1:
+            name += f' <span class="ms-class">{_times(shown)}</span>'
         return (
             f'<div class="ms-grid"{attributes}>'
-            f'<span class="ms-name" style="--depth: {row.depth}">{name}</span>{cells}</div>'
+            f'<span class="ms-name" style="--depth: {shown.row.depth}">{name}</span>{cells}</div>'
         )
 
     def _data(self, written: set[int]) -> str:
-        """Return the JSON data for the script: rows not written into the page, by number; each text is stored once."""
+        """Return the JSON data for the script: rows that it can draw, by number; each text is stored once."""
         strings: dict[str, int] = {}
 
         def place(text: str) -> int:
             return strings.setdefault(text, len(strings))
 
-        lazy = [number for number in range(len(self._rows)) if number not in written]
+        drawn = self._drawn(written)
         rows = {}
-        for number in lazy:
-            row, shares = self._rows[number], self._shares[number]
+        for number in drawn:
+            shown, shares = self._rows.shown[number], self._shares[number]
             texts = [place(text) for text in self._table.cells[number][1:]]
-            rows[number] = [_label(row), place(_type(row)), row.depth, texts, shares, self._values[number]]
-        parents = {*lazy, *(self._numbers[id(self._rows[number].parent_info)] for number in lazy)}
-        children = {
-            number: [self._numbers[id(child)] for child in self._rows[number].children]
-            for number in sorted(parents)
-            if self._rows[number].children
-        }
+            facts = [_label(shown), place(_type(shown.row)), place(_times(shown)), shown.row.depth]
+            rows[number] = [*facts, self._rows.place[number], texts, shares, self._values[number]]
+        lazy = {number for number, below in enumerate(self._rows.below) if below and below[0] not in written}
         data = {
             "numeric": self._numeric,
             "strings": list(strings),
             "rows": rows,
-            "children": children,
+            "children": {
+                number: self._rows.below[number] for number in sorted(lazy.union(drawn)) if self._rows.below[number]
+            },
+            "each": self._rows.each,
         }
         text = json.dumps(data, separators=(",", ":"))
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+    def _drawn(self, written: set[int]) -> list[int]:
+        """Return the rows that the script draws: rows that are not written, and rows that unfolding draws anew."""
+        again: set[int] = set()
+        pending = list(self._rows.each)
+        while pending:
+            number = pending.pop()
+            if number not in again:
+                again.add(number)
+                pending += self._rows.below[number]
+        return [number for number in range(len(self._rows.shown)) if number not in written or number in again]
 
 
 def _kind(numeric: bool) -> str:
     return "ms-number" if numeric else "ms-text"
 
 
-def _label(row: LayerInfo) -> str:
-    return row.name or row.class_name
+def _label(shown: Shown) -> str:
+    return shown.names(shown.row.name) or shown.row.class_name
+
+
+def _times(shown: Shown) -> str:
+    return f"× {shown.times}" if shown.times > 1 else ""
 
 
 def _type(row: LayerInfo) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 
-__all__ = ["check_depth", "one_line", "row_label"]
+__all__ = ["check_depth", "name_range", "one_line", "row_label"]
 
 
 def one_line(text: str) -> str:
@@ -21,6 +21,19 @@ def row_label(row: LayerInfo) -> str:
     """Return the FQN of a row, or the model's class, with the number of the call from the second call on."""
     name = one_line(row.fqn or row.class_name)
     return f"{name} (call {row.call_index + 1})" if row.call_index else name
+
+
+def name_range(first: str, last: str, between: str = " .. ") -> str:
+    """Return the names of equal siblings as one text: the first, and what differs in the last.
+
+    >>> name_range("layers.0", "layers.31"), name_range("k_proj", "v_proj"), name_range("fc", "fc")
+    ('layers.0 .. 31', 'k_proj .. v_proj', 'fc')
+    """
+    if first == last:  # calls of one module
+        return first
+    around, dot, own = first.rpartition(".")
+    last = last.removeprefix(around + dot)
+    return f"{first}{between}{last.removeprefix(own.rstrip('0123456789')) or last}"
 
 
 def check_depth(depth: int | None, least: int = 0, name: str = "depth") -> int | None:

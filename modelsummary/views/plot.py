@@ -11,6 +11,8 @@ from modelsummary.errors import InputError, MissingExtraError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.amounts import ADDITIVE, Amounts, Unit, find_amounts
 from modelsummary.views.columns import COLUMNS
+from modelsummary.views.folded_tree import folded_tree
+from modelsummary.views.folding import is_folded
 from modelsummary.views.labels import check_depth, one_line, row_label
 from modelsummary.views.layout import Piece, Rectangle, heads_of, icicle, pieces, treemap
 
@@ -33,6 +35,9 @@ class Pictures:
     Every method draws into ``ax``, or into new axes, and returns the axes. Each child of the model has its own colour;
     a child with 90 % of the amount or more is replaced by its children.
 
+    Equal siblings are one bar, area or point, ``12 x h.0…11.mlp``, with the amount of all of them. ``fold=False`` draws
+    them one by one, ``fold=True`` always as one; by default they are one in models of more than 100 rows.
+
     Args:
         root: root of the tree.
         precision: function that returns the default dtype of rooflines.
@@ -41,6 +46,9 @@ class Pictures:
     def __init__(self, root: LayerInfo, precision: Callable[[], Precision]) -> None:
         self._root = root
         self._precision = precision
+
+    def _tree(self, fold: bool | None) -> LayerInfo:
+        return folded_tree(self._root) if is_folded(self._root, fold) else self._root
 
     def __call__(self, kind: str = "treemap", *args: Any, **options: Any) -> Axes:
         """Draw the picture named ``"bars"``, ``"treemap"``, ``"icicle"`` or ``"roofline"`` with its arguments.
@@ -53,16 +61,26 @@ class Pictures:
         axes: Axes = getattr(self, kind)(*args, **options)
         return axes
 
-    def bars(self, by: str = "params", depth: int | None = None, *, top: int = 30, ax: Axes | None = None) -> Axes:
+    def bars(
+        self,
+        by: str = "params",
+        depth: int | None = None,
+        *,
+        top: int = 30,
+        fold: bool | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
         """Draw the rows with the largest amounts as bars, and all other rows together as the last bar.
 
         A bar shows the own amount of a row, with the rows below it if they are hidden, so that the bars add up to the
-        model. Columns that do not add up, such as ``"output_bytes"`` or ``"peak_bytes"``, are drawn unchanged.
+        model. Columns that do not add up, such as ``"output_bytes"`` or ``"peak_bytes"``, are drawn row by row,
+        unchanged.
 
         Args:
             by: an amount (``"params"``, ``"macs"``, ``"latency"``, ``"activation"`` ...) or a column of numbers.
             depth: deepest level shown; None: all levels.
             top: number of rows with a bar of their own.
+            fold: draw equal siblings as one; None: in models of more than 100 rows.
             ax: axes to draw into; None: new axes.
 
         Raises:
@@ -72,16 +90,17 @@ class Pictures:
         check_depth(depth)
         if type(top) is not int or top < 1:
             raise InputError(f"top must be an integer >= 1, got {top!r}")
-        amounts = self._shown_or_column(by, depth)
+        root = self._root if isinstance(by, str) and by not in ADDITIVE else self._tree(fold)
+        amounts = _shown_or_column(root, by, depth)
         unit, values = amounts.unit, amounts.own
         largest = sorted(values, key=lambda row: -values[row])[:top]
         rows = [(row_label(row), values[row], row) for row in largest]
         others = len(values) - len(rows)
         if others and by in ADDITIVE:
             rest = sum(values.values()) - sum(value for _, value, _ in rows)
-            rows.append((f"{others} others", rest, self._root))
+            rows.append((f"{others} others", rest, root))
         axes = _axes(ax, (10, 1 + 0.24 * len(rows)))
-        colour = _Colours(self._root, amounts.total)
+        colour = _Colours(root, amounts.total)
         lengths = [value / unit.factor for _, value, _ in rows]
         bars = axes.barh(range(len(rows)), lengths, color=[colour(row) for *_, row in rows])
         axes.bar_label(bars, [unit.text(value) for _, value, _ in rows], padding=3, fontsize=8)
@@ -89,24 +108,12 @@ class Pictures:
         axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=amounts.label)
         axes.margins(x=0.12)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(one_line(self._root.class_name), parse_math=False)
+        axes.set_title(one_line(root.class_name), parse_math=False)
         return axes
 
-    def _shown_or_column(self, by: str, depth: int | None) -> Amounts:
-        """Return the amount of each row shown, or the values of a column that does not add up; zeros are left out."""
-        if not (isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS):
-            amounts = find_amounts(self._root, by)
-            shown = _shown(self._root, amounts, depth)
-            return replace(amounts, own=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
-        column = COLUMNS[by]
-        found = {row: column.of(row, row.depth == depth and bool(row.children)) for row in self._root.walk(depth)}
-        values = {row: float(value) for row, value in found.items() if value}
-        if not values:
-            raise InputError(f"by={by!r} is unknown for all rows; call measure_latency() or memory() first")
-        unit = Unit.of(column.kind, max(values.values()))
-        return Amounts(column.header.removesuffix(" (ms)").removesuffix(" %"), unit, values, values)
-
-    def treemap(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
+    def treemap(
+        self, by: str = "params", depth: int | None = None, *, fold: bool | None = None, ax: Axes | None = None
+    ) -> Axes:
         """Draw modules as nested areas; the own amount of a module is an area beside its submodules.
 
         Modules that are too small to be seen are joined.
@@ -114,6 +121,7 @@ class Pictures:
         Args:
             by: an amount: ``"params"``, ``"macs"``, ``"latency"``, ``"activation"`` ...
             depth: deepest level shown; None: all levels that are readable.
+            fold: draw equal siblings as one; None: in models of more than 100 rows.
             ax: axes to draw into; None: new axes.
 
         Raises:
@@ -121,39 +129,43 @@ class Pictures:
             MissingExtraError: matplotlib or squarify is not installed.
         """
         check_depth(depth)
-        amounts = find_amounts(self._root, by)
-        axes = _framed(_axes(ax, (12, 7)), self._root, amounts, "area")
+        root = self._tree(fold)
+        amounts = find_amounts(root, by)
+        axes = _framed(_axes(ax, (12, 7)), root, amounts, "area")
         width, height = _size(axes)
-        whole = pieces(self._root, amounts, depth, amounts.total[self._root] * _SMALLEST_AREA)
+        whole = pieces(root, amounts, depth, amounts.total[root] * _SMALLEST_AREA)
         rectangles = list(treemap(whole, width, height))
         axes.set(xlim=(0, width), ylim=(height, 0))
         leaves = [each for each in rectangles if not each.piece.inside]
-        _draw(axes, leaves, self._root, amounts, (1.0, 1.0), lambda piece: (_in_two(piece.labels[0]), *piece.labels))
-        heads = set(heads_of(self._root, amounts.total))
+        _draw(axes, leaves, root, amounts, (1.0, 1.0), lambda piece: (_in_two(piece.labels[0]), *piece.labels))
+        heads = set(heads_of(root, amounts.total))
         for each in rectangles:
             if each.piece.row in heads and each.piece.kind == "module":
                 _outline(axes, each)
         return axes
 
-    def icicle(self, by: str = "params", depth: int | None = None, *, ax: Axes | None = None) -> Axes:
+    def icicle(
+        self, by: str = "params", depth: int | None = None, *, fold: bool | None = None, ax: Axes | None = None
+    ) -> Axes:
         """Draw levels from left to right and modules from top to bottom, each as high as its amount.
 
         Args:
-            by, depth, ax: as for ``treemap``.
+            by, depth, fold, ax: as for ``treemap``.
 
         Raises:
             InputError: an argument is unusable, ``by`` does not add up, or was not measured.
             MissingExtraError: matplotlib is not installed.
         """
         check_depth(depth)
-        amounts = find_amounts(self._root, by)
-        axes = _framed(_axes(ax, (12, 8)), self._root, amounts, "height")
+        root = self._tree(fold)
+        amounts = find_amounts(root, by)
+        axes = _framed(_axes(ax, (12, 8)), root, amounts, "height")
         width, height = _size(axes)
-        total = amounts.total[self._root]
-        rectangles = list(icicle(pieces(self._root, amounts, depth, total * _SMALLEST_HEIGHT)))
+        total = amounts.total[root]
+        rectangles = list(icicle(pieces(root, amounts, depth, total * _SMALLEST_HEIGHT)))
         levels = 1 + max(each.level for each in rectangles)
         axes.set(xlim=(0, levels), ylim=(total, 0))
-        _draw(axes, rectangles, self._root, amounts, (width / levels, height / total), lambda piece: piece.labels[-1:])
+        _draw(axes, rectangles, root, amounts, (width / levels, height / total), lambda piece: piece.labels[-1:])
         return axes
 
     def roofline(
@@ -162,6 +174,7 @@ class Pictures:
         dtype: Precision | None = None,
         depth: int | None = None,
         *,
+        fold: bool | None = None,
         ax: Axes | None = None,
     ) -> Axes:
         """Draw the FLOP/s that rows reached over their FLOPs per byte moved, below the roof of a device.
@@ -174,6 +187,7 @@ class Pictures:
             spec: the device, or its name in the table of ``DeviceSpec.of``.
             dtype: dtype whose peak is the roof; None: the dtype of most parameters.
             depth: deepest level shown; None: all levels.
+            fold: draw equal siblings as one; None: in models of more than 100 rows.
             ax: axes to draw into; None: new axes.
 
         Raises:
@@ -184,19 +198,20 @@ class Pictures:
         device = spec if isinstance(spec, DeviceSpec) else DeviceSpec.of(spec)
         dtype = dtype or self._precision()
         peak = device.peak(dtype)
+        root = self._tree(fold)
         flops, read, written = (
-            _shown(self._root, find_amounts(self._root, by), depth) for by in ("flops", "bytes_read", "bytes_written")
+            _shown(root, find_amounts(root, by), depth) for by in ("flops", "bytes_read", "bytes_written")
         )
         intensity = {row: flops[row] / (read[row] + written.get(row, 0)) for row in flops if row in read}
         axes = _axes(ax, (10, 6))
         axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte moved", ylabel="FLOP/s")
         x, y = list(intensity.values()), []
-        for by in _known_latencies(self._root):
-            amounts = find_amounts(self._root, by)
-            latency = _shown(self._root, amounts, depth)
+        for by in _known_latencies(root):
+            amounts = find_amounts(root, by)
+            latency = _shown(root, amounts, depth)
             points = {row: (intensity[row], flops[row] / latency[row] * 1e3) for row in latency if row in intensity}
             y += [each for _, each in points.values()]
-            _scatter(axes, points, latency, _Colours(self._root, amounts.total), is_measured=by == "latency")
+            _scatter(axes, points, latency, _Colours(root, amounts.total), is_measured=by == "latency")
             _name_points(axes, sorted(points, key=lambda row: -latency[row]), points)
         knee = peak / device.bandwidth
         low, high = min(knee, *x) / 3, max(knee, *x) * 3
@@ -204,9 +219,24 @@ class Pictures:
         axes.set_xlim(low, high)
         axes.set_ylim(top=2 * max(peak, *y))
         precision = str(dtype).removeprefix("torch.")
-        axes.set_title(f"{one_line(self._root.class_name)} on {device.name}, {precision}", parse_math=False)
+        axes.set_title(f"{one_line(root.class_name)} on {device.name}, {precision}", parse_math=False)
         axes.grid(alpha=0.3, which="major")
         return axes
+
+
+def _shown_or_column(root: LayerInfo, by: str, depth: int | None) -> Amounts:
+    """Return the amount of each row shown, or the values of a column that does not add up; zeros are left out."""
+    if not (isinstance(by, str) and by in COLUMNS and by not in ADDITIVE and COLUMNS[by].kind in _NUMBERS):
+        amounts = find_amounts(root, by)
+        shown = _shown(root, amounts, depth)
+        return replace(amounts, own=shown, unit=Unit.of(amounts.unit.kind, max(shown.values())))
+    column = COLUMNS[by]
+    found = {row: column.of(row, row.depth == depth and bool(row.children)) for row in root.walk(depth)}
+    values = {row: float(value) for row, value in found.items() if value}
+    if not values:
+        raise InputError(f"by={by!r} is unknown for all rows; call measure_latency() or memory() first")
+    unit = Unit.of(column.kind, max(values.values()))
+    return Amounts(column.header.removesuffix(" (ms)").removesuffix(" %"), unit, values, values)
 
 
 def _known_latencies(root: LayerInfo) -> list[str]:

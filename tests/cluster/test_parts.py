@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Recipe, StepModel
@@ -94,6 +95,18 @@ def test_the_model_stays_untouched():
     assert hooks == [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in module.modules()]
     assert module.blocks[0].attention.heads == HEADS
     assert not any("forward" in vars(each) for each in module.modules())
+
+
+def test_functions_of_a_block_call_the_layers_of_the_copy():
+    def through(layer):
+        return lambda x: nn.functional.linear(x, layer.weight, layer.bias)
+
+    module, ids = gpt()
+    for block in module.blocks:
+        block.up.forward = through(block.up)
+    stats = Statistics(module, ids)
+    block = parts(StepModel(stats.live, stats.root, Recipe(dtype=torch.float16)), 1)["blocks.0"]
+    assert block.kept_bytes == S * (H * (34 + 5 * A * S / H) + STATISTICS)  # no parameter is among the activations
 
 
 def test_context_parallelism_gathers_keys_and_values():

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from modelsummary import InputError
-from modelsummary.cluster import Cluster, Plan, Recipe, StepSimulator
+from modelsummary import InputError, Statistics, StepError
+from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
@@ -97,7 +98,9 @@ def test_zero_shards_what_it_says(simulator):
     assert [each.optimizer for each in by_zero] == [12 * params, *[3 * params] * 3]
     assert [each.gradients for each in by_zero] == [4 * params, 4 * params, params, params]
     assert [each.parameters for each in by_zero] == [2 * params, 2 * params, 2 * params, params // 2]
-    assert [bool(each.gathered) for each in by_zero] == [False, False, False, True]
+    gathered = [each.gathered for each in by_zero]  # gradients of the largest unit; its parameters and the next one's
+    assert gathered[:2] == [0, 0]
+    assert gathered[3] == 3 * gathered[2] > 0
 
 
 def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
@@ -108,6 +111,58 @@ def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
         loads = [StageLoad(1, 1, 1, 0, each.kept_bytes) for each in ready.stages]
         whole = simulate(loads, step.microbatches, schedule)
         assert [each.activations for each in step.memory] == whole.peak_activation_bytes
+
+
+def test_the_ends_of_a_pipeline_reduce_the_weight_that_they_share(simulator):
+    apart = Plan(pipeline=2, micro_batch=4)
+    ready = simulator.prepare(apart)
+    tied = [each.tied_params for each in ready.stages]
+    assert tied == [64 * 32, 64 * 32]  # the embedding, which is the head as well
+    seconds = simulator.time_model.network.seconds("all_reduce", 4 * tied[0], simulator.time_model.network.group(2))
+    assert ready.once[0] == pytest.approx(seconds)
+    assert simulator.prepare(Plan(micro_batch=4)).once[0] == 0
+
+
+def test_collectives_take_units_from_kernels(simulator):
+    time_model = simulator.time_model
+    inside, across = time_model.network.group(8), time_model.network.group(2, 8)
+    # one unit per 12 GB/s: 225 GB/s inside a node, 22.5 GB/s of one network interface
+    assert time_model.network.units_taken(inside) * 108 == pytest.approx(19)
+    assert time_model.network.units_taken(across) * 108 == pytest.approx(2)
+    assert time_model.overlapped(10.0, 4.0, across) == pytest.approx(10 + 4 * 2 / 108)
+    assert time_model.overlapped(1.0, 4.0, across) == 4.0
+
+
+def test_fsdp_copies_and_waits_without_overlap(simulator):
+    plan = Plan(data=4, zero=3)
+    overlaps = simulator.prepare(plan).times[0]
+    model, time_model = simulator.model, simulator.time_model
+    stage, group = simulator.stages(plan)[0], time_model.groups(plan)["gradients"]
+    params = stage.params
+    gather = time_model.network.seconds("all_gather", 2 * params, group)
+    forward = stage.forward_seconds + time_model.copies(params, 4)
+    first = gather * stage.unit_params / params
+    assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
+    alone = StepSimulator(model, time_model.cluster, 32, LENGTH)
+    alone.model = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
+    assert alone.prepare(plan).times[0].forward == pytest.approx(forward + gather)
+
+
+def test_a_step_that_raises_says_why():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+        def forward(self, x):
+            if torch.is_grad_enabled() and x.dtype is torch.bfloat16:
+                raise ValueError("no half precision here")
+            return self.layers(x)
+
+    stats = Statistics(Fails(), (4, 8))
+    for plan in (Plan(), Plan(tensor=2)):
+        with pytest.raises(StepError, match=r"^the forward of the step failed: ValueError: no half precision here$"):
+            stats.simulate(plan, Cluster("A100"), 8)
 
 
 def test_a_faster_network_is_faster():

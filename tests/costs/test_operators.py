@@ -52,6 +52,14 @@ def test_a_look_up_reads_the_rows_it_takes():
     assert cost(aten.embedding.default, table, rows).bytes_read == 2 * 8 * 4 + 2 * 8
 
 
+def test_the_likelihood_reads_one_score_per_target():
+    scores, target = torch.zeros(8, 100), torch.zeros(8, dtype=torch.long)
+    assert cost(aten.nll_loss_forward.default, scores, target, None, 1, -100).bytes_read == 8 * 8 + 8 * 4
+    zero = torch.zeros(())
+    back = cost(aten.nll_loss_backward.default, zero, scores, target, None, 1, -100, torch.zeros(()))
+    assert (back.bytes_read, back.bytes_written) == (4 + 8 * 8 + 4, scores.nbytes)
+
+
 @pytest.mark.parametrize(
     ("func", "args", "expected"),
     [

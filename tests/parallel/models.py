@@ -70,9 +70,10 @@ class Decoder(nn.Module):
 class Experts(nn.Module):
     """Stacked experts with biases, gate and up projection in one parameter."""
 
-    def __init__(self, n: int, width: int, inner: int) -> None:
+    def __init__(self, n: int, width: int, inner: int, *, shares: bool = False) -> None:
         super().__init__()
         self.n = n
+        self.norm = nn.RMSNorm(width) if shares else nn.Identity()
         self.gate_up = nn.Parameter(torch.randn(n, 2 * inner, width) / 4)
         self.gate_up_bias = nn.Parameter(torch.randn(n, 2 * inner) / 4)
         self.down = nn.Parameter(torch.randn(n, width, inner) / 4)
@@ -83,15 +84,15 @@ class Experts(nn.Module):
         gate_up = torch.bmm(self.gate_up[ids], each.unsqueeze(-1)).squeeze(-1) + self.gate_up_bias[ids]
         gate, up = gate_up.chunk(2, dim=-1)
         y = torch.bmm(self.down[ids], (nn.functional.silu(gate) * up).unsqueeze(-1)).squeeze(-1) + self.down_bias[ids]
-        return (y * weight.reshape(-1, 1)).view(*index.shape, -1).sum(1)
+        return (self.norm(y) * weight.reshape(-1, 1)).view(*index.shape, -1).sum(1)
 
 
 class Mixture(nn.Module):
     """A router and stacked experts."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, shares: bool = False) -> None:
         super().__init__()
-        self.gate, self.experts = nn.Linear(width, 4), Experts(4, width, 8)
+        self.gate, self.experts = nn.Linear(width, 4), Experts(4, width, 8, shares=shares)
 
     def forward(self, x):
         flat = x.flatten(0, 1)
@@ -120,18 +121,53 @@ class SinkAttention(nn.Module):
 
 
 class MixtureDecoder(nn.Module):
-    """Attention with sinks and stacked experts."""
+    """Attention with sinks and stacked experts, which may share a norm, as in Muse."""
 
-    def __init__(self, vocab: int = 48, width: int = 16) -> None:
+    def __init__(self, vocab: int = 48, width: int = 16, *, shares: bool = False) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.mixture = SinkAttention(width, 4), Mixture(width)
+        self.attention, self.mixture = SinkAttention(width, 4), Mixture(width, shares=shares)
 
     def forward(self, ids):
         x = self.embed(ids)
         x = x + self.attention(self.norm1(x))
         return self.head(x + self.mixture(self.norm2(x)))
+
+
+class ExpertsOfModules(nn.Module):
+    """A router, experts in a list and a shared one, as in DeepSeek-V2."""
+
+    def __init__(self, width: int, number: int = 4) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, number, bias=False)
+        self.experts, self.shared = nn.ModuleList(Mlp(width) for _ in range(number)), Mlp(width)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        weight, index = self.gate(flat).softmax(-1).topk(2, dim=-1)
+        y = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, place = torch.where(index == number)
+            if len(rows):
+                y = y.index_add(0, rows, expert(flat[rows]) * weight[rows, place, None])
+        return y.view_as(x) + self.shared(x)
+
+
+class ListDecoder(nn.Module):
+    """Blocks of attention and experts in a list; the first layer is dense, as in DeepSeek-V2."""
+
+    def __init__(self, vocab: int = 48, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+        self.blocks = nn.ModuleList(Block(width, 4, 2) for _ in range(2))
+        self.blocks[1].mlp = ExpertsOfModules(width)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
 
 
 def cnn() -> nn.Module:
@@ -182,6 +218,8 @@ MODELS = {
     "cnn": lambda: (cnn(), (torch.randn(4, 3, 8, 8, dtype=torch.float64),)),
     "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
     "mixture": lambda: (MixtureDecoder(), (_ids(),)),
+    "shared": lambda: (MixtureDecoder(shares=True), (_ids(),)),
+    "list": lambda: (ListDecoder(), (_ids(),)),
     "vit": _vit,
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
     "hf_qwen3": lambda: (_hf("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=16), {"input_ids": _ids()}),

@@ -29,7 +29,7 @@ def _sharded(rank, n, cases, counts=True):
         plan = Statistics(model, inputs).parallel_plan(**sizes)
         plan.apply(model, plan.device_mesh("cpu"))
         ran = {}
-        if set(sizes) <= {"tensor", "sequence"}:
+        if set(sizes) <= {"tensor", "expert", "sequence"}:
             args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
             with CommDebugMode() as forward:
                 out = model(*args, **kwargs)
@@ -56,14 +56,15 @@ def _check(results):
 @pytest.mark.skipif(models.OLD, reason="torch 2.6 cannot compute the gradient of an embedding sharded by rows")
 def test_two_processes_are_the_model():
     cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
-    cases += [("mixture", {"tensor": 2})]
+    cases += [("mixture", {"tensor": 2}), ("mixture", {"expert": 2}), ("list", {"expert": 2})]
     _check(processes.run(_sharded, 2, cases))
 
 
 @pytest.mark.slow
 def test_idioms_over_two_processes():
     names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
-    cases = [(name, {"tensor": 2}) for name in names]
+    cases = [(name, {"tensor": 2}) for name in (*names, "list")]
+    cases += [("shared", {"expert": 2})]
     chunked = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
     cases += [(name, {"tensor": 2, "sequence": True}) for name in chunked]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
@@ -124,6 +125,7 @@ def test_collectives_of_units_and_their_bytes():
 def test_meshes_of_two_dimensions():
     both = {"tensor": 2, "shard": 2}
     cases = [("decoder", both), ("gpt2", both), ("hf_qwen3", both), ("decoder", {"data": 2, "shard": 2})]
+    cases += [(name, {"expert": 2, other: 2}) for name in ("mixture", "list") for other in ("tensor", "shard", "data")]
     _check(processes.run(_sharded, 4, cases))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import InputError, Statistics
+from modelsummary import InputError, SplitError, Statistics
 from modelsummary.parallel import ParallelPlan
 from tests import idioms
 from tests.parallel.models import OLD, Decoder, make
@@ -220,8 +220,10 @@ def test_stages_begin_with_blocks():
     assert plan.world_size == 4
     with pytest.raises(InputError, match="a plan with stages cannot be written as code"):
         plan.to_code()
-    with pytest.raises(InputError, match=r"pipeline=2: memory\(\) predicts .* pass pipeline=1 to parallel_plan"):
-        plan.memory()
+    with pytest.raises(
+        SplitError, match=r"cannot split into 9 stages: 7 are possible, .* because it is inside a block"
+    ):
+        Statistics(Decoder(depth=4), idioms.ids()).parallel_plan(pipeline=9)
 
 
 def test_memory_of_a_rank():

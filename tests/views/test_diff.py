@@ -61,13 +61,31 @@ def test_the_table():
     lines = str(Statistics(mlp(), (3, 4)).diff(Statistics(changed, (3, 4)))).splitlines()
     cells = [" ".join(line.split()) for line in lines if "===" not in line]
     assert cells == [
-        "Module Differs in Params before after change MACs before after change Bytes before after change",
-        "~ 1 (ReLU) -> 1 (GELU) class_name 0 0 0 0 0 0 0 0 0",
-        "+ 3 (Softmax) -- 0 0 -- 0 0 -- 0 0",
-        "Total 58 58 0 144 144 0 232 232 0",
+        "Module Differs in Params MACs Bytes",
+        "~ 1 (ReLU) -> 1 (GELU) class_name 0 0 0",
+        "+ 3 (Softmax) 0 0 0",
+        "Total 0 0 0",
+        "Figures are changes; in all:",
+        "Params: 58 -> 58",
+        "MACs: 144 -> 144",
+        "Bytes: 232 -> 232",
         "Sequential -> Sequential: 1 added, 1 changed, 3 same",
     ]
     assert len(set(map(len, (line for line in lines if "===" in line)))) == 1
+
+
+def test_the_table_of_large_figures_fits_on_a_page():
+    """Layers of 1,000 x 1,000 become 1,000 x 2,000 and 2,000 x 1,000: a million more weights each."""
+
+    def net(hidden):
+        layers = [nn.Linear(1000, hidden, bias=False), nn.Linear(hidden, 1000, bias=False)]
+        return nn.ModuleDict({"a_name_that_takes_much_room": nn.Sequential(*layers)})
+
+    lines = str(Statistics(net(1000)).diff(Statistics(net(2000)))).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[1].split() == ["Module", "Differs", "in", "Params", "(M)", "Bytes", "(MB)"]
+    assert [line.split()[-2:] for line in lines if line.startswith("~")] == [["+1.00", "+4.00"]] * 2
+    assert "Params: 2,000,000 -> 4,000,000" in lines
 
 
 def test_an_inserted_layer_renames_those_behind_it():
@@ -102,7 +120,7 @@ def test_without_an_input():
     assert diff.totals["macs"] == (None, 144, None)
     assert "--" in str(diff)
     neither = bare.diff(Statistics(mlp(out=3)))
-    assert "MACs before" not in str(neither)
+    assert "MACs:" not in str(neither)
     assert found(neither) == [("changed", "2", "2", ("parameters",))]
 
 
@@ -157,7 +175,7 @@ def test_latency_is_shown_and_is_no_difference():
     assert not diff
     before, after, change = diff.totals["latency_ms"]
     assert (before, after, change) == (one.root.latency_ms, two.root.latency_ms, after - before)
-    assert "Latency (ms) before" in str(diff)
+    assert "Latency (ms)" in str(diff)
     assert sum(row.change("latency_ms")[2] for row in diff.rows) == pytest.approx(change)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.views.folding import deepest_fitting, fold, unfolded
+from tests.models import Call
 
 
 class Block(nn.Module):
@@ -33,6 +35,27 @@ def test_blocks_that_differ_in_width_mode_or_training_of_parameters_are_not():
     frozen = Block().requires_grad_(False)
     names = [(name, count) for name, count in shown(Block(), Block(8), Block().eval(), frozen) if name.isdigit()]
     assert names == [("0", 1), ("1", 1), ("2", 1), ("3", 1)]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_cache_that_grows_from_layer_to_layer_does_not_keep_layers_apart(named):
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, cache):
+            cache["keys"] = (*cache["keys"], x)
+            return self.linear(x)
+
+    def forward(self, x):
+        cache = {"keys": ()}
+        for layer in self.layers:
+            x = layer(x, cache=cache) if named else layer(x, cache)
+        return x
+
+    root = Statistics(Call(forward, layers=nn.ModuleList(Layer() for _ in range(3))), (2, 4)).root
+    assert [each.times for each in fold(root)] == [1, 1, 3, 1]
 
 
 def test_equal_rows_that_are_apart_stay():
@@ -157,3 +180,11 @@ def test_a_wide_table_leaves_the_input_shapes_out():
     header = str(Statistics(model, (2, 4))).splitlines()[1]
     assert "Input Shape" not in header
     assert "Output Shape" in header
+
+
+def test_calls_of_one_module_have_one_name():
+    layer = nn.Linear(4, 4)
+    table = Statistics(Call(lambda self, x: [x := self.layer(x) for _ in range(9)][-1], layer=layer), (2, 4)).table(
+        fold=True, var_names=True
+    )
+    assert "├─8 x Linear (layer): 1-2" in table

@@ -131,10 +131,79 @@ def test_a_large_model_is_shown_as_deep_as_can_be_read():
     block = nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)])
     model = nn.Sequential(*[nn.Sequential(block, nn.Linear(2, 2)) for _ in range(10)])
     stats = Statistics(model, (1, 2))
-    assert len(stats.graph().nodes) == 2 + 10 * 2
-    assert len(stats.graph(depth=None).nodes) == 2 + 10 * 11
+    assert len(stats.graph(fold=False).nodes) == 2 + 10 * 2
+    assert len(stats.graph(depth=None, fold=False).nodes) == 2 + 10 * 11
     flat = Statistics(nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)]), (1, 2))
-    assert len(flat.graph().nodes) == 102
+    assert len(flat.graph(fold=False).nodes) == 102
+    assert flow(flat.graph()) == [("input", "0 .. 99", "[1, 2]"), ("0 .. 99", "output", "[1, 2]")]
+
+
+def test_folding_makes_room_for_deeper_levels():
+    """20 equal blocks of 4 calls are too many one by one; as one, all levels fit."""
+    model = nn.Sequential(*(Block() for _ in range(20)), nn.Linear(4, 4))
+    stats = Statistics(model, (3, 4))
+    graph = stats.graph()
+    (group,) = (item for item in graph.model.items if isinstance(item, Group))
+    assert group.label == "0 .. 19: 20 x Block"
+    assert flow(graph) == [
+        ("input", "0.norm", "[3, 4]"),
+        ("0.norm", "0.body.0", "[3, 4]"),
+        ("0.body.0", "0.body.1", "[3, 8]"),
+        ("0.body.1", "0.body.2", "[3, 8]"),
+        ("input", "add", "[3, 4]"),
+        ("0.body.2", "add", "[3, 4]"),
+        ("add", "20", "[3, 4]"),
+        ("20", "output", "[3, 4]"),
+    ]
+    assert [node.lines for node in stats.graph(depth=1, fold=True).nodes][1] == (
+        "0 .. 19", "20 x Block", "84 params, 192 MACs"
+    )  # fmt: skip
+    assert len(stats.graph(depth=1, fold=False).nodes) == 2 + 20 + 1
+
+
+def test_a_folded_node_takes_and_passes_what_all_of_its_equals_do():
+    """Each of four equal layers takes the same second input, and the last function takes all results."""
+
+    class Adapter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, y):
+            return self.linear(x) + y
+
+    def forward(self, x, y):
+        results = []
+        for layer in self.layers:
+            x = layer(x, y)
+            results.append(x)
+        return torch.cat(results)
+
+    model = Call(forward, layers=nn.ModuleList(Adapter() for _ in range(4)))
+    graph = Statistics(model, [(3, 4), (3, 4)]).graph(depth=1, fold=True)
+    assert flow(graph) == [
+        ("input 0", "layers.0 .. 3", "[3, 4]"),
+        ("input 1", "layers.0 .. 3", "[3, 4]"),
+        ("layers.0 .. 3", "cat", "[3, 4]"),
+        ("cat", "output", "[12, 4]"),
+    ]
+    assert [node.times for node in graph.nodes] == [1, 1, 4, 1, 1]
+
+
+def test_equal_modules_in_equal_modules_fold_twice():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()) for _ in range(3)))
+    stats = Statistics(model, (1, 2))
+    graph = stats.graph(fold=True)
+    assert [(node.lines[0], node.times) for node in graph.nodes[1:-1]] == [("0.0 .. 1", 2), ("0.2", 1)]
+    assert [edge[:2] for edge in flow(graph)] == [("input", "0.0 .. 1"), ("0.0 .. 1", "0.2"), ("0.2", "output")]
+    assert "0 .. 2: 3 x Sequential" in graph.to_mermaid()
+    assert graph.to_svg().count('class="behind"') == 1
+
+
+def test_modules_of_different_stages_stay_apart():
+    stats = Statistics(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), (1, 2))
+    graph = stats.graph(stages=stats.split(2), fold=True)
+    assert [(node.lines[0], node.stage) for node in graph.nodes[1:-1]] == [("0 .. 1", 0), ("2 .. 3", 1)]
 
 
 def test_stages_are_coloured_and_cut_modules_opened():

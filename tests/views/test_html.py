@@ -119,30 +119,64 @@ def test_bundle():
     }
 
 
+def test_equal_rows_are_one_row():
+    """30 blocks of 4 equal layers: the model, a block, a layer. Figures are of one, the bars behind them of all."""
+    stats = Statistics(blocks(30), (1, 2))
+    text = stats._repr_html_()
+    assert [name for name in Page(text).names if name] == ["Sequential", "0 .. 29", "Sequential", "0 .. 3", "Linear"]
+    assert re.findall(r"--share:([\d.]+)%>([\d,]+)<", text) == [
+        ("100.0", "720"), ("100.0", "480"), ("100.0", "24"), ("100.0", "16"), ("100.0", "6"), ("100.0", "4"),
+    ]  # fmt: skip
+    assert text.count('class="ms-times"') == 1  # the layers in all blocks are shown one by one after the blocks
+    assert 'title="Show them one by one">× 30</button>' in text
+    every = stats.to_html(foldable=True, fold=False)
+    assert "×" not in every
+    assert len([name for name in Page(every).names if name]) == 2 * (1 + 30 + 120) - 1
+
+
+def test_small_trees_are_folded_on_request():
+    stats = Statistics(blocks(2, 3), (1, 2))
+    assert "×" not in stats._repr_html_()
+    assert "× 2</button>" in stats.to_html(foldable=True, fold=True)
+    assert stats.to_html().count("<tr>") == 1 + 9
+    assert stats.to_html(fold=True).count("<tr>") == 1 + 3
+
+
+def test_measured_times_of_equal_rows_are_their_mean():
+    stats = Statistics(nn.Sequential(nn.ReLU(), nn.ReLU()), (1, 2))
+    for row, milliseconds in zip(stats.root.walk(), (4.0, 1.0, 3.0), strict=True):
+        row.latency_ms = milliseconds
+    text = stats.to_html(columns=["latency_ms"], foldable=True, fold=True)
+    assert re.findall(r"--share:([\d.]+)%>([\d.]+)<", text) == [("100.0", "4.000"), ("100.0", "2.000")]
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_in_a_browser(tmp_path):
     stats = Statistics(nn.Sequential(nn.Linear(2, 2), blocks(200), nn.Linear(2, 2, bias=False)), (1, 2))
     act = """<script>
-      const cells = () => [...document.querySelectorAll(".ms-body .ms-name")];
-      const names = () => cells().map((each) => each.firstChild.textContent.trim());
-      const said = {before: names().length};
+      const all = (selector) => [...document.querySelectorAll(selector)];
+      const names = () => all(".ms-body .ms-name").map((each) => each.firstChild.textContent.trim());
+      const said = {before: names()};
+      const press = (text) => all(".ms-times").find((each) => each.textContent === text).click();
       const heads = document.querySelectorAll(".ms-head button");
-      const many = [...document.querySelectorAll(".ms-body > details > details")][0];
-      many.open = true;
+      press("× 200");
+      said.unfolded = names().length;
+      heads[3].click();
+      said.most = names()[1];
+      heads[3].click();
+      said.least = names()[1];
+      heads[3].click();
+      said.order = names().slice(0, 4);
+      const inner = document.querySelector(".ms-body > details > details > details");
+      inner.open = true;
       setTimeout(() => {
-        said.opened = names().length;
-        heads[3].click();
-        said.most = names()[1];
-        heads[3].click();
-        said.least = names()[1];
-        heads[3].click();
-        said.order = names().slice(0, 3);
-        const inner = many.querySelector("details");
-        inner.open = true;
-        setTimeout(() => {
-          said.inner = names().length;
-          document.title = JSON.stringify(said);
-        }, 50);
+        said.inner = names().slice(2, 6);
+        press("× 4");
+        said.each = names().slice(3, 8);
+        said.focused = document.activeElement.textContent;
+        press("fold");
+        said.folded = names();
+        document.title = JSON.stringify(said);
       }, 50);
     </script>"""
     page = tmp_path / "page.html"
@@ -153,9 +187,12 @@ def test_in_a_browser(tmp_path):
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     title = re.search("<title>(.*?)</title>", dom)
     assert title is not None
-    # 1 + 3 rows are there at first, or with the 200 blocks; opened, the blocks' layers are made, too
     said = json.loads(title.group(1))
-    assert said["opened"] == 4 + 200
+    assert said["before"] == ["Sequential", "0", "1", "0 .. 199", "0 .. 3", "2"]
+    assert said["unfolded"] == 4 + 200 + 1  # the first of the blocks is open, as the row of all was
     assert (said["most"], said["least"]) == ("1", "2")  # 200 blocks; the layer without a bias
-    assert said["order"] == ["Sequential", "0", "1"]
-    assert said["inner"] == said["opened"] + 4
+    assert said["order"] == ["Sequential", "0", "1", "0"]
+    assert said["inner"] == ["1", "0", "0 .. 3", "1"]
+    assert said["each"] == ["0", "0", "1", "2", "3"]
+    assert said["focused"] == "fold"
+    assert said["folded"] == said["before"]  # the first "fold" is of the blocks

@@ -13,6 +13,7 @@ from torch import nn
 
 from modelsummary import DeviceSpec, InputError, MissingExtraError, Statistics
 from modelsummary.views.amounts import ADDITIVE, find_amounts
+from modelsummary.views.folded_tree import folded_tree
 from modelsummary.views.layout import heads_of, icicle, pieces, treemap
 from tests.models import Call
 from tests.trees import SPECS, tree
@@ -92,6 +93,67 @@ def test_a_second_call_has_a_bar_of_its_own():
     shared = Call(lambda self, x: self.linear(self.linear(x)), linear=nn.Linear(2, 2))
     axes = Statistics(shared, (1, 2)).plot.bars("macs")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["linear", "linear (call 2)"]
+
+
+# --------------------------------------------------------------------------------------------- folding
+
+
+def alike(count):
+    """Equal blocks of Linear 2 -> 3 (9 parameters), ReLU and Linear 3 -> 2 (8 parameters), and a head of 3."""
+    block = lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))  # noqa: E731
+    return nn.Sequential(nn.Sequential(*(block() for _ in range(count))), nn.Linear(2, 1))
+
+
+def test_equal_modules_are_one_bar():
+    axes = Statistics(alike(40), (1, 2)).plot.bars("params")
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["40 x 0.0…39.0", "40 x 0.0…39.2", "1"]
+    assert [bar.get_width() for bar in axes.patches] == [40 * 9, 40 * 8, 3]
+
+
+def test_equal_modules_are_drawn_one_by_one_on_request_and_in_small_models():
+    assert len(Statistics(alike(40), (1, 2)).plot.bars("params", top=100, fold=False).patches) == 40 * 2 + 1
+    small = Statistics(alike(3), (1, 2)).plot
+    assert len(small.bars("params").patches) == 3 * 2 + 1
+    assert len(small.bars("params", fold=True).patches) == 2 + 1
+    assert len(small.bars("output_bytes", fold=True).patches) == 1 + 1 + 3 * 4 + 1
+
+
+@pytest.mark.parametrize("kind", ["treemap", "icicle"])
+def test_folded_areas_add_up(kind):
+    stats = Statistics(alike(40), (1, 2))
+    axes = stats.plot(kind)
+    whole = 40 * 17 + 3
+    sizes = [w * h for w, h in rectangles(axes)]
+    leaves = sizes if kind == "treemap" else sizes[-3:]
+    scale = sum(leaves) / whole if kind == "treemap" else 1
+    assert sorted(size / scale for size in leaves) == pytest.approx([3, 40 * 8, 40 * 9])
+    assert axes.get_xlabel().endswith("683 in all")
+    assert any("40 x 0" in text for text in texts(axes))
+
+
+@settings(deadline=None)
+@given(SPECS)
+def test_a_folded_tree_has_the_same_totals(spec):
+    root = tree(spec)
+    if not root.num_params:
+        return
+    merged = folded_tree(root)
+    assert sum(row.self_params for row in merged.walk()) == root.num_params
+    amounts = find_amounts(merged, "params")
+    for row in merged.walk():
+        assert amounts.total[row] == amounts.own[row] + sum(amounts.total[child] for child in row.children)
+
+
+def test_a_folded_roofline():
+    """A point of equal modules has the work and the time of all: its place is their mean speed."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    stats = Statistics(model, (3, 4))
+    for row, milliseconds in zip(stats.root.walk(), (5.0, 2.0, 3.0), strict=True):
+        row.latency_ms, row.self_latency_ms = milliseconds, milliseconds if row.depth else 0.0
+    axes = stats.plot.roofline(DeviceSpec("mine", {torch.float32: 1e6}, bandwidth=1e5), fold=True)
+    (point,) = axes.collections[0].get_offsets()
+    assert point.tolist() == pytest.approx([2 * 48 / (4 * (12 + 16 + 12)), 2 * (48 + 48) / 5e-3])
 
 
 # ------------------------------------------------------------------------------------------ rectangles

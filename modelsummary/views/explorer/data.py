@@ -62,7 +62,15 @@ class Explored:
         if plan is not None and not hasattr(plan, "layers"):
             raise InputError(f"plan must be a ParallelPlan, as parallel_plan() returns it, got {plan!r:.80}")
         self.styles = {layer.fqn: layer.style for layer in plan.layers} if plan is not None else {}
-        self._check("plan", self.styles)
+        for fqn in self.by_fqn:  # a list of experts is not called itself
+            owner = fqn.rpartition(".")[0]
+            if owner in self.styles and owner not in self.by_fqn:
+                self.styles.setdefault(fqn, self.styles[owner])
+        self._check("plan", [fqn for fqn in self.styles if not self._is_list(fqn)])
+
+    def _is_list(self, fqn: str) -> bool:
+        """Return True for a module that holds others and is not called itself."""
+        return fqn not in self.by_fqn and any(each.startswith(f"{fqn}.") for each in self.by_fqn)
 
     def _check(self, name: str, fqns: Iterable[str]) -> None:
         strange = next((fqn for fqn in fqns if fqn not in self.by_fqn), None)

@@ -14,7 +14,9 @@ from modelsummary.views.labels import one_line
 
 __all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of"]
 
-MOST_CHILDREN = 200  # of one node, equal neighbours counted once; more are put into ranges, so that levels stay small
+MOST_CHILDREN = 200  # of one node, a repeated pattern counted once; more are put into ranges, so that levels stay small
+_LONGEST_PATTERN = 12  # nodes; as LONGEST in visible.js
+_FEW_SOURCES = 3
 
 
 @dataclass(eq=False, slots=True)
@@ -124,16 +126,51 @@ def _mark_equal(root: ExplorerNode) -> None:
 
 
 def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
-    """Return the nodes, or if they are too many, ranges of consecutive ones; none has too many children."""
+    """Return the nodes, or if the page would show too many of them, ranges of consecutive ones.
+
+    Consecutive nodes that take no tensor, as constants in files, become a range if there are more than a few.
+    """
+    if _n_shown([node.equal for node in nodes]) <= MOST_CHILDREN:
+        return list(_sources_in_ranges(nodes))
     folded = [list(group) for _, group in groupby(nodes, key=lambda node: node.equal)]
-    if len(folded) <= MOST_CHILDREN:
-        return nodes
     size = max(round(len(folded) ** 0.5), -(-len(folded) // MOST_CHILDREN))
-    ranges = []
-    for start in range(0, len(folded), size):
-        inside = [node for group in folded[start : start + size] for node in group]
-        node = ExplorerNode("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} nodes")
-        node.children = _in_ranges(inside)
-        node.order, node.equal = inside[0].order, -start - 1  # ranges are never equal
-        ranges.append(node)
-    return ranges
+    parts = [folded[start : start + size] for start in range(0, len(folded), size)]
+    return [_range([node for group in part for node in group], "nodes") for part in parts]
+
+
+def _sources_in_ranges(nodes: list[ExplorerNode]) -> Iterator[ExplorerNode]:
+    for is_source, group in groupby(nodes, key=_is_source):
+        run = list(group)
+        if is_source and _FEW_SOURCES < len(run) < len(nodes):
+            yield _range(run, "nodes without inputs")
+        else:
+            yield from run
+
+
+def _is_source(node: ExplorerNode) -> bool:
+    return node.kind in ("module", "function") and node.step is not None and not node.step.takes
+
+
+def _range(inside: list[ExplorerNode], what: str) -> ExplorerNode:
+    node = ExplorerNode("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} {what}")
+    node.children = _in_ranges(inside)
+    node.order, node.equal = inside[0].order, -inside[0].order - 1  # ranges are never equal
+    return node
+
+
+def _n_shown(equal: Sequence[int]) -> int:
+    """Return how many nodes the page shows of neighbours with these numbers: of a pattern that repeats, one."""
+    shown = start = 0
+    while start < len(equal):
+        period, times = 1, 1
+        for length in range(1, min(_LONGEST_PATTERN, (len(equal) - start) // 2) + 1):
+            if equal[start] != equal[start + length]:
+                continue
+            pattern, count = equal[start : start + length], 1
+            while equal[start + count * length : start + (count + 1) * length] == pattern:
+                count += 1
+            if count > (1 if length == 1 else 2) and count * length > period * times:
+                period, times = length, count
+        shown += period
+        start += period * times
+    return shown

@@ -1,4 +1,5 @@
-// Fills rows that were left out of the page when their parent is opened, and sorts siblings by a column.
+// Fills rows that were left out of the page when their parent is opened, shows equal rows one by one, and sorts siblings
+// by a column.
 (() => {
   for (const root of document.querySelectorAll(".modelsummary:not([data-ready])")) {
     root.dataset.ready = "";
@@ -14,12 +15,25 @@
       return cell;
     };
 
-    const grid = (row) => {
-      const [label, type, depth, texts, shares, values] = row;
+    const button = (parent, text, title) => {
+      const added = parent.appendChild(document.createElement("button"));
+      added.type = "button";
+      added.className = "ms-times";
+      added.textContent = text;
+      added.title = title;
+    };
+
+    const grid = (number) => {
+      const [label, type, times, depth, , texts, shares, values] = data.rows[number];
       const line = document.createElement("div");
       line.className = "ms-grid";
       const name = add(line, "ms-name", label + " ", depth);
       add(name, "ms-class", data.strings[type]);
+      if (data.strings[times]) {
+        name.append(" ");
+        if (data.each[number]) button(name, data.strings[times], "Show them one by one");
+        else add(name, "ms-class", data.strings[times]);
+      }
       texts.forEach((text, place) => {
         const cell = add(line, data.numeric[place] ? "ms-number" : "ms-text", data.strings[text]);
         if (data.numeric[place]) cell.dataset.value = values[place];
@@ -29,15 +43,15 @@
     };
 
     const element = (number) => {
-      const line = grid(data.rows[number]);
-      if (!data.children[number]) {
-        line.dataset.order = number;
-        return line;
+      const line = grid(number);
+      const node = data.children[number] ? document.createElement("details") : line;
+      node.dataset.row = number;
+      node.dataset.order = data.rows[number][4];
+      if (node !== line) {
+        node.dataset.lazy = "";
+        node.appendChild(document.createElement("summary")).appendChild(line);
       }
-      const details = document.createElement("details");
-      details.dataset.order = details.dataset.row = number;
-      details.appendChild(document.createElement("summary")).appendChild(line);
-      return details;
+      return node;
     };
 
     const value = (node) => {
@@ -58,16 +72,50 @@
     };
 
     const fill = (details) => {
-      const number = details.dataset.row;
-      if (!details.open || number === undefined) return;
-      delete details.dataset.row;
+      if (!details.open || details.dataset.lazy === undefined) return;
+      delete details.dataset.lazy;
       details.querySelector(".ms-more")?.remove();
-      for (const child of data.children[number]) details.appendChild(element(child));
+      for (const child of data.children[details.dataset.row]) details.appendChild(element(child));
       sort(details);
     };
 
+    const placed = (shown, before, parent) => {
+      shown.open = before.open;
+      fill(shown);
+      sort(parent);
+      return shown;
+    };
+
+    // Show equal rows one by one; the first of them gets the button that shows them as one again.
+    const unfold = (node) => {
+      const parent = node.parentNode, number = node.dataset.row;
+      const rows = data.each[number].map(element);
+      const name = rows[0].querySelector(".ms-name");
+      name.append(" ");
+      button(name, "fold", "Show them as one");
+      rows[0].dataset.head = number;
+      node.replaceWith(...rows);
+      return placed(rows[0], node, parent);
+    };
+
+    const refold = (node) => {
+      const parent = node.parentNode, number = node.dataset.head;
+      const folded = element(number);
+      node.before(folded);
+      for (const each of data.each[number]) parent.querySelector(`:scope > [data-row="${each}"]`).remove();
+      return placed(folded, node, parent);
+    };
+
+    root.addEventListener("click", (event) => {
+      if (!event.target.matches(".ms-times")) return;
+      event.preventDefault(); // the row neither opens nor closes
+      const node = event.target.closest("[data-row]");
+      const shown = node.dataset.head === undefined ? unfold(node) : refold(node);
+      shown.querySelector(".ms-times").focus();
+    });
+
     root.addEventListener("toggle", (event) => fill(event.target), true);
-    body.querySelectorAll("details[open][data-row]").forEach(fill);
+    body.querySelectorAll("details[open][data-lazy]").forEach(fill);
 
     const buttons = root.querySelectorAll(".ms-head button");
     buttons.forEach((button, place) => button.addEventListener("click", () => {

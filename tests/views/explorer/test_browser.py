@@ -105,6 +105,41 @@ def test_a_block_opens_down_to_its_functions_with_its_skip_connection(page, path
     assert "each=" not in page.url
 
 
+def test_an_opened_block_is_unfolded_by_a_click_on_its_number(page, path):
+    opened(page, path.with_name("one.html"), "#open=0.3")
+    assert page.locator(".head .badge text").all_text_contents() == ["× 6"]
+    frame, title = (page.locator(each).first.bounding_box() for each in (".frame", ".head .name"))
+    assert title["x"] + title["width"] < frame["x"] + frame["width"]
+    drawn(page, lambda: page.locator(".head .badge").dispatch_event("click"))
+    assert names(page)[:7] == ["input", "up", "act", "down", "add", "1", "2"]
+
+
+def test_modules_without_known_edges_stand_in_rows(page, tmp_path):
+    Statistics(Net()).explore(tmp_path / "bare.html")
+    opened(page, tmp_path / "bare.html")
+    assert page.locator(".edge").count() == 0
+    assert "edges are not known" in page.locator("#legend").text_content()
+
+
+def test_a_pattern_of_calls_is_shown_once(page, tmp_path):
+    """tanh(cell(x)) 400 times: the first cell owns the parameters, the 399 other calls of both are equal."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(400):
+                x = torch.tanh(self.cell(x))
+            return x
+
+    Statistics(Recurrent(), (1, 4)).explore(tmp_path / "calls.html")
+    opened(page, tmp_path / "calls.html")
+    assert names(page) == ["input", "cell", "tanh", "cell (call 2)", "tanh", "output"]
+    assert page.locator(".badge text").all_text_contents() == ["× 399", "× 399"]
+
+
 def test_search_selects_and_shows_the_module_and_the_address_finds_it_again(page, path):
     opened(page, path.with_name("one.html"), "#open=0")
     page.keyboard.press("/")
@@ -123,9 +158,9 @@ def test_figures_colours_and_links(page, path):
     text = page.locator("#facts").inner_text()
     assert "384" in text
     assert "2.30 K" in text
-    assert page.locator("#legend").text_content() == "Multiply-adds: 0  2.30 K"
+    assert page.locator("#legend span").all_text_contents() == ["Multiply-adds: 0  2.30 K", "skip connections"]
     drawn(page, lambda: page.select_option("#colour", "Type"))
-    assert page.locator("#legend span").all_text_contents() == ["Block", "cat", "Linear"]
+    assert page.locator("#legend span").all_text_contents() == ["Block", "cat", "Linear", "skip connections"]
     drawn(page, lambda: page.select_option("#size", "params"))
     widths = {
         group.locator(".name").text_content(): float(group.locator(".shape").last.get_attribute("width"))
@@ -167,6 +202,26 @@ def test_two_models_with_their_differences(page, path):
     page.locator(".changes tr", has_text="head").click()
     assert page.locator("#facts h2").text_content() == "head"
     assert page.locator(".node.selected").count() == 2
+
+
+def test_differences_by_keyboard(page, path):
+    opened(page, path)
+    page.keyboard.press("n")
+    assert page.locator("#facts h2").text_content() == "head"
+    page.keyboard.press("6")
+    page.locator(".changes tr", has_text="head").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("body").get_attribute("data-view") == "graph"
+
+
+def test_blocks_that_differ_in_the_same_way_stay_one(page, tmp_path):
+    before, after = Net(), Net()
+    for block in after.blocks:
+        block.act = nn.GELU()
+    Statistics(before, (3, 4)).explore(tmp_path / "alike.html", compare=Statistics(after, (3, 4)))
+    opened(page, tmp_path / "alike.html")
+    assert page.locator(".badge text").all_text_contents() == ["× 6", "× 6"]
+    assert page.locator(".node.changed .name").all_text_contents() == ["act", "act"]
 
 
 def test_keys(page, path):

@@ -8,6 +8,7 @@ from torch import nn
 from modelsummary import Statistics
 from modelsummary.views.explorer.data import Explored, model_data
 from modelsummary.views.explorer.nodes import MOST_CHILDREN, nodes_of
+from tests.models import Call
 
 
 class Residual(nn.Module):
@@ -97,9 +98,34 @@ def test_blocks_in_different_stages_are_not_equal():
 
 
 def test_a_level_with_many_different_nodes_has_ranges():
-    layers = [nn.Linear(1, 1, bias=bool(number % 2)) for number in range(400)]  # no two neighbours are equal
+    layers = [
+        nn.Linear(1, 1, bias=bool(number.bit_count() % 2)) for number in range(400)
+    ]  # no pattern comes three times
     nodes = nodes_of(Statistics(nn.Sequential(*layers), (1, 1)).root)
     assert max(len(node.children) for node in nodes) <= MOST_CHILDREN
     ranges = [node for node in nodes if node.kind == "range"]
     assert sum(len(node.children) for node in ranges) == 400
-    assert (ranges[0].name, ranges[0].type) == ("0 … 19", "20 nodes")
+    last = ranges[0].children[-1].name
+    assert (ranges[0].name, ranges[0].type) == (f"0 … {last}", f"{int(last) + 1} nodes")
+
+
+def test_a_repeated_pattern_needs_no_ranges():
+    layers = [nn.Linear(1, 1, bias=bool(number % 2)) for number in range(400)]
+    nodes = nodes_of(Statistics(nn.Sequential(*layers), (1, 1)).root)
+    assert len(nodes[0].children) == 400
+
+
+def test_many_constants_in_a_row_are_a_range():
+    def forward(self, x):
+        for number in range(1, 6):
+            x = x + torch.ones(4) * number
+        return x
+
+    def early(self, x):
+        ones = [torch.ones(number, 1) for number in range(1, 6)]
+        return sum((one.sum() for one in ones), x)
+
+    for model, names in ((early, ["input", "ones … ones"]), (forward, ["input", "ones"])):
+        stats = Statistics(Call(model), (2, 4))
+        shown = nodes_of(stats.root, stats._dataflow().steps)[0].children
+        assert [node.name for node in shown][:2] == names

@@ -96,6 +96,7 @@ const drawStage = async ({ fits = false, anchor = null } = {}) => {
       laid.draw(canvas.content, act);
       canvas.size = laid;
       addTo(legend, laid.legend);
+      if (!side.model.edgeCount) addTo(legend, [{ text: "modules in their order; edges are not known" }]);
       if (fits) fit(canvas);
       if (!fits || side.selected) keep(canvas, (number === state.side && anchor) || side.shown(side.selected), before);
     } else {
@@ -262,12 +263,23 @@ const copyPicture = async (kind) => {
 
 const zoomBy = (factor) => { for (const canvas of canvases) canvas.zoom.scaleBy(canvas.svg, factor); };
 
+// Select the next or the previous module that differs from the other model.
+const nextDifference = (step) => {
+  const side = active();
+  const found = [...side.differences].filter(([, row]) => row.status !== "shape").map(([node]) => node).sort((a, b) => a - b);
+  if (!found.length) return say("no differences in this model");
+  const next = step > 0 ? found.find((node) => node > side.selected) : found.findLast((node) => node < side.selected);
+  return act.select(side, next ?? found.at(step > 0 ? 0 : -1));
+};
+
 const KEYS = {
   "/": () => byId("search").focus(),
   Enter: () => act.toggle(active(), active().selected),
   f: () => act.focus(active(), active().selected),
   Backspace: () => act.focus(active(), Math.max(0, active().model.outer[active().focus])),
   u: () => act.unfold(active(), active().selected),
+  n: () => nextDifference(1),
+  p: () => nextDifference(-1),
   r: () => { state.direction = state.direction === "DOWN" ? "RIGHT" : "DOWN"; draw({ fits: true }); },
   d: setTheme,
   "?": () => byId("keys").showModal(),
@@ -303,7 +315,7 @@ const start = () => {
   for (const row of data.diff?.rows ?? []) {
     row.nodes.forEach((node, number) => { if (node >= 0) state.sides[number].noteDifference(node, row); });
   }
-  for (const side of state.sides) side.refold();
+  if (state.diff) for (const side of state.sides) side.splitEquals();
   for (const [before, after] of data.diff?.pairs ?? []) {
     state.sides[0].partner.set(before, after);
     state.sides[1].partner.set(after, before);

@@ -78,16 +78,16 @@ const link = (side, node, act, text) => make("a", { href: "#", onclick: (event) 
 const links = (side, node, act) => {
   if (!node || !side.model.edgeCount) return "";
   const { taken, passed } = side.model.neighbours(node);
-  const list = (title, found) => {
+  const list = (title, kind, found) => {
     if (!found.length) return "";
     const lines = found.slice(0, MOST_LINKS).map(([other, tensors]) => {
       const text = [...tensors][0] + (tensors.size > 1 ? ` and ${tensors.size - 1} more` : "");
       return make("li", {}, link(side, other, act), make("span", { class: "type" }, text));
     });
     if (found.length > MOST_LINKS) lines.push(make("li", { class: "type" }, `and ${found.length - MOST_LINKS} more`));
-    return section(title, make("ul", {}, ...lines));
+    return make("div", { class: kind }, section(title, make("ul", {}, ...lines)));
   };
-  const both = [list("Takes from", taken), list("Passes to", passed)].filter(Boolean);
+  const both = [list("Takes from", "taken", taken), list("Passes to", "passed", passed)].filter(Boolean);
   return both.length ? make("div", {}, ...both) : "";
 };
 
@@ -161,7 +161,8 @@ export const drawChanges = (into, act) => {
     const side = state.sides[number];
     const node = each.nodes[number];
     const change = (name) => (each.changes[name]?.[2] ? signed(each.changes[name][2], UNITS[name]) : "");
-    return make("tr", { class: each.status, onclick: () => act.select(side, node, true) },
+    const select = () => act.select(side, node, true);
+    return make("tr", { class: each.status, tabindex: 0, onclick: select, onkeydown: (event) => { if (event.key === "Enter") { event.stopPropagation(); select(); } } },
       make("td", {}, make("span", { class: `mark ${each.status}` }, each.status)),
       make("td", { class: "name" }, side.model.label(node)), make("td", { class: "type" }, side.model.type(node)),
       make("td", {}, each.differs.join(", ").replaceAll("_", " ")), make("td", { class: "number" }, change("params")), make("td", { class: "number" }, change("macs")));

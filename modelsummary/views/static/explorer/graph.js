@@ -8,8 +8,10 @@ import { markSkips, visibleGraph } from "./visible.js";
 const FONT = "12px ui-sans-serif, system-ui, sans-serif";
 const SMALL = "10.5px ui-sans-serif, system-ui, sans-serif";
 const LINE = 14, PAD = 10, HEAD = 26, LONGEST_NAME = 34;
+const LEFT_OF_NAME = 26; // of an opened module
 const MOST_NODES = 1500;
-const FEW_NODES = 80; // up to which there is time for the better placement
+const FEW_NODES = 80; // up to which there is time for the better layout
+const FAST = { "elk.layered.nodePlacement.strategy": "BRANDES_KOEPF", "elk.layered.thoroughness": "1" };
 const LAYOUT = {
   "elk.algorithm": "layered",
   "elk.hierarchyHandling": "INCLUDE_CHILDREN",
@@ -23,6 +25,13 @@ const LAYOUT = {
   "elk.edgeRouting": "ORTHOGONAL",
   "org.eclipse.elk.json.shapeCoords": "ROOT",
   "org.eclipse.elk.json.edgeCoords": "ROOT",
+};
+
+// Without edges, modules stand in rows.
+const ROWS = {
+  "elk.algorithm": "rectpacking",
+  "elk.spacing.nodeNode": "16",
+  "org.eclipse.elk.json.shapeCoords": "ROOT",
 };
 
 let elk = null;
@@ -44,12 +53,12 @@ export const layOut = async (side) => {
   elk ??= new ELK();
   const root = {
     id: "root",
-    layoutOptions: {
+    layoutOptions: model.edgeCount ? {
       ...LAYOUT,
       "elk.direction": state.direction,
-      "elk.layered.nodePlacement.strategy": items.length > FEW_NODES ? "BRANDES_KOEPF" : "NETWORK_SIMPLEX",
-    },
-    children: [...graph.outside, ...tops].map(forElk),
+      ...(items.length > FEW_NODES ? FAST : { "elk.layered.nodePlacement.strategy": "NETWORK_SIMPLEX" }),
+    } : ROWS,
+    children: [...graph.outside, ...tops].map((item) => forElk(item, model.edgeCount ? {} : ROWS)),
     edges: graph.edges.map((edge, place) => ({ id: `e${place}`, sources: [`n${edge.source}`], targets: [`n${edge.target}`] })),
   };
   const placed = await elk.layout(root);
@@ -57,7 +66,8 @@ export const layOut = async (side) => {
   const note = (box) => { boxes.set(box.id, box); (box.children ?? []).forEach(note); };
   (placed.children ?? []).forEach(note);
   return {
-    width: placed.width, height: placed.height, legend: look.legend,
+    width: placed.width, height: placed.height,
+    legend: graph.edges.some((edge) => edge.isSkip) ? [...look.legend, { colour: "var(--skip)", text: "skip connections" }] : look.legend,
     draw: (into, act) => draw(into, side, items, graph, placed, boxes, look, act),
   };
 };
@@ -85,24 +95,36 @@ const describe = (side, item, scale) => {
   const shape = model.fact("Output", node);
   if (!item.isOpen && shape && !item.isOutside) item.lines.push(cut(shape, LONGEST_NAME));
   if (!item.isOpen && value) item.lines.push(`${scaled(value, figure.unit)} ${figure.short}`);
-  const badge = item.times > 1 ? 34 : 0;
-  const widest = Math.max(textWidth(name, `600 ${FONT}`) + badge, ...item.lines.slice(1).map((line) => textWidth(line, SMALL)));
-  const factor = item.isOpen ? 1 : scale(node);
+  item.badge = item.times > 1 ? Math.ceil(textWidth(`× ${item.times}`, `600 ${SMALL}`)) + 16 : 0;
+  if (item.isOpen) {
+    item.width = LEFT_OF_NAME + Math.ceil(textWidth(name, `600 ${FONT}`) + (type ? 8 + textWidth(type, SMALL) : 0)) + PAD + item.badge;
+    item.height = HEAD;
+    return;
+  }
+  const widest = Math.max(textWidth(name, `600 ${FONT}`) + item.badge, ...item.lines.slice(1).map((line) => textWidth(line, SMALL)));
+  const factor = scale(node);
   item.width = Math.ceil((widest + 2 * PAD + (model.isOpenable(node) && !item.isOutside ? 24 : 0)) * Math.max(1, factor));
   item.height = Math.ceil((item.lines.length * LINE + 12) * Math.max(0.9, factor));
 };
 
-const forElk = (item) => {
+const forElk = (item, options) => {
   const node = { id: `n${item.node}`, width: item.width, height: item.height };
   if (item.inside.length) {
-    node.children = item.inside.map(forElk);
+    node.children = item.inside.map((inner) => forElk(inner, options));
     node.layoutOptions = {
+      ...options,
       "elk.padding": `[top=${HEAD + 10},left=14,bottom=14,right=14]`,
       "elk.nodeSize.constraints": "MINIMUM_SIZE",
-      "elk.nodeSize.minimum": `(${item.width + 10},${HEAD + 20})`,
+      "elk.nodeSize.minimum": leastSize(item, options),
     };
   }
   return node;
+};
+
+// The layered layout takes the height for the width of graphs that run downwards.
+const leastSize = (item, options) => {
+  const sizes = [item.width, HEAD + 20];
+  return `(${(options === ROWS || state.direction === "RIGHT" ? sizes : sizes.reverse()).join(",")})`;
 };
 
 const draw = (into, side, items, graph, placed, boxes, look, act) => {
@@ -122,8 +144,8 @@ const draw = (into, side, items, graph, placed, boxes, look, act) => {
   const heads = into.append("g").selectAll("g").data(groups).join("g").attr("class", "head")
     .attr("transform", (item) => `translate(${item.box.x},${item.box.y})`).attr("data-node", (item) => item.node);
   heads.append("rect").attr("class", "bar").attr("x", 1).attr("y", 1).attr("width", (item) => item.box.width - 2).attr("height", HEAD).attr("rx", 7);
-  heads.append("text").attr("class", "name").attr("x", 26).attr("y", 17)
-    .text((item) => `${item.lines[0]}${item.times > 1 ? `  × ${item.times}` : ""}`)
+  heads.append("text").attr("class", "name").attr("x", LEFT_OF_NAME).attr("y", 17)
+    .text((item) => item.lines[0])
     .append("tspan").attr("class", "small").attr("dx", 8).text((item) => item.lines[1] ?? "");
   const leaves = items.filter((item) => !item.inside.length);
   const nodes = into.append("g").selectAll("g").data(leaves).join("g")
@@ -143,12 +165,14 @@ const draw = (into, side, items, graph, placed, boxes, look, act) => {
       .attr("x", item.box.width / 2).attr("y", top + number * LINE).attr("text-anchor", "middle").text(line));
   });
   nodes.append("title").text((item) => model.label(item.node));
-  const repeated = nodes.filter((item) => item.times > 1);
-  const badges = repeated.append("g").attr("class", "badge").attr("transform", (item) => `translate(${item.box.width - 22},-8)`)
-    .on("click", (event, item) => { event.stopPropagation(); act.unfold(side, item.node); });
-  badges.append("rect").attr("width", 36).attr("height", 17).attr("rx", 8.5);
-  badges.append("text").attr("x", 18).attr("y", 12.5).attr("text-anchor", "middle").text((item) => `× ${item.times}`);
-  badges.append("title").text("Equal blocks: show them one by one");
+  for (const selection of [nodes, heads]) {
+    const badges = selection.filter((item) => item.times > 1).append("g").attr("class", "badge")
+      .attr("transform", (item) => `translate(${item.box.width - item.badge + 14},-8)`)
+      .on("click", (event, item) => { event.stopPropagation(); act.unfold(side, item.node); });
+    badges.append("rect").attr("width", (item) => item.badge).attr("height", 17).attr("rx", 8.5);
+    badges.append("text").attr("x", (item) => item.badge / 2).attr("y", 12.5).attr("text-anchor", "middle").text((item) => `× ${item.times}`);
+    badges.append("title").text("Equal blocks: show them one by one");
+  }
   const openable = (item) => model.isOpenable(item.node) && !item.isOutside;
   const toggle = (selection, y) => {
     const button = selection.append("g").attr("class", "toggle").attr("transform", `translate(5,${y})`)

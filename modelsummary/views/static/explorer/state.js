@@ -18,14 +18,28 @@ export class Side {
     this.partner = new Map(); // node -> the same module of the other model
   }
 
-  // Note how a node differs from the other model; it is shown apart from its equals.
+  // Note how a node differs from the other model.
   noteDifference(node, row) {
     this.differences.set(node, row);
     if (row.status === "shape") return;
-    for (const each of this.model.way(node)) {
-      this.model.equal[each] = -this.model.size - each;
-      if (each !== node) this.changedInside.add(each);
+    for (const each of this.model.way(node).slice(0, -1)) this.changedInside.add(each);
+  }
+
+  // Let only nodes be equal that differ from the other model in the same way, inside too.
+  splitEquals() {
+    const { model } = this;
+    const kinds = new Map();
+    for (let node = model.size - 1; node >= 0; node--) { // what is inside a node comes before it
+      const row = this.differences.get(node);
+      const isChanged = row && row.status !== "shape";
+      if (!isChanged && !this.changedInside.has(node)) continue;
+      const inside = model.children(node).map((child) => model.equal[child]);
+      const key = JSON.stringify([model.equal[node], isChanged && [row.status, row.differs, row.changes], inside]);
+      if (!kinds.has(key)) kinds.set(key, -model.size - node);
+      model.equal[node] = kinds.get(key);
     }
+    this.refold();
+    this.open = firstOpen(model, this.folding);
   }
 
   statusOf(node) {

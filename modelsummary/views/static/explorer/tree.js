@@ -65,6 +65,7 @@ const draw = () => {
   const first = Math.max(0, Math.floor(tree.scrollTop / ROW) - 5);
   const last = Math.min(rows.length, Math.ceil((tree.scrollTop + tree.clientHeight) / ROW) + 5);
   const selected = placeOf(active().selected);
+  if (selected >= 0) tree.setAttribute("aria-activedescendant", "selected-row");
   inner.replaceChildren(...rows.slice(first, last).map((row, place) => element(row, first + place, selected)));
   if (!rows.length && state.query.trim()) inner.replaceChildren(make("div", { class: "none" }, "nothing found"));
 };
@@ -83,6 +84,7 @@ const element = ({ node, level, times, isFound }, place, selectedPlace) => {
   const type = model.type(node) === name ? "" : model.type(node);
   const row = make("div", {
     class: `row${selected ? " selected" : ""}${status ? ` ${status}` : ""}${model.data.nodes.called[node] ? "" : " idle"}`,
+    id: selected ? "selected-row" : null,
     role: "treeitem", "aria-level": level + 1, "aria-selected": selected,
     "aria-expanded": isOpenable ? side.listed.has(node) : null,
     style: `top: ${place * ROW}px; --level: ${level}; --share: ${share}%`,

@@ -1,0 +1,129 @@
+"""Predict published runs that nothing of the model was chosen or fitted on, and print how far off the predictions are.
+
+    python benchmarks/cluster_blind.py [--causes]
+
+The runs were chosen for what they add to ``cluster_runs.py``: FSDP, models without tensor parallelism, and eager mode.
+
+- torchtitan on A100: ``docs/performance.md`` of pytorch/torchtitan, version 0413364 (2024): Llama 2 and 3 on 64 A100.
+  "selective layer" recomputes every second block.
+- torchtitan on H100: the same file of 2025, and its benchmark of asynchronous tensor parallelism of June 2025: devices
+  of 96 GB with 2.4 TB/s and a limit of 500 W. The operators that "selective op" recomputes count as half of the
+  blocks.
+- llm-foundry: ``scripts/train/benchmarking/README.md`` of mosaicml/llm-foundry, version 061f2c7: MPT models, each
+  device with 200 Gbit/s (A100), or as in a DGX H100, which the source does not say.
+
+Where the source does not speak of torch.compile, eager mode is assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cluster_models import llama, mpt, token_loss
+from cluster_runs import Run, predicted
+from tabulate import tabulate
+
+from modelsummary.cluster import Cluster, Plan, Recipe
+from modelsummary.costs.device_spec import DeviceSpec
+
+EAGER = Recipe(loss=token_loss, kernels="eager")
+COMPILED = replace(EAGER, kernels="compiled")
+LLAMA = {  # layers, width, heads, groups, inner width, vocabulary
+    "Llama 2 13B": (40, 5120, 40, 40, 13824, 32000),
+    "Llama 2 70B": (80, 8192, 64, 8, 28672, 32000),
+    "Llama 3 8B": (32, 4096, 32, 8, 14336, 128256),
+    "Llama 3 70B": (80, 8192, 64, 8, 28672, 128256),
+}
+MPT = {"7B": (32, 4096, 32), "13B": (40, 5120, 40), "30B": (48, 7168, 56), "70B": (80, 8192, 64)}
+
+
+def h100_of_500_watts() -> DeviceSpec:
+    """Return the devices of torchtitan's H100 runs."""
+    usual, watts = DeviceSpec("H100"), 500 / 700
+    fastest = {dtype: watts * value for dtype, value in usual.achievable_flops.items()}
+    return replace(
+        usual,
+        name="H100 96GB",
+        bandwidth=2.4e12,
+        memory_bytes=96 * 10**9,
+        achievable_flops=fastest,
+        source="torchtitan",
+    )
+
+
+def torchtitan() -> Iterator[Run]:
+    """FSDP of Llama on A100, and with tensor parallelism on H100."""
+    slow = Cluster(h100_of_500_watts(), network_bandwidth=50e9)
+    a100 = Cluster.preset("DGX A100")
+    rows = [  # model, cluster, nodes, tensor, length, micro-batch, recomputation, recipe, tokens per second and device
+        ("Llama 2 13B", a100, 8, 1, 4096, 2, "none", EAGER, 2162),
+        ("Llama 2 13B", a100, 8, 1, 4096, 2, 20, EAGER, 1914),
+        ("Llama 2 70B", a100, 8, 1, 4096, 2, "full", EAGER, 353),
+        ("Llama 3 8B", a100, 8, 1, 8192, 1, 16, EAGER, 2904),
+        ("Llama 3 70B", a100, 8, 1, 8192, 1, "full", EAGER, 331),
+        ("Llama 3 8B", slow, 1, 1, 8192, 2, 16, EAGER, 5762),
+        ("Llama 3 8B", slow, 1, 1, 8192, 2, 16, COMPILED, 6667),
+        ("Llama 3 70B", slow, 32, 8, 8192, 16, "full", COMPILED, 597.3),
+    ]
+    for name, cluster, nodes, tensor, length, micro, recompute, recipe, rate in rows:
+        *sizes, vocabulary = LLAMA[name]
+        model = llama(*sizes, vocabulary=vocabulary, length=length)
+        plan = Plan(
+            tensor=tensor,
+            sequence_parallel=tensor > 1,
+            data=8 * nodes // tensor,
+            zero=3,
+            micro_batch=micro,
+            recompute=recompute,
+        )
+        batch = micro * plan.data
+        again = {"none": "", "full": ", full"}.get(str(recompute), ", selective")
+        label = f"{name}, {plan.devices} {cluster.device.name.split()[0]}{again}, {recipe.kernels}"
+        seconds = batch * length / (rate * plan.devices)
+        yield Run("torchtitan", label, model, plan, cluster.with_nodes(nodes), batch, length, recipe, seconds)
+
+
+def foundry() -> Iterator[Run]:
+    """FSDP of MPT."""
+    rows = [  # model, preset, devices, micro-batch, micro-batches, recomputation, tokens per second of all devices
+        ("7B", "DGX A100", 8, 6, 2, "none", 37130),
+        ("13B", "DGX A100", 8, 2, 3, "none", 18097),
+        ("30B", "DGX A100", 8, 3, 21, "full", 7330),
+        ("70B", "DGX A100", 64, 8, 4, "full", 26274),
+        ("7B", "DGX H100", 8, 6, 1, "none", 85144),
+        ("13B", "DGX H100", 64, 2, 1, "none", 307209),
+        ("30B", "DGX H100", 32, 14, 3, "full", 73860),
+        ("70B", "DGX H100", 64, 8, 4, "full", 66523),
+    ]
+    for name, preset, devices, micro, count, recompute, rate in rows:
+        plan = Plan(data=devices, zero=3, micro_batch=micro, recompute=recompute)
+        batch, length = micro * count * devices, 2048
+        cluster = Cluster.preset(preset, nodes=devices // 8)
+        label = f"MPT {name}, {devices} {preset.split()[1]}{', full' if recompute == 'full' else ''}, eager"
+        yield Run("llm-foundry", label, mpt(*MPT[name]), plan, cluster, batch, length, EAGER, batch * length / rate)
+
+
+def main() -> None:
+    """Print predicted and measured seconds of each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    rows, errors = [], []
+    for run in (*torchtitan(), *foundry()):
+        step = predicted(run)
+        ratio = step.step_seconds / run.seconds
+        errors.append(abs(ratio - 1))
+        rows.append([run.table, run.name, run.seconds, step.step_seconds, ratio, step.memory_bytes / 2**30])
+        if options.causes:
+            print(run.name, {name: round(value, 3) for name, value in step.seconds_by_cause.items() if value})
+    headers = ["source", "run", "measured (s)", "predicted (s)", "ratio", "memory (GiB)"]
+    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".3f", ".1f"), tablefmt="github"))
+    print(f"{len(errors)} runs: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}")
+
+
+if __name__ == "__main__":
+    main()

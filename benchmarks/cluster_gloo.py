@@ -1,0 +1,388 @@
+"""Compare predicted and measured training steps of processes on this machine, which communicate by gloo.
+
+    python benchmarks/cluster_gloo.py [--steps 9] [--folder FOLDER]
+
+The model is the decoder of ``examples/parallel_train.py``, wider. Two processes of one thread each first measure the
+operator calls of all plans at the same time, as a process would whose neighbours compute as well, and then collectives
+of several sizes, which give the bandwidth and the latency of a ``Cluster``. Four processes measure their own
+collectives. The steps are predicted from that, and run.
+
+This machine has fewer cores than processes. A process that shares a core with another one computes at half the speed:
+times of kernels are multiplied by processes per core. In a pipeline some processes wait, and the others get their
+cores: its schedule is simulated with as much speed for each action as the actions that run at the same time leave.
+
+Beside the time of a step, the table has the CPU time that the first process takes for it. On a machine that is busy
+with other work, the first is too long, but not the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from scipy.optimize import least_squares
+from scipy.stats import kendalltau
+from tabulate import tabulate
+from torch.nn.parallel import DistributedDataParallel
+
+from modelsummary import Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.collectives import Network, RankGroup
+from modelsummary.cluster.pipeline import simulation_of
+from modelsummary.costs.device_spec import DeviceSpec
+from modelsummary.costs.kernel_table import table_of
+from modelsummary.costs.kernels import whole_call
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.costs.operator_work import Work, is_free, work_of
+from modelsummary.latency.calibrate import calibrate_calls
+from modelsummary.split.schedule import Action
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from parallel_train import Decoder
+
+BATCH, LENGTH, VOCABULARY = 16, 64, 512
+RECIPE = Recipe(
+    dtype=None,
+    gradient_dtype=None,
+    master_weights=False,
+    kernels="eager",
+    loss=lambda logits: token_loss(logits, torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)),
+    host_seconds=0.0,  # the time of an operator on a CPU holds its dispatch
+    overlap_gradients=False,  # communication takes the cores that compute
+)
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+SIZES = [2**power for power in range(14, 26, 2)]
+CPU = torch.device("cpu")
+
+
+class Trial(NamedTuple):
+    """A plan to be predicted and run."""
+
+    name: str
+    plan: Plan
+
+
+TRIALS = {
+    2: [
+        Trial("data 2 (DDP)", Plan(data=2, micro_batch=8)),
+        Trial("tensor 2", Plan(tensor=2, micro_batch=16)),
+        Trial("FSDP 2", Plan(data=2, zero=3, micro_batch=8)),
+        Trial("pipeline 2", Plan(pipeline=2, micro_batch=4)),
+    ],
+    4: [
+        Trial("data 4 (DDP)", Plan(data=4, micro_batch=4)),
+        Trial("tensor 2, FSDP 2", Plan(tensor=2, data=2, zero=3, micro_batch=8)),
+        Trial("FSDP 4", Plan(data=4, zero=3, micro_batch=4)),
+        Trial("pipeline 2, tensor 2", Plan(pipeline=2, tensor=2, micro_batch=4)),
+    ],
+}
+
+
+def decoder() -> Decoder:
+    """Return the model."""
+    torch.manual_seed(0)
+    return Decoder(vocab=VOCABULARY, width=384, depth=4, heads=6)
+
+
+def token_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of next tokens."""
+    return F.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def step_model() -> StepModel:
+    """Return the model ready to be costed under plans."""
+    stats = Statistics(decoder(), torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    return StepModel(stats.live, stats.root, RECIPE)
+
+
+# --------------------------------------------------------------------------------------------- measuring
+
+
+def calls_of_all_plans() -> list[OperatorCall]:
+    """Return the distinct operator calls of the ranks of all plans."""
+    model = step_model()
+    simulator = StepSimulator(model, cluster_of(1e9, 1e-4, 1e9, 4), BATCH, LENGTH)
+    shares = {simulator.share(trial.plan) for trials in TRIALS.values() for trial in trials}
+    found = {each.run.call.key: each.run.call for share in shares for each in model.operators(share)}
+    return [call for call in found.values() if not is_free(call)]
+
+
+def kernel_seconds(rank: int) -> dict[str, Any]:
+    """Measure the operator calls in this process; return seconds by work, and bytes per second of a copy."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MODELSUMMARY_CACHE"] = folder  # the processes keep tables of their own
+        calls = calls_of_all_plans()
+        done = calibrate_calls(calls, CPU, cold=True)
+        table = table_of(CPU)
+        by_work: defaultdict[Work, list[float]] = defaultdict(list)
+        for call in calls:
+            seconds, _ = table.seconds(call.key, whole_call(call), cold=True)
+            for number, work in enumerate(work_of(call)):
+                by_work[work].append(0.0 if number else seconds)
+    if rank == 0:
+        print(f"{done.measured} operator calls measured in {done.seconds:.0f} s", flush=True)
+    mean = {work: sum(each) / len(each) for work, each in by_work.items()}
+    return {"seconds": mean, "bandwidth": table.facts["bytes_per_second"], "flops": table.facts["flops_per_second"]}
+
+
+def collective_seconds(size: int) -> list[tuple[str, int, int, float]]:
+    """Measure collectives of all groups of ``size`` consecutive ranks at the same time: operation, ranks, bytes, s."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+    group = groups[rank // size]
+    rows = []
+    for nbytes in SIZES:
+        whole, part = torch.ones(nbytes // 4), torch.ones(nbytes // 4 // size)
+        runs = {
+            "all_reduce": lambda whole=whole: dist.all_reduce(whole, group=group),
+            "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part, group=group),
+            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, group=group),
+        }
+        for operation, run in runs.items():
+            rows.append((operation, size, nbytes, median_seconds(run, 15)[0]))
+    return rows
+
+
+def median_seconds(run: Any, count: int) -> tuple[float, float]:
+    """Return the median seconds, and CPU seconds, of a function that all ranks call, after two runs to warm up."""
+    times, used = [], []
+    for _ in range(count + 2):
+        dist.barrier()
+        begin, cpu = time.perf_counter(), time.process_time()
+        run()
+        times.append(time.perf_counter() - begin)
+        used.append(time.process_time() - cpu)
+    return sorted(times[2:])[count // 2], sorted(used[2:])[count // 2]
+
+
+def step_seconds(plan: Plan, steps: int) -> tuple[float, float]:
+    """Return the median seconds, and CPU seconds, of a training step under a plan."""
+    model, rank = decoder(), dist.get_rank()
+    rows = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    ids, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    if plan.zero == 0 and plan.data > 1:
+        sharded: Any = DistributedDataParallel(model)
+        place = rank
+    else:
+        stats = Statistics(model, ids[: plan.micro_batch])
+        derived = stats.parallel_plan(tensor=plan.tensor, shard=plan.data, pipeline=plan.pipeline)
+        mesh = derived.device_mesh("cpu")
+        sharded = derived.apply(model, mesh)
+        place = mesh["shard"].get_local_rank() if plan.data > 1 else 0
+    share = slice(place * BATCH // plan.data, (place + 1) * BATCH // plan.data)
+    ids, targets = ids[share], targets[share]
+    if plan.pipeline == 1:
+        optimizer = optimizer_of(sharded)
+
+        def forward_and_backward() -> None:
+            token_loss(sharded(ids), targets).backward()
+
+    else:
+        from torch.distributed.pipelining import Schedule1F1B
+
+        optimizer = optimizer_of(sharded.submod)
+        engine = Schedule1F1B(sharded, plan.microbatches(BATCH), loss_fn=token_loss)
+
+        def forward_and_backward() -> None:
+            if sharded.is_first:
+                engine.step(ids)
+            else:
+                engine.step(target=targets)
+
+    def step() -> None:
+        forward_and_backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return median_seconds(step, steps)
+
+
+def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW in fused kernels, which take either sharded tensors or plain ones."""
+    kinds: dict[type, list[torch.nn.Parameter]] = defaultdict(list)
+    for each in module.parameters():
+        kinds[type(each.data)].append(each)
+    return torch.optim.AdamW([{"params": each} for each in kinds.values()], foreach=False, fused=True)
+
+
+def worker(rank: int, world: int, steps: int, port: int, folder: str) -> None:
+    """Measure what ``world`` processes can measure; the first one writes it down."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    kernels = kernel_seconds(rank) if world == 2 else None
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    rows = [row for size in {2, world} for row in collective_seconds(size)]
+    measured = {}
+    for trial in TRIALS[world]:
+        measured[trial.name] = step_seconds(trial.plan, steps)
+        if rank == 0:
+            print(f"{trial.name}: {1e3 * measured[trial.name][0]:.0f} ms", flush=True)
+    if rank == 0:
+        if kernels is not None:
+            (Path(folder) / "kernels").write_bytes(pickle.dumps(kernels))
+        (Path(folder) / str(world)).write_text(json.dumps({"collectives": rows, "steps": measured}), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# -------------------------------------------------------------------------------------------- predicting
+
+
+def cluster_of(bandwidth: float, latency: float, memory: float, devices: int) -> Cluster:
+    """Return the processes as a cluster of one node."""
+    spec = DeviceSpec("one process", {torch.float32: 1e11}, memory, memory_bytes=2**34)
+    return Cluster(spec, devices_per_node=devices, link_bandwidth=bandwidth, link_latency=latency, link_efficiency=1.0)
+
+
+@dataclass
+class MeasuredDevice:
+    """The times of kernels in one process, as the model of a device: measured ones, and copies for the rest.
+
+    Attributes:
+        kernels: as ``kernel_seconds`` returns it.
+        slowdown: processes per core that compute at the same time.
+        spec: peaks of the device.
+        host: seconds to dispatch an operator, which measured times hold.
+    """
+
+    kernels: dict[str, Any]
+    slowdown: float
+    spec: DeviceSpec
+    host: float = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of a kernel."""
+        known = self.kernels["seconds"].get(work)
+        return self.slowdown * (work.nbytes / self.kernels["bandwidth"] if known is None else known)
+
+
+class GlooNetwork(Network):
+    """The network of processes that communicate by gloo, whose reduce-scatter is an all-reduce."""
+
+    def seconds(self, operation: str, nbytes: float, group: RankGroup) -> float:
+        """Return the seconds of a collective."""
+        return super().seconds("all_reduce" if operation == "reduce_scatter" else operation, nbytes, group)
+
+
+def fitted_cluster(rows: Sequence[tuple[str, int, int, float]], devices: int) -> tuple[Cluster, float]:
+    """Return the cluster whose collectives come nearest to the measured ones, and the mean error of these."""
+
+    def ratios(values: np.ndarray) -> np.ndarray:
+        network = GlooNetwork(cluster_of(*np.exp(values), 1e10, devices))
+        return np.array([network.seconds(name, nbytes, RankGroup(n, n)) / seconds for name, n, nbytes, seconds in rows])
+
+    found = least_squares(lambda values: np.log(ratios(values)), np.log([1e9, 1e-4])).x
+    return cluster_of(*np.exp(found), 1e10, devices), float(np.mean(np.abs(ratios(found) - 1)))
+
+
+def shared_seconds(orders: Sequence[Sequence[Action]], copies: int, cores: int) -> float:
+    """Return the seconds of a schedule whose ranks share cores.
+
+    Args:
+        orders: timed actions of each rank of the pipeline, as they are with a core for each process.
+        copies: processes that run each action at the same time.
+        cores: cores of the machine.
+    """
+    last = max(action.stage for order in orders for action in order)
+    left = [[action.end - action.begin for action in order] for order in orders]
+    done: set[tuple[str, int, int]] = set()
+    place, now = [0] * len(orders), 0.0
+    while any(at < len(order) for at, order in zip(place, orders, strict=True)):
+        ready = []
+        for rank, order in enumerate(orders):
+            if place[rank] < len(order):
+                action = order[place[rank]]
+                step = -1 if action.kind == "F" else 1
+                ends = action.stage == (0 if action.kind == "F" else last)
+                if ends or (action.kind, action.stage + step, action.microbatch) in done:
+                    ready.append(rank)
+        speed = min(1.0, cores / (copies * len(ready)))
+        span = min(left[rank][place[rank]] for rank in ready)
+        now += span / speed
+        for rank in ready:
+            left[rank][place[rank]] -= span
+            if left[rank][place[rank]] <= 1e-12:
+                action = orders[rank][place[rank]]
+                done.add((action.kind, action.stage, action.microbatch))
+                place[rank] += 1
+    return now
+
+
+def predicted(trial: Trial, model: StepModel, cluster: Cluster, kernels: dict[str, Any], world: int) -> float:
+    """Return the predicted seconds of a step."""
+    cores = len(os.sched_getaffinity(0))
+    simulator = StepSimulator(model, cluster, BATCH, LENGTH)
+    shares = trial.plan.pipeline > 1  # processes that wait leave their core to others
+    simulator.time_model.device = MeasuredDevice(kernels, 1.0 if shares else max(world / cores, 1.0), cluster.device)
+    simulator.time_model.network = GlooNetwork(cluster)
+    if not shares:
+        return simulator.seconds(trial.plan)
+    ready = simulator.prepare(trial.plan)
+    simulation = simulation_of(ready.times, trial.plan, ready.microbatches)
+    assert simulation.n_microbatches == ready.microbatches
+    once = sum(ready.once) * max(world / cores, 1.0)
+    return shared_seconds(simulation.actions, trial.plan.tensor, cores) + once
+
+
+def main() -> None:
+    """Print predicted and measured seconds of each plan, the mean error, and the rank correlation."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=9, help="steps that are timed per plan")
+    parser.add_argument(
+        "--port", type=int, default=29611, help="for the first process group; the second takes the next"
+    )
+    parser.add_argument("--folder", type=Path, help="where measurements are kept, or are already")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        for number, world in enumerate(TRIALS):
+            if not (folder / str(world)).exists():
+                arguments = (world, options.steps, options.port + number, str(folder))
+                mp.spawn(worker, arguments, nprocs=world)
+        kernels = pickle.loads((folder / "kernels").read_bytes())
+        results = {world: json.loads((folder / str(world)).read_text(encoding="utf-8")) for world in TRIALS}
+    model, table, pairs = step_model(), [], []
+    for world, trials in TRIALS.items():
+        cluster, error = fitted_cluster(results[world]["collectives"], world)
+        latency = 1e6 * (cluster.link_latency or 0.0)
+        print(
+            f"{world} processes: {cluster.link_bandwidth / 1e9:.2f} GB/s, {latency:.0f} us per message; "
+            f"collectives are met with a mean error of {error:.0%}"
+        )
+        for trial in trials:
+            own = predicted(trial, model, cluster, kernels, world)
+            measured, cpu = results[world]["steps"][trial.name]
+            pairs.append((own, measured))
+            table.append([world, trial.name, 1e3 * cpu, 1e3 * measured, 1e3 * own, own / measured])
+    headers = ["processes", "plan", "CPU (ms)", "measured (ms)", "predicted (ms)", "ratio"]
+    print(tabulate(table, headers, floatfmt=("", "", ".0f", ".0f", ".0f", ".3f"), tablefmt="github"))
+    errors = [abs(own / measured - 1) for own, measured in pairs]
+    tau = kendalltau(*zip(*pairs, strict=True)).statistic
+    print(
+        f"{len(pairs)} plans: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}, "
+        f"Kendall's tau {tau:.2f}; took {time.perf_counter() - begin:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

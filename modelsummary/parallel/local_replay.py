@@ -1,0 +1,48 @@
+"""Call the functions of a region on the shapes of one rank, where the forward runs on real data only.
+
+Which tokens an expert takes depends on values, which a copy on shapes does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from modelsummary.capture.templates import map_template
+from modelsummary.capture.values import tensors_of
+from modelsummary.parallel.layouts import Sharded, local_shape
+from modelsummary.parallel.regions import Region
+from modelsummary.record.events import Event, Value, attributes_in, values_in
+from modelsummary.record.tensors import Foreign
+
+__all__ = ["runs_on_shards"]
+
+
+def runs_on_shards(region: Region, n_ranks: int) -> bool:
+    """Return True if each function of a region, called with what one rank holds, returns what one rank has to hold.
+
+    A module that reads sizes may compute with the size of a shard, which its record does not show: the answer is False.
+    """
+    callers = {event.parent for event in region.functions if event.parent is not None}
+    return not any(each.reads_sizes for each in callers) and all(
+        _is_local(event, region.layouts, n_ranks) for event in region.functions
+    )
+
+
+def _is_local(event: Event, layouts: dict[Value, Sharded], n_ranks: int) -> bool:
+    if event.function is None or attributes_in((event.args, event.kwargs)):
+        return False
+
+    def on_meta(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            shape = local_shape(leaf.shape, layouts.get(leaf), n_ranks)
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+        return torch.empty_like(leaf.tensor, device="meta") if isinstance(leaf, Foreign) else leaf
+
+    try:
+        made = event.function(*map_template(on_meta, event.args), **map_template(on_meta, event.kwargs))
+    except Exception:  # a shape does not fit
+        return False
+    expected = [local_shape(each.shape, layouts.get(each), n_ranks) for each in values_in(event.result)]
+    return [tuple(each.shape) for each in tensors_of(made)] == expected

@@ -1,0 +1,52 @@
+"""The table of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modelsummary.split.stage_facts import StageFacts
+from modelsummary.tables import PAGE, Report
+from modelsummary.units import NOTHING, auto_prefix, format_number, grouped, percent, symbol
+
+__all__ = ["stage_table"]
+
+_SCALED = ("params", "macs", "crossing_bytes", "activation_bytes")
+
+
+def stage_table(facts: Sequence[StageFacts], by: str, below: Sequence[str]) -> Report:
+    """Return the facts of stages as a table; if it is too wide for a page, in suitable units, with fewer columns.
+
+    Args:
+        facts: facts of each stage.
+        by: what was balanced.
+        below: lines below the table.
+    """
+    report = _table(facts, by, below, {})
+    if report.width <= PAGE:
+        return report
+    prefixes = {name: auto_prefix(max(getattr(each, name) for each in facts)) for name in _SCALED}
+    return _table(facts, by, below, prefixes).without("Last", "Calls", "Share")
+
+
+def _table(facts: Sequence[StageFacts], by: str, below: Sequence[str], prefixes: Mapping[str, str]) -> Report:
+    def header(title: str, name: str, unit: str = "") -> str:
+        written = symbol(prefixes.get(name, ""), unit)
+        return f"{title} ({written})" if written else title
+
+    def text(each: StageFacts, name: str) -> str:
+        return format_number(getattr(each, name), prefixes.get(name, ""))
+
+    headers = ["Stage", "First", "Last", "Calls", header("Params", "params"), header("MACs", "macs"), "Share"]
+    headers += [header("Crossing", "crossing_bytes", "B"), header("Activations", "activation_bytes", "B")]
+    has_costs = by not in ("macs", "flops", "params")
+    if has_costs:
+        headers.insert(6, f"Cost ({by})" if by != "cost" else "Cost")
+    rows = []
+    for number, each in enumerate(facts):
+        row: list[Any] = [number, each.first, each.last, each.calls, text(each, "params"), text(each, "macs")]
+        if has_costs:
+            row.append(f"{each.cost:,.6g}" if each.cost != int(each.cost) else grouped(int(each.cost)))
+        crossing = text(each, "crossing_bytes") if number < len(facts) - 1 else NOTHING
+        rows.append([*row, percent(each.share), crossing, text(each, "activation_bytes")])
+    return Report(rows, headers, f"rll{'r' * (len(headers) - 3)}", below=below, ruled=True)

@@ -1,0 +1,187 @@
+"""Experts that are divided by their number: stacked in parameters, and lists of modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import InputError, Statistics
+from modelsummary.parallel import ParallelPlan
+from tests.parallel.models import Experts, make
+
+
+def plan_of(name: str, **sizes: int) -> ParallelPlan:
+    model, inputs = make(name)
+    return Statistics(model, inputs).parallel_plan(**sizes)
+
+
+@pytest.fixture(scope="module")
+def stacked():
+    return plan_of("mixture", expert=2)
+
+
+@pytest.fixture(scope="module")
+def listed():
+    return plan_of("list", expert=2)
+
+
+def test_stacked_experts_by_number(stacked):
+    (layer,) = stacked.layers
+    assert (layer.fqn, layer.style, layer.mesh) == ("mixture.experts", "ExpertParallel", "expert")
+    names = ("gate_up", "gate_up_bias", "down", "down_bias")
+    assert layer.shards == dict.fromkeys(names, 0)
+    # The forward takes (tokens, numbers of experts, weights); parameters are indexed with the numbers: each must exist.
+    assert layer.options == {
+        "shards": dict.fromkeys(names, "Shard(0)"),
+        "shared": (),
+        "summed": (0, 2),
+        "index": 1,
+        "weight": 2,
+        "local": 2,
+        "skipped": 0,
+    }
+    assert layer.params == 2 * (16 * 16 + 16 + 16 * 8 + 16)
+    assert [(each.name, each.whole, each.local) for each in stacked.attributes] == [("n", 4, 2)]
+    # 4 x 8 tokens of 16 features, and two weights for each, in float64.
+    assert stacked.collectives == {
+        ("forward", "all_reduce"): (1, 32 * 16 * 8),
+        ("backward", "all_reduce"): (2, 32 * 16 * 8 + 32 * 2 * 8),
+    }
+    assert stacked.params_per_rank == stacked.params - layer.params
+    assert stacked.mesh_shape == {"expert": 2}
+
+
+def test_parameters_that_experts_share():
+    (layer,) = plan_of("shared", expert=2).layers
+    assert layer.options["shared"] == ("norm.weight",)
+    assert layer.shards["norm.weight"] is None
+    assert layer.params == 2 * (16 * 16 + 16 + 16 * 8 + 16) + 16
+
+
+def test_experts_in_a_list(listed):
+    (layer,) = listed.layers
+    assert (layer.fqn, layer.style, layer.options) == ("blocks.1.mlp.experts", "ExpertListParallel", {"width": 16})
+    expert = 3 * 16 * 32 + 32 + 32 + 16
+    assert layer.params == 2 * expert
+    assert listed.params - listed.params_per_rank == 2 * expert
+    # Each of 32 tokens goes to two experts.
+    (count, nbytes) = listed.collectives["forward", "all_reduce"]
+    assert nbytes == 2 * 32 * 16 * 8
+    assert count <= 4
+    assert listed.collectives["backward", "all_reduce"] == (count, nbytes)
+
+
+def test_the_table_and_the_code(stacked, listed):
+    assert "mixture.experts  ExpertParallel" in str(stacked)
+    assert "Expert parallel, forward: 1 x all_reduce, 4.1 kB" in str(stacked)
+    assert "mixture.experts.n = 2 (was 4)" in str(stacked)
+    for plan in (stacked, listed):
+        code = plan.to_code()
+        compile(code, "plan", "exec")
+        assert "modelsummary" not in code
+        assert ParallelPlan.from_json(plan.to_json()) == plan.without_model()
+
+
+def test_the_memory_of_a_rank(stacked):
+    whole = Statistics(*make("mixture")).memory(optimizer="adamw")
+    saved = 4 * (16 * 16 + 16 + 16 * 8 + 16) // 2 * 8
+    found = stacked.memory(0, optimizer="adamw")
+    assert whole.params - found.params == saved
+    assert whole.optimizer_state - found.optimizer_state == 2 * saved
+
+
+def test_a_number_of_ranks_that_does_not_divide_is_refused():
+    message = r"expert=3 does not divide the 4 experts of mixture.experts; pass one of 1, 2, 4, which divide all"
+    with pytest.raises(InputError, match=message):
+        plan_of("mixture", expert=3)
+    with pytest.raises(InputError, match=r"expert=3 does not divide the 4 experts of blocks.1.mlp.experts"):
+        plan_of("list", expert=3)
+    with pytest.raises(InputError, match="Decoder has no experts that can be divided"):
+        plan_of("decoder", expert=2)
+    with pytest.raises(InputError, match="experts take whole sequences"):
+        plan_of("mixture", tensor=2, expert=2, sequence=True)
+
+
+class Inside(Experts):
+    """The router's choice is not an argument."""
+
+    def forward(self, x):
+        weight, index = x[:, : self.n].softmax(-1).topk(2, dim=-1)
+        return super().forward(x, index, weight)
+
+
+class Normalised(Experts):
+    """The weights of a token's experts are divided by their sum: the result is not linear in them."""
+
+    def forward(self, x, index, weight):
+        return super().forward(x, index, weight / weight.sum(-1, keepdim=True))
+
+
+class Residual(Experts):
+    def forward(self, x, index, weight):
+        return x + super().forward(x, index, weight)
+
+
+class AllAtOnce(nn.Module):
+    """Each expert takes all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, x, index, weight):
+        y = torch.bmm(x.expand(4, -1, -1), self.up)
+        return (y[index.T, torch.arange(len(x))] * weight.T.unsqueeze(-1)).sum(0)
+
+
+class Around(nn.Module):
+    def __init__(self, experts):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(16, 4), experts
+
+    def forward(self, x):
+        weight, index = self.gate(x).softmax(-1).topk(2, dim=-1)
+        return self.experts(x) if isinstance(self.experts, Inside) else self.experts(x, index, weight)
+
+
+@pytest.mark.parametrize(
+    ("experts", "reason"),
+    [
+        (lambda: Inside(4, 16, 8), "the numbers of the experts that tokens go to are not one of its arguments"),
+        (lambda: Normalised(4, 16, 8), "div() takes a sum over the ranks"),
+        (lambda: Residual(4, 16, 8), "adds a tensor that does not depend on the weights of experts"),
+        (AllAtOnce, "bmm() takes all experts at once"),
+    ],
+    ids=["inside", "normalised", "residual", "at once"],
+)
+def test_what_is_not_a_sum_over_experts_is_refused(experts, reason):
+    with pytest.raises(InputError, match="has no experts that can be divided") as refused:
+        Statistics(Around(experts()), (6, 16)).parallel_plan(expert=2)
+    assert reason in str(refused.value)
+
+
+def test_layers_of_a_stack_are_not_experts():
+    with pytest.raises(InputError, match="Sequential has no experts that can be divided"):
+        Statistics(nn.Sequential(nn.ModuleList([nn.Linear(4, 4)] * 2)[0], nn.Softmax(-1)), (2, 4)).parallel_plan(
+            expert=2
+        )
+
+
+def test_the_width_of_experts_in_a_list():
+    plan = plan_of("list", tensor=2)  # which tokens go to an expert depends on values: the forward runs on real data
+    found = {layer.fqn: layer for layer in plan.layers}
+    for number in range(4):
+        names = [f"blocks.1.mlp.experts.{number}.{name}" for name in ("w1", "w3", "w2")]
+        assert [found[name].role for name in names] == ["column", "column", "row"]
+        assert found[names[0]].options == {}
+    # The attention reads sizes, which may be sizes of shards: its activations are whole.
+    assert found["blocks.1.attention.wq"].options == {"output_layouts": "Replicate()"}
+
+
+def test_an_expert_without_tokens_is_split_like_the_others():
+    model, _ = make("list")
+    plan = Statistics(model, torch.zeros(1, 1, dtype=torch.long)).parallel_plan(tensor=2)
+    found = [next(layer for layer in plan.layers if layer.fqn == f"blocks.1.mlp.experts.{n}.w2") for n in range(4)]
+    assert sorted(bool(layer.collectives) for layer in found) == [False, False, True, True]  # the only token chose two
+    assert len({(layer.style, str(layer.shards), layer.params) for layer in found}) == 1
