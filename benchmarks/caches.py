@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 import pickle
+import re
 import sys
 import warnings
 from collections import Counter
@@ -76,7 +77,10 @@ def real_run(model: Any, request: Any, length: int, kind: str | None) -> tuple[i
     call = request.prompt(2, length - 1)
     kwargs = {name: _real(value) for name, value in call.kwargs.items()}
     make = cache_maker(kind)
-    name = next(each for each in ("past_key_values", "cache_params", "state", "cache") if each in request.parameters)
+    named = ("past_key_values", "cache_params", "state", "cache")
+    name = next((each for each in named if each in request.parameters), None)
+    if name is None:
+        raise InputError("the forward takes no cache")
     before = {id(each) for each in _attributes(model)}
     with torch.no_grad():
         if make is not None:
@@ -182,21 +186,45 @@ def main() -> None:
     summarise(records)
 
 
+def cache_classes() -> list[str]:
+    """Names of the classes of caches and of their layers in all modules of transformers that are imported."""
+    from transformers import cache_utils
+
+    bases = [cache_utils.Cache, cache_utils.CacheLayerMixin, cache_utils.LinearAttentionCacheLayerMixin]
+    found, pending = [], list(bases)
+    while pending:
+        pending += (below := pending.pop().__subclasses__())
+        found += [each.__name__ for each in below]
+    return sorted({*found, cache_utils.DummyLayer.__name__, cache_utils.EncoderDecoderCache.__name__})
+
+
 def summarise(records: list[dict[str, Any]]) -> None:
-    """Print how many models of each kind are equal, and how often each class was met."""
+    """Print how many models of each kind are equal, and which models cover each class of caches."""
     ran = [record for record in records if "equal" in record]
     print(f"{len({record['model'] for record in ran})} models ran for real")
     for kind in KINDS:
         of_kind = [record for record in ran if record["kind"] == (kind or "own")]
         print(f"{kind or 'own'}: {sum(record['equal'] for record in of_kind)} of {len(of_kind)} equal")
-    classes = Counter(each for record in ran if record["equal"] for each in record.get("classes", ()))
-    print("classes of caches and layers:", dict(classes.most_common()))
+    covered: dict[str, list[str]] = {name: [] for name in cache_classes()}
+    for record in ran:
+        for name in record.get("classes", ()) if record["equal"] else ():
+            covered.setdefault(name, []).append(record["model"])
+    for name, models in covered.items():
+        print(f"class {name}: {len(models)} models, such as {models[0]}" if models else f"class {name}: no model")
+    unusable = Counter((each["kind"], _reason(each["unusable"])) for each in records if "unusable" in each)
+    for (kind, reason), number in unusable.most_common():
+        print(f"not usable, {kind}: {number} models: {reason}")
     for record in ran:
         if not record["equal"]:
             print("different:", {key: value for key, value in record.items() if key != "classes"})
     for record in records:
         if "failed" in record:
             print("not built, or no cache:", record["model"], record["failed"])
+
+
+def _reason(text: str) -> str:
+    """The first sentence of an error, without the figures in it."""
+    return re.sub(r"\d+", "N", text.partition(". ")[0])[:120]
 
 
 if __name__ == "__main__":

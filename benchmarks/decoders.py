@@ -1,11 +1,16 @@
-"""Prefill and decode of small decoders on this machine: predicted by ``serving`` after calibrating, and measured.
+"""Prefill and decode of decoders: predicted by ``serving``, beside measurements.
 
-    python benchmarks/decoders.py [--context 256] [--rounds 5] [--cpu-time]
+    python benchmarks/decoders.py [--context 256] [--rounds 8] [--cpu-time] [--filter llama]
+    python benchmarks/decoders.py --published
 
 Prediction: ``stats.serving(context, calibrate=True)``, in eager mode. Truth: a real prompt of ``context - 1`` tokens
-with a ``DynamicCache``, then single tokens; the cache is cropped back to the prompt before each. The lower quartile of
-the runs counts. Tables of kernels are made anew in a temporary folder. With ``--cpu-time``, one thread is used and its
-CPU time counts, for busy machines. The last lines report the load.
+with a ``DynamicCache``, then four single tokens, each of which makes the cache longer. The lower quartile of the runs
+counts; how far the quartiles are apart shows the noise of the machine. "Operators alone" are the operators of the
+forward in their order, without the code of the model: what they lack of the measured time is the host's. Tables of
+kernels are made anew in a temporary folder. With ``--cpu-time``, one thread is used and its CPU time counts, for busy
+machines. The last lines report the load.
+
+``--published``: a 13B GPT in NVIDIA's FasterTransformer on one and two A100, as published.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,10 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from modelsummary import Statistics
+from modelsummary.costs.operator_work import is_free
+from modelsummary.latency.kernel_measure import arguments_of
+from modelsummary.serving.request import request_of
+from modelsummary.serving.run import run_request
 
 WIDTH, LAYERS, HEADS, WORDS = 512, 6, 8, 8000
 
@@ -50,58 +59,131 @@ def decoders() -> dict[str, Callable[[], nn.Module]]:
     }
 
 
-def typical(runs: list[float]) -> float:
-    """The lower quartile."""
-    return sorted(runs)[len(runs) // 4]
+# C. Chen, "Transformer Inference Arithmetic", 2022, https://kipp.ly/transformer-inference-arithmetic: 40 layers, 40
+# heads, width 5,120, float16, batch 1, prompts of 512 tokens. GPUs -> milliseconds of prefill, and of decoding a token.
+PUBLISHED = {1: (63.17, 22.0), 2: (45.45, 13.5)}
 
 
-def measured(model: nn.Module, context: int, rounds: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Milliseconds of a prompt, and of one token after it."""
-    prompt, token = torch.zeros(1, context - 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
-    prefills, decodes = [], []
-    with torch.no_grad():
-        for _ in range(rounds + 1):
-            gc.collect()
-            begin = clock()
-            cache = model(prompt, use_cache=True, logits_to_keep=1).past_key_values
-            prefills.append(clock() - begin)
+def published() -> None:
+    """Print predictions beside the published times; the attention of that version was not fused."""
+    import transformers as hf
+
+    config = hf.OPTConfig(
+        hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, ffn_dim=20480, word_embed_proj_dim=5120
+    )
+    rows = []
+    for attention in ("sdpa", "eager"):
+        config._attn_implementation = attention
+        with torch.device("meta"):
+            model = hf.OPTForCausalLM(config).eval()
+        ids = torch.zeros(1, 16, dtype=torch.long, device="meta")
+        stats = Statistics(model, {"input_ids": ids})
+        for gpus, times in PUBLISHED.items():
+            found = stats.serving(513, device="A100 40GB", dtype=torch.float16, tensor=gpus, batches=[1])
+            for phase, own, real in zip(("prefill", "decode"), (found.prefill_ms, found.decode_ms), times, strict=True):
+                rows.append([gpus, attention, phase, f"{own:.1f}", f"{real:.1f}", f"{own / real - 1:+.1%}"])
+            rows.append([gpus, attention, "collectives of a token", f"{found.collective_ms:.2f}", "", ""])
+    print(tabulate(rows, ["GPUs", "attention", "phase", "predicted (ms)", "published (ms)", "error"]))
+
+
+Runs = list[float]
+
+
+class Decoder:
+    """A decoder with its predictions and its measured runs, in seconds."""
+
+    def __init__(self, name: str, make: Callable[[], nn.Module], context: int, clock: Callable[[], float]) -> None:
+        torch.manual_seed(0)
+        self.name, self.model, self.context, self.clock = name, make().eval(), context, clock
+        self.stats = Statistics(self.model, {"input_ids": torch.zeros(1, 16, dtype=torch.long)})
+        self.real: dict[str, Runs] = {"prefill": [], "decode": []}
+        self.replayed: dict[str, Runs] = {"prefill": [], "decode": []}
+
+    def predict(self) -> None:
+        """Calibrate and predict."""
+        found = self.stats.serving(self.context, calibrate=True, batches=[1])
+        self.predicted = {"prefill": found.prefill_ms, "decode": found.decode_ms}
+
+    def measure(self) -> None:
+        """Measure a prompt and four tokens; a first prompt does not count, as its memory is new."""
+        prompt, token = torch.zeros(1, self.context - 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
+        gc.collect()
+        with torch.no_grad():
+            self.model(prompt, use_cache=True, logits_to_keep=1)
+            begin = self.clock()
+            cache = self.model(prompt, use_cache=True, logits_to_keep=1).past_key_values
+            self.real["prefill"].append(self.clock() - begin)
             for _ in range(4):
-                begin = clock()
-                cache = model(token, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-                decodes.append(clock() - begin)
-    return 1e3 * typical(prefills[1:]), 1e3 * typical(decodes[4:])
+                begin = self.clock()
+                cache = self.model(token, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+                self.real["decode"].append(self.clock() - begin)
+
+    def replay(self, rounds: int) -> None:
+        """Measure the operators in their order, with random arguments and without the code of the model."""
+        made = run_request(self.model, request_of(self.stats.live), 1, self.context)
+        for phase in self.replayed:
+            calls = [each.run.call for each in getattr(made, phase).operators if not is_free(each.run.call)]
+            ready = [(call.func, *arguments_of(call, torch.device("cpu"))[:2]) for call in calls]
+            with torch.no_grad():
+                for _ in range(rounds + 1):
+                    begin, kept = self.clock(), []
+                    for func, args, kwargs in ready:
+                        kept = [*kept[-6:], func(*args, **kwargs)]
+                    self.replayed[phase].append(self.clock() - begin)
+            del self.replayed[phase][0]
+
+    def rows(self) -> Iterator[list[Any]]:
+        """Yield, for each phase: predicted, measured and replayed milliseconds, the error, and the noise."""
+        for phase, runs in self.real.items():
+            real, own = typical(runs), self.predicted[phase]
+            noise = sorted(runs)[3 * len(runs) // 4] / sorted(runs)[len(runs) // 4] - 1
+            yield [self.name, phase, own, real, typical(self.replayed[phase]), own / real - 1, noise]
+
+
+def typical(runs: Runs) -> float:
+    """The lower quartile in milliseconds."""
+    return 1e3 * sorted(runs)[len(runs) // 4]
 
 
 def main() -> None:
     """Predict, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--published", action="store_true")
+    parser.add_argument("--filter", default="")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    if options.published:
+        published()
+        return
     if options.cpu_time:
         torch.set_num_threads(1)
     clock = time.thread_time if options.cpu_time else time.perf_counter
-    rows, errors, begin = [], [], os.getloadavg()
+    begin = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MODELSUMMARY_CACHE"] = folder
-        for name, make in decoders().items():
-            torch.manual_seed(0)
-            model = make().eval()
-            stats = Statistics(model, {"input_ids": torch.zeros(1, 16, dtype=torch.long)})
-            estimate = stats.serving(options.context, calibrate=True, batches=[1])
-            prefill, decode = measured(model, options.context, options.rounds, clock)
-            for phase, predicted, real in (
-                ("prefill", estimate.prefill_ms, prefill),
-                ("decode", estimate.decode_ms, decode),
-            ):
-                errors.append(predicted / real - 1)
-                rows.append([name, phase, f"{predicted:.2f}", f"{real:.2f}", f"{errors[-1]:+.1%}"])
-                print(*rows[-1], flush=True)
-    print(tabulate(rows, ["model", "phase", "predicted (ms)", "measured (ms)", "error"], colalign=("left",) * 2))
-    within = sum(abs(each) < 0.15 for each in errors)
-    print(f"mean error {statistics.mean(map(abs, errors)):.1%}; {within} of {len(errors)} within 15 %")
+        chosen = [
+            Decoder(name, make, options.context, clock) for name, make in decoders().items() if options.filter in name
+        ]
+        for number, each in enumerate(chosen):
+            # The speed of a shared machine drifts, so that runs are spread over the time of all calibrations.
+            each.predict()
+            for other in chosen[: number + 1]:
+                other.measure()
+        for each in chosen:
+            each.replay(options.rounds)
+        for _ in range(options.rounds):
+            for each in chosen:
+                each.measure()
+    rows = [row for each in chosen for row in each.rows()]
+    headers = ["model", "phase", "predicted (ms)", "measured (ms)", "operators alone (ms)", "error", "quartiles apart"]
+    cells = [[*row[:2], *(f"{each:.2f}" for each in row[2:5]), *(f"{each:+.1%}" for each in row[5:])] for row in rows]
+    print(tabulate(cells, headers, colalign=("left",) * 2 + ("right",) * 5))
+    errors = [abs(row[5]) for row in rows]
+    within = sum(each < 0.15 for each in errors)
+    print(f"mean error {statistics.mean(errors):.1%}; {within} of {len(errors)} within 15 %")
     print(f"load of {os.cpu_count()} cores: {begin[0]:.1f} at the beginning, {os.getloadavg()[0]:.1f} at the end")
 
 

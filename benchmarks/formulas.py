@@ -1,6 +1,6 @@
 """Compare formulas with fresh runs, FLOPs per token with a real step, active parameters with published figures.
 
-    python benchmarks/formulas.py sizes --out sizes.jsonl --library torchvision timm transformers --limit 70
+    python benchmarks/formulas.py sizes --out sizes.jsonl --library torchvision timm transformers --limit 100
     python benchmarks/formulas.py tokens --out tokens.jsonl --limit 100
     python benchmarks/formulas.py active
     python benchmarks/formulas.py meter
@@ -12,7 +12,8 @@
 ``meter``: the time that ``MFUMeter.step`` takes.
 
 Each model runs in its own process. Results are lines of JSON; models already in the file are skipped. ``tests/zoo``
-builds the models.
+builds the models. Models with more modules than ``--most-modules`` are left out, as they repeat the blocks of smaller
+ones; ``--limit`` counts, per library, the models that are built and small enough.
 """
 
 from __future__ import annotations
@@ -74,8 +75,10 @@ def compare_sizes(example: Any, figures: list[str]) -> dict[str, Any]:
     equal: Counter[str] = Counter()
     unequal: dict[str, str] = {}
     compared = 0
-    for _ in range(4 * N_SIZES):
-        sizes = {each.name: each.at(draw.randint(0, 3 * each.number(each.size) + 60)) for each in scaling.dimensions}
+    for number in range(8 * N_SIZES):
+        # Some models accept sizes near the recorded ones only.
+        ranges = _near if number % 2 else _wide
+        sizes = {each.name: each.at(draw.randint(*ranges(each.number(each.size)))) for each in scaling.dimensions}
         if tuple(sizes.values()) in seen:
             continue
         seen.add(tuple(sizes.values()))
@@ -98,6 +101,14 @@ def compare_sizes(example: Any, figures: list[str]) -> dict[str, Any]:
     for figure in formulas:
         found["figures"][figure] = {"equal": equal[figure], "of": compared, "first": unequal.get(figure)}
     return found
+
+
+def _wide(recorded: int) -> tuple[int, int]:
+    return 0, 3 * recorded + 60
+
+
+def _near(recorded: int) -> tuple[int, int]:
+    return max(recorded - 12, 0), recorded + 12
 
 
 def _positional(example: Any, call: Any) -> dict[str, Any]:
@@ -133,7 +144,8 @@ def compare_tokens(example: Any, _: list[str]) -> dict[str, Any]:
             module.config._experts_implementation = "eager"
     known: dict[Any, Any] = {torch.ops.aten.convolution_backward: _convolution_backward}
     forward, both = (FlopCounterMode(display=False, custom_mapping=known) for _ in range(2))
-    with sdpa_kernel(SDPBackend.MATH), both:  # the counter does not know the fused attention of the CPU
+    # The counter does not know the fused attention and the fused recurrent layers of the CPU.
+    with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), both:
         with forward:
             out = real()
         loss_of(out, None).backward()
@@ -151,12 +163,12 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *args: Any, **_: Any) 
 
 # ----------------------------------------------------------------------------------------------- active
 
-# Total and active parameters in 10^9, as the model cards or papers state them; for the default configurations.
-PUBLISHED = {  # total and active parameters in 10^9, as the papers state them
-    "Mixtral": ("MixtralConfig", {}, 47.0, 13.0),  # arXiv:2401.04088
-    "DeepSeek-V3": ("DeepseekV3Config", {}, 671.0, 37.0),  # arXiv:2412.19437
-    "OLMoE-1B-7B": ("OlmoeConfig", {"intermediate_size": 1024}, 6.9, 1.3),  # arXiv:2409.02060
-    "Jamba": ("JambaConfig", {}, 52.0, 12.0),  # arXiv:2403.19887
+# Total and active parameters in 10^9, as the papers state them.
+PUBLISHED = {
+    "Mixtral": ("MixtralConfig", {}, 47.0, 13.0),  # arXiv:2401.04088, abstract
+    "DeepSeek-V3": ("DeepseekV3Config", {}, 671.0, 37.0),  # arXiv:2412.19437, abstract
+    "OLMoE-1B-7B": ("OlmoeConfig", {"intermediate_size": 1024}, 6.9, 1.3),  # arXiv:2409.02060; its abstract: 7 and 1
+    "Jamba": ("JambaConfig", {}, 52.0, 12.0),  # arXiv:2403.19887, introduction
 }
 
 
@@ -204,28 +216,30 @@ def meter() -> None:
 # ------------------------------------------------------------------------------------------------- runs
 
 
-def _child(library: str, name: str, compare: Any, figures: list[str], pipe: Any) -> None:
+def _child(library: str, name: str, compare: Any, options: argparse.Namespace, pipe: Any) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    result: dict[str, Any] = {"library": library, "model": name}
+    pipe.send({"library": library, "model": name, **_compared(library, name, compare, options)})
+
+
+def _compared(library: str, name: str, compare: Any, options: argparse.Namespace) -> dict[str, Any]:
     try:
         example = importlib.import_module(CATALOGUES[library]).make(name)
     except Exception as error:
-        result["not_built"] = f"{type(error).__name__}: {error}"[:300]
-    else:
-        try:
-            result |= compare(example, figures)
-        except Exception as error:
-            result["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
-    pipe.send(result)
+        return {"not_built": f"{type(error).__name__}: {error}"[:300]}
+    n_modules = sum(1 for _ in example.model.modules())
+    if n_modules > options.most_modules:
+        return {"left_out": n_modules}
+    try:
+        return {"modules": n_modules, **compare(example, options.figures)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
 
 
 def run(options: argparse.Namespace, compare: Any) -> None:
     """Compare models that are not in the file yet, each in a forked process."""
-    done = set()
-    if options.out.exists():
-        lines = map(json.loads, options.out.read_text().splitlines())
-        done = {(each["library"], each["model"]) for each in lines}
+    known = list(map(json.loads, options.out.read_text().splitlines())) if options.out.exists() else []
+    done = {(each["library"], each["model"]) for each in known}
     forking = multiprocessing.get_context("fork")
     for library in options.library:
         catalogue = importlib.import_module(CATALOGUES[library])
@@ -233,11 +247,14 @@ def run(options: argparse.Namespace, compare: Any) -> None:
         random.Random(0).shuffle(names)
         if hasattr(catalogue, "warm_up"):
             catalogue.warm_up()
+        compared = sum(each["library"] == library and _is_compared(each) for each in known)
         with options.out.open("a") as file:
-            for name in [each for each in names[: options.limit] if (library, each) not in done]:
+            for name in [each for each in names if (library, each) not in done]:
+                if compared >= options.limit:
+                    break
                 begin = time.perf_counter()
                 receiver, sender = forking.Pipe(duplex=False)
-                child = forking.Process(target=_child, args=(library, name, compare, options.figures, sender))
+                child = forking.Process(target=_child, args=(library, name, compare, options, sender))
                 child.start()
                 sender.close()
                 result = {"library": library, "model": name, "error": f"more than {TIMEOUT} s, or ended"}
@@ -251,14 +268,19 @@ def run(options: argparse.Namespace, compare: Any) -> None:
                 result["seconds"] = round(time.perf_counter() - begin, 1)
                 file.write(json.dumps(result) + "\n")
                 file.flush()
+                compared += _is_compared(result)
                 print({key: value for key, value in result.items() if key != "formula"}, flush=True)
+
+
+def _is_compared(result: dict[str, Any]) -> bool:
+    return "not_built" not in result and "left_out" not in result
 
 
 def report(options: argparse.Namespace) -> None:
     """Print how many formulas were found, refused, and equal to the fresh runs."""
     lines = [json.loads(line) for line in options.out.read_text().splitlines()]
-    built = [each for each in lines if "not_built" not in each]
-    print(f"{len(lines)} models, {len(built)} built")
+    built = [each for each in lines if _is_compared(each)]
+    print(f"{len(lines)} models, {len(built)} built and small enough", dict(Counter(each["library"] for each in built)))
     print(Counter("error" if "error" in each else "no dimension" if "refused" in each else "ran" for each in built))
     for figure in FIGURES:
         cells: Counter[str] = Counter()
@@ -273,6 +295,11 @@ def report(options: argparse.Namespace) -> None:
                 cells["all equal" if found["equal"] == found["of"] else "DIFFERS"] += 1
                 sizes += found["of"]
         print(f"{figure:20} {dict(cells)}, {sizes} sizes")
+    for each in built:
+        for figure, found in {"model": each, **each.get("figures", {})}.items():
+            why = found.get("refused") or found.get("error") or found.get("first")
+            if why:
+                print(f"{each['library']} {each['model']}, {figure}: {why}")
 
 
 if __name__ == "__main__":
@@ -282,6 +309,7 @@ if __name__ == "__main__":
     parser.add_argument("--library", nargs="+", default=["transformers"])
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--filter", default="")
+    parser.add_argument("--most-modules", type=int, default=10**6)
     parser.add_argument("--figures", nargs="+", default=list(FIGURES))
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from math import gcd, lcm, prod
 
 __all__ = ["Axis", "PolynomialPiece", "candidates"]
 
 _DEGREE = 3  # of a polynomial of the size itself
 _ROUNDED_DEGREE = 2  # of a polynomial of a rounded size
-# Strides multiply, also with the size of attention windows: 32 x 7 pixels.
-_DIVISORS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+# Strides multiply, also with the size of attention windows: 32 x 7 pixels, 640 samples of sound per frame.
+_DIVISORS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
 _ROOTS = range(-8, 9)
 _FEWEST_RIGHT = 4  # samples of the right of two pieces
 
@@ -95,11 +95,22 @@ def _whole(samples: Samples) -> Iterator[Axis]:
     if found is not None:
         yield found
         return
+    for piece in _roundings(samples):
+        found = _polynomial(samples, piece, _ROUNDED_DEGREE)
+        if found is not None:
+            yield _from_root(found)
+
+
+def _roundings(samples: Samples) -> Iterator[PolynomialPiece]:
+    """Yield the rounded sizes that change where the figure does, and only there: figures grow with the size."""
+    steps = [(k, following, one == other) for (k, one), (following, other) in pairwise(samples)]
+    known = next((following for k, following, is_same in steps if following == k + 1 and not is_same), None)
     for divisor in _DIVISORS:
-        for shift in range(divisor):
-            found = _polynomial(samples, PolynomialPiece(divisor, shift), _ROUNDED_DEGREE)
-            if found is not None:
-                yield _from_root(found)
+        for shift in range(divisor) if known is None else (-known % divisor,):
+            if all(
+                ((k + shift) // divisor == (following + shift) // divisor) == is_same for k, following, is_same in steps
+            ):
+                yield PolynomialPiece(divisor, shift)
 
 
 def _in_two(samples: Samples) -> Iterator[Axis]:
@@ -146,6 +157,11 @@ def _spread(points: Samples, number: int) -> Samples:
 
 def _passes(chosen: Samples, points: Samples) -> bool:
     """Return True if the polynomial through the chosen points also passes through the others."""
+    if len(chosen) == 1:
+        return all(value == chosen[0][1] for _, value in points)
+    if len(chosen) == 2:  # most searches end here, so this is short
+        (first, low), (last, high) = chosen
+        return all((value - low) * (last - first) == (high - low) * (at - first) for at, value in points)
     below = [prod(one - other for other, _ in chosen if other != one) for one, _ in chosen]
     scale = lcm(*below)
     weights = [value * (scale // each) for (_, value), each in zip(chosen, below, strict=True)]

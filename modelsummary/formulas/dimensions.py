@@ -85,17 +85,20 @@ def find_dimensions(
     """
     inputs = _inputs(model, call)
     if names is not None:
-        return [_stepped(each, accepts, required=True) for each in _explicit(inputs, names)]
+        return [_required(each, accepts) for each in _explicit(inputs, names)]
     found: list[Dimension] = []
+    refusals: list[str] = []
     for group in _by_kind(inputs, batch_dim or 0):
         for wanted in group:
-            free = [_stepped(each, accepts, required=False) for each in wanted]
-            kept = [each for each in free if each.step]
+            free = [_stepped(each, accepts) for each in wanted]
+            refusals += [each for each in free if isinstance(each, str)]
+            kept = [each for each in free if isinstance(each, Dimension)]
             found += [replace(each, name=_unused(each, found, inputs)) for each in kept]
             if kept:
                 break
     if not found:
-        raise FormulaError("the model accepts no other size of any input dimension, so its figures are constants")
+        why = f": {refusals[0]}" if refusals else ", as its inputs have none that may change"
+        raise FormulaError(f"the model accepts no other size of any input dimension{why}")
     return found
 
 
@@ -220,14 +223,21 @@ def _unused(wanted: Dimension, found: Sequence[Dimension], inputs: Mapping[str, 
     return name if name not in taken else f"{name}_{wanted.places[0].dim}"
 
 
-def _stepped(wanted: Dimension, accepts: Accepts, *, required: bool) -> Dimension:
-    """Return the dimension with the smallest step that the model accepts; step 0 if it accepts none."""
-    reason: str | None = None
+def _stepped(wanted: Dimension, accepts: Accepts) -> Dimension | str:
+    """Return the dimension with the smallest step that the model accepts, or why it does not accept the first step."""
+    refusal = ""
     for step in _STEPS:
-        why = accepts({wanted: wanted.size + step})
+        size = wanted.size + step
+        why = accepts({wanted: size})
         if why is None:
             return replace(wanted, step=step)
-        reason = reason or why
-    if required:
-        raise FormulaError(f"the model accepts no other size of {wanted.name!r} than {wanted.size}: {reason}")
-    return replace(wanted, step=0)
+        refusal = refusal or f"at {wanted.name}={size}, {why}"
+    return refusal
+
+
+def _required(wanted: Dimension, accepts: Accepts) -> Dimension:
+    """Return the dimension with its step. Raise ``FormulaError`` if the model accepts no other size."""
+    found = _stepped(wanted, accepts)
+    if isinstance(found, str):
+        raise FormulaError(f"the model accepts no other size of {wanted.name!r} than {wanted.size}: {found}")
+    return found

@@ -27,6 +27,7 @@ _FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes tha
 _MOST_QUERIES = 40  # runs that tell candidates apart, per dimension
 _COMPARED = 4  # candidates that a further run should tell apart
 _NEAR = 1024  # sizes among which it is chosen
+_ASKED = 100  # of these, looked at first
 _MOST_GRID = 200  # runs of a grid
 _PROOFS = 6  # runs at sizes that were not used
 _TRIES = 40
@@ -191,9 +192,11 @@ class _Fit:
         line = self._line(place)
         near = range(line[0], min(line[-1], line[0] + _NEAR) + 1)
         untried = [number for number in near if not self._is_tried(place, number)]
-        for compared in (found[:: max(len(found) // _COMPARED, 1)], found):  # a few tell most of them apart
-            distinct = {number: len({axis.predict(number) for axis in compared}) for number in untried}
-            best = max(untried, key=lambda number: distinct[number], default=None)
+        few = random.Random(0).sample(untried, min(len(untried), _ASKED))
+        # A few sizes tell most of the candidates apart.
+        for compared, numbers in ((found[:: max(len(found) // _COMPARED, 1)], few), (found, untried)):
+            distinct = {number: len({axis.predict(number) for axis in compared}) for number in numbers}
+            best = max(numbers, key=lambda number: distinct[number], default=None)
             if best is not None and distinct[best] > 1:
                 yield best
                 return

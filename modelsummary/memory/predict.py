@@ -164,7 +164,8 @@ def run_step(
         )
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
-        with as_step_error(lambda: run.doing), Operators(Uncounted(), execution):
+        resizes = run.allocations.following_resizes()
+        with as_step_error(lambda: run.doing), Operators(Uncounted(), execution), resizes:
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))

@@ -37,7 +37,7 @@ class StepOptions(TypedDict, total=False):
         dtype: floating point dtype of parameters, buffers and inputs. Default: None, their own.
         device: device whose kernels to choose. Default: None, the model's device, or the CPU for a model on meta.
         loss: function from the model's result to a scalar. Default: None, the result's ``loss`` if it has one, else the
-            sum of its tensors.
+            sum of its tensors; a ``loss`` of several elements is added up.
         checkpoint: FQNs of modules to run under activation checkpointing, or segments of an ``nn.Sequential``, as
             ``apply_checkpoint`` takes them; ``"every"``: all repeated blocks; ``"sqrt"``: about sqrt(n) segments of n
             repeated blocks in an ``nn.Sequential``. Default: None, no checkpointing.

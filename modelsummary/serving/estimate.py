@@ -226,8 +226,11 @@ class _Serving:
     def _peak(self, batch: int, context: int) -> int:
         """Return the most bytes alive: one request is prefilled while all others wait with their caches."""
         one = self.points.at(1, context)
-        waiting = (batch - 1) * one.cache.held_bytes
-        return max(self.points.at(batch, context).decode_peak, one.prefill_peak + waiting)
+        prefilling = one.prefill_peak + (batch - 1) * one.cache.held_bytes
+        # Requests hold tensors of their own, so a decode step grows at most with the batch, and often need not be run.
+        if one.weight_bytes + batch * (one.decode_peak - one.weight_bytes) <= prefilling:
+            return prefilling
+        return max(prefilling, self.points.at(batch, context).decode_peak)
 
     def _max_context(self) -> int:
         """Return the longest context of at least two tokens that fits; 0 if there is none."""

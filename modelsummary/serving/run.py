@@ -28,14 +28,19 @@ _ENCODED, _ENCODER = "encoder_last_hidden_state", "encoder_outputs"
 
 
 class Encoded(tuple[Tensor]):
-    """The result of an encoder, as forwards take it back: a tuple, or an object with the name of its item."""
+    """The result of an encoder, as forwards take it back: a tuple, or an object with the name of its item.
+
+    Other fields, such as ``attentions`` and ``router_logits``, are None, as encoders leave them unless asked.
+    """
 
     @property
     def last_hidden_state(self) -> Tensor:
         """The hidden states after the last layer."""
         return self[0]
 
-    hidden_states = attentions = attention_mask = None
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):  # libraries recognise named tuples and other protocols by such names
+            raise AttributeError(name)
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,23 @@ def test_refused():
         Statistics(nn.Linear(4, 2), (1, 4), execution="real").formula("macs")
 
 
+class OneSize(nn.Module):
+    def forward(self, x):
+        if x.shape != (2, 3):
+            raise ValueError(f"expected [2, 3], got {list(x.shape)}")
+        return x
+
+
+def test_a_forward_that_raises_at_other_sizes():
+    stats = Statistics(OneSize(), (2, 3))
+    with pytest.raises(
+        FormulaError, match=r"no other size of any input dimension: at batch=3, ValueError: expected \["
+    ):
+        stats.formula("macs")
+    with pytest.raises(FormulaError, match=r"no other size of 'n' than 3: at n=4, ValueError: expected \[2, 3\], got"):
+        stats.formula("macs", dimensions={"x": {1: "n"}})
+
+
 def test_errors(gpt):
     with pytest.raises(InputError, match=r"unknown figure 'mac'; did you mean 'macs'"):
         gpt.formula("mac")

@@ -45,6 +45,16 @@ def ids(length=LENGTH):
     return torch.zeros(BATCH, length).long()
 
 
+class OwnLoss(nn.Linear):
+    def forward(self, x):
+        return {"loss": super().forward(x).sum(-1)}  # one per sample
+
+
+def test_a_loss_per_sample_is_added_up():
+    found = Statistics(OwnLoss(4, 5), (3, 4)).flops_per_token()
+    assert (found.forward, found.training) == (2 * 4 * 5, 2 * 2 * 4 * 5)  # the input requires no gradient
+
+
 @pytest.mark.parametrize("window", [None, 2])
 def test_by_hand(window):
     model = Decoder(window)

@@ -11,7 +11,7 @@ from torch import nn
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.serving import points
 from modelsummary.serving.request import request_of
-from modelsummary.serving.run import run_request
+from modelsummary.serving.run import Encoded, run_request
 from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent
 from tests.untouched import untouched
 
@@ -165,6 +165,13 @@ def test_plot(estimate):
 def test_unusable_options(stats, options, message):
     with pytest.raises(InputError, match=message):
         stats.serving(**{"context": 8, "device": DEVICE, **options})
+
+
+def test_fields_of_an_encoder_that_nobody_asked_for():
+    encoded = Encoded((torch.ones(2),))
+    assert encoded.last_hidden_state is encoded[0]
+    assert encoded.router_logits is None
+    assert not hasattr(encoded, "_fields")
 
 
 def test_models_without_a_cache():

@@ -1,0 +1,82 @@
+"""``modelsummary serve-plan``: from a configuration file to memory and times; its errors in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from modelsummary.cli.commands import run
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+# Words and head; in each of 2 layers queries and output, keys and values, an MLP of three matrices, two norms; a norm.
+PARAMETERS = 2 * 50 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
+PER_TOKEN = 2 * 2 * 2 * 8  # keys and values of 2 heads of 8 elements in 2 layers
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    pytest.importorskip("transformers", minversion="4.56")
+    folder = tmp_path_factory.mktemp("model")
+    facts = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **SIZES, **HEADS}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return folder
+
+
+def plan(capsys, name, *arguments, status=0):
+    assert run(["serve-plan", name, "--device", "A100", "--context", "64", *arguments]) == status
+    return capsys.readouterr()
+
+
+def test_figures(capsys, config):
+    found = json.loads(plan(capsys, f"hf:{config}", "--batch", "3", "--format", "json").out)
+    assert (found["dtype"], found["context"], found["batch"]) == ("bfloat16", 64, 3)
+    assert found["cache_bytes_per_token"] == 2 * PER_TOKEN
+    assert found["cache_bytes"] == 64 * 2 * PER_TOKEN
+    # the frequencies of the rotary embedding are buffers in float32 or bfloat16
+    assert 2 * PARAMETERS < found["weight_bytes"] <= 2 * PARAMETERS + 4 * 8
+    assert found["fits"]
+
+
+def test_text_file_and_picture(capsys, config, tmp_path):
+    pytest.importorskip("matplotlib")
+    name = f"hf:{config / 'config.json'}"
+    text, picture = tmp_path / "plan.txt", tmp_path / "plan.svg"
+    options = ["--dtype", "float32", "--cache", "static", "--memory", "1MB", "--mode", "eager"]
+    assert plan(capsys, name, *options, "--output", str(text), "--plot", str(picture)).out == ""
+    lines = text.read_text().splitlines()
+    assert lines[0].split() == ["Model", "LlamaForCausalLM,", "float32,", "eager"]
+    assert any(line.startswith("Cache per request") and "2 x StaticLayer" in line for line in lines)
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--context", "1"], "context must be an integer >= 2, got 1"),
+        (["--context", "-5"], "context must be an integer >= 2, got -5"),
+        (["--batch", "0"], "batch must be an integer >= 1, got 0"),
+        (["--device", "A1000"], "'A1000'"),
+        (["--device", "cpu"], "was never calibrated"),
+        (["--dtype", "int8"], "expected a floating point dtype of torch such as bfloat16, got 'int8'"),
+        (["--memory", "3KB"], "pass tensor="),
+        (["--memory", "3 apples"], "memory_bytes"),
+        (["--tensor", "3"], "3"),
+        (["--cache", "huge"], "invalid choice: 'huge'"),
+    ],
+)
+def test_errors(capsys, config, arguments, message):
+    said = plan(capsys, f"hf:{config}", *arguments, status=2)
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert len(said.err.splitlines()) == 1
+    assert message in said.err
+
+
+def test_models_that_cannot_be_served(capsys):
+    assert "serve-plan needs an --input of 'torch.nn:Flatten'" in plan(capsys, "torch.nn:Flatten", status=2).err
+    said = plan(capsys, "torch.nn:Flatten", "--input", "input=1,4", status=2).err
+    assert "serving needs an input of tokens" in said
+    said = plan(capsys, "torch.nn:Flatten", "--input", "input=1,4:long", status=2).err
+    assert "Flatten returns no cache that it takes back" in said
