@@ -40,7 +40,7 @@ from tests.zoo.catalogues import CATALOGUES
 
 FIGURES = ("macs", "total_output_bytes", "output_bytes", "bytes_written")
 N_SIZES = 20
-TIMEOUT = 240
+TIMEOUT = 600
 
 
 # ------------------------------------------------------------------------------------------------ sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.serving import points
+from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
 from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent
@@ -165,6 +167,13 @@ def test_plot(estimate):
 def test_unusable_options(stats, options, message):
     with pytest.raises(InputError, match=message):
         stats.serving(**{"context": 8, "device": DEVICE, **options})
+
+
+def test_quantised_caches_are_for_decoders():
+    model = nn.Identity()
+    model.config = SimpleNamespace(is_encoder_decoder=True)
+    with pytest.raises(InputError, match="cache='fp8' is for decoders without an encoder"):
+        cache_maker("fp8")(model, 8)
 
 
 def test_fields_of_an_encoder_that_nobody_asked_for():
