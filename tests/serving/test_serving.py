@@ -160,6 +160,7 @@ def test_plot(estimate):
         ({"cache": "statc"}, "cache must be .* got 'statc'; did you mean 'static'"),
         ({"cache": "static"}, "Decoder takes no cache; leave out cache="),
         ({"batches": [0]}, "batches must be a list of integers >= 1"),
+        ({"batches": 3}, "batches must be a list of integers >= 1, got 3"),
         ({"calibrate": True}, "calibrate=True measures this machine; leave it out for made up"),
         ({"memory_bytes": "much"}, "memory_bytes must be an integer"),
     ],
