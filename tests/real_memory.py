@@ -7,6 +7,8 @@ import gc
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from modelsummary.costs.tensor_bytes import inner_tensors
+
 
 def real_memory(model, x, loss, make_optimizer):
     """Bytes over what lived before: held after forward, backward and step; and the peak. The second step counts."""
@@ -44,6 +46,16 @@ def allocated(step):
         peak = max(peak, held)
     found.update(dict.fromkeys(ends.values(), held))
     return found, peak
+
+
+def alive():
+    """Bytes of the storages of all tensors that Python knows, of distributed ones the local storages."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    own = [inner for each in tensors for inner in inner_tensors(each)]
+    storages = [each.untyped_storage() for each in own if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [each for each in storages if each.device.type != "meta"]
+    return sum({each._cdata: each.nbytes() for each in storages}.values())
 
 
 def persistent(estimate):

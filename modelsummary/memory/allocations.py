@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -24,6 +25,10 @@ __all__ = ["Allocation", "Allocations", "OperatorNotes"]
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
 _INDEX_PUT = torch.ops.aten.index_put.default
+_ALIAS = torch.ops.aten.alias.default
+# Their results have the memory of their argument, which their schemas do not declare.
+_SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
+_MATRICES: dict[Any, slice] = {torch.ops.aten.mm.default: slice(0, 2), torch.ops.aten.addmm.default: slice(1, 3)}
 _UNSEEN = OperatorRun(OperatorCall(None, OpRule("unseen"), (), {}, (), NO_COST), (), ())
 
 
@@ -62,6 +67,7 @@ class Allocations(TorchDispatchMode):
     Attributes:
         operators: name and position of each operator that ran.
         every: all storages.
+        clones: number of an operator -> bytes of the matrices that it copies.
         log: the log of operators with their arguments; None unless ``note_operators`` was called.
     """
 
@@ -78,6 +84,7 @@ class Allocations(TorchDispatchMode):
         self._block, self._where, self._counts_fakes = block_bytes, where, counts_fakes
         self.operators: list[tuple[str, int]] = []
         self.every: list[Allocation] = []
+        self.clones: dict[int, int] = {}
         self._live: dict[int, tuple[Any, Allocation]] = {}
         self._names: dict[Any, str] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
@@ -142,9 +149,12 @@ class Allocations(TorchDispatchMode):
         number = len(self.operators)
         if func is _ADD or func is _INDEX_PUT:
             self._note_reuse(func, args, number)
+        elif func in _MATRICES:
+            self._note_clones(args[_MATRICES[func]], number)
         self._meet((args, kwargs), number)  # torch makes a tensor of a Python number before it gets here
-        out = func(*args, **kwargs)
-        self.operators.append((self._name(func), self._where()))
+        name = self._name(func)
+        out = _ALIAS(*args) if name in _SAME_MEMORY else func(*args, **kwargs)
+        self.operators.append((name, self._where()))
         self._meet(out, number)
         if self.log is not None:
             self.log.note(func, args, kwargs, out)
@@ -155,6 +165,16 @@ class Allocations(TorchDispatchMode):
         if name is None:
             name = self._names[func] = str(func)
         return name
+
+    def _note_clones(self, matrices: Sequence[Tensor], number: int) -> None:
+        """Note the matrices that BLAS cannot read as they lie, such as an expanded gradient: torch copies them.
+
+        See ``addmm_impl_cpu_`` in aten/src/ATen/native/LinearAlgebra.cpp.
+        """
+        for each in matrices:
+            (rows, columns), (down, right) = each.shape, each.stride()
+            if not ((right == 1 and down >= columns) or (down == 1 and right >= rows)):
+                self.clones[number] = self.clones.get(number, 0) + each.nbytes
 
     def _note_reuse(self, func: Any, args: Any, number: int) -> None:
         """Note that autograd would write into its argument here, which it does not while a dispatch mode is on.
@@ -220,7 +240,20 @@ class Allocations(TorchDispatchMode):
             return self._counts_fakes and tensor.device.type != "meta"
         return not tensor.is_meta
 
-    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+    @contextmanager
+    def following_resizes(self) -> Iterator[None]:
+        """Return a context in which resized storages are followed: FSDP2 frees gathered parameters like that."""
+        original: Any = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            if storage.nbytes() != size:
+                self._resized(storage, size)
+            return original(storage, size)
+
+        with patch.object(torch.UntypedStorage, "resize_", resize_):
+            yield
+
+    def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Follow a storage that is resized: its old bytes are freed, and as many as it has now are allocated."""
         entry = self._live.pop(storage._cdata, None)
         number = len(self.operators)
@@ -290,7 +323,7 @@ class OperatorNotes(Allocations):
         """Do nothing: bytes do not matter."""
 
     def _identity(self, tensor: Tensor) -> int:
-        if is_distributed(type(tensor)):
+        if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
             (tensor,) = inner_tensors(tensor)
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
@@ -298,6 +331,8 @@ class OperatorNotes(Allocations):
         return key
 
     def _is_param(self, tensor: Tensor) -> bool:
+        if type(tensor) is ShapeTensor:  # nearly every tensor
+            return tensor.untyped_storage()._cdata in self._params
         return self._identity(tensor) in self._params
 
     def __torch_dispatch__(

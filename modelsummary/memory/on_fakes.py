@@ -37,14 +37,7 @@ def simulate_on_fakes(
     plan = replace(plan, make_optimizer=make_optimizer)
     workspaces = workspaces_on(device) if plan.workspaces else None
     run = run_of(model, args, kwargs, plan, device, block, counts_fakes=True, workspaces=workspaces)
-    original: Any = torch.UntypedStorage.resize_
-
-    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-        if storage.nbytes() != size:
-            run.allocations.resized(storage, size)
-        return original(storage, size)
-
-    with no_collection(), fused_lstm(), patch.object(torch.UntypedStorage, "resize_", resize_):
+    with no_collection(), fused_lstm(), run.allocations.following_resizes():
         apply_checkpoint(model, plan.checkpoint)
         with as_step_error(lambda: run.doing):
             run.step()

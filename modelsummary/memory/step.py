@@ -268,14 +268,17 @@ class StepRun:
 
     def _workspace_of_each(self) -> list[int]:
         """Return the workspace of each operator in bytes; 0 if it is not known."""
+        spaces = [0] * len(self.allocations.operators)
+        for number, nbytes in self.allocations.clones.items() if self.plan.workspaces else ():
+            spaces[number] = nbytes
         log, known = self.allocations.log, self._workspaces
         if log is None or known is None:
-            return [0] * len(self.allocations.operators)
+            return spaces
         found: dict[int, int] = {}
         for run in log.runs:
             if id(run.call) not in found:
                 found[id(run.call)] = known(run.call)
-        return [found[id(run.call)] for run in log.runs]
+        return [max(found[id(run.call)], space) for run, space in zip(log.runs, spaces, strict=True)]
 
     def _phase_of_each(self) -> list[str]:
         phases = [""] * len(self.allocations.operators)

@@ -509,7 +509,7 @@ def test_plot(monkeypatch):
     memory = Statistics(mlp(), (2, 8)).memory(optimizer="adam")
     axes = memory.plot()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "params", "optimizer state", "grads", "inputs", "activations", "temporary",
+        "params", "optimizer state", "grads", "inputs", "activations", "temporary", "workspace",
     ]  # fmt: skip
     # the top of the stack is what lives: its highest point the peak
     top = max(path.vertices[:, 1].max() for collection in axes.collections for path in collection.get_paths())

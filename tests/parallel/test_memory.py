@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe
 from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
 from tests.parallel.models import Decoder
 from tests.real_memory import allocated
@@ -105,6 +107,25 @@ def test_stages_are_sharded_like_the_model(statistics, options):
     stages = [plan.memory(rank * whole.world_size, microbatches=3, optimizer="sgd-momentum") for rank in range(2)]
     assert sum(each.params for each in stages) == whole.memory().params
     assert all(each.params == each.optimizer_state for each in stages)
+
+
+def test_a_model_that_fsdp_has_sharded_already():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def model() -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(2)))
+
+    plan = Statistics(model(), (16, 8)).parallel_plan(shard=4).memory(1, optimizer="adamw")
+    with fake_world(1, 4):
+        sharded = model()
+        mesh = init_device_mesh("cpu", (4,))
+        for each in (*sharded, sharded):
+            fully_shard(each, mesh=mesh)
+        own = Statistics(sharded, (16, 8)).memory(optimizer="adamw")
+    assert own.execution == "real"
+    names = ("params", "grads", "optimizer_state", "activations", "held_after_forward", "peak")
+    assert [getattr(own, name) for name in names] == [getattr(plan, name) for name in names]
 
 
 def test_refusals(plan, statistics):
