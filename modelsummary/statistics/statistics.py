@@ -192,6 +192,7 @@ class Statistics(FormulaStatistics):
 
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
+            StepError: the forward, the loss or the backward raised.
 
         >>> from modelsummary.cluster import Cluster, Plan
         >>> model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))

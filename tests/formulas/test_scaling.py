@@ -174,6 +174,8 @@ def test_errors(gpt):
         gpt.formula("macs", dimensions={"x": {0: "n"}})
     with pytest.raises(InputError, match=r"must map positions 0 to 1 to identifiers, got \{2: 'n'\}"):
         gpt.formula("macs", dimensions={"ids": {2: "n"}})
+    with pytest.raises(InputError, match="dimensions must map inputs to positions and names, got 3"):
+        gpt.formula("macs", dimensions=3)
     with pytest.raises(InputError, match="dimension 'n' has the sizes 2 and 8"):
         gpt.formula("macs", dimensions={"ids": {0: "n", 1: "n"}})
     with pytest.raises(NotLiveError, match="a formula needs the live model"):
