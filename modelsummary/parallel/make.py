@@ -78,7 +78,10 @@ def make_plan(
     if calls is not None and expert > 1:
         layers, attributes, reasons = expert_plans(calls, expert)
     if calls is not None and tensor > 1:
-        derivation, found = _derived(live, calls, tensor, sequence=sequence, loss_parallel=loss_parallel)
+        derivation = derive(calls)
+        if shard > 1 or data > 1:
+            _keep_fused_attentions(derivation)
+        found = _checked(live, derivation, tensor, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor)
         reasons, attributes = derivation.reasons | reasons, attributes + found
         layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
@@ -220,10 +223,18 @@ def _calls(live: LiveModel) -> Calls:
         return Calls(live.model, record_once(live.model, live.call, live.execution, rules=RULES))
 
 
-def _derived(
-    live: LiveModel, calls: Calls, n_ranks: int, *, sequence: bool, loss_parallel: bool
-) -> tuple[Derivation, list[LocalAttribute]]:
-    derivation = derive(calls)
+def _keep_fused_attentions(derivation: Derivation) -> None:
+    """Leave attentions whole that FSDP would shard along the dimension in which their shard is three pieces."""
+    for fqn in derivation.attentions:
+        if derivation.calls.modules[fqn].in_proj_weight is not None:
+            derivation.drop(fqn, "FSDP cannot gather a parameter of which each rank has a part of query, key and value")
+
+
+def _checked(
+    live: LiveModel, derivation: Derivation, n_ranks: int, *, sequence: bool, loss_parallel: bool
+) -> list[LocalAttribute]:
+    """Check a derivation for a number of ranks, and return the attributes that have to change."""
+    calls = derivation.calls
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)
     if loss_parallel:
@@ -233,7 +244,7 @@ def _derived(
     attributes += [LocalAttribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
     encoders = nested_encoders(calls, set(derivation.layers))
     attributes += [LocalAttribute(fqn, "use_nested_tensor", True, False) for fqn in encoders]
-    return derivation, attributes
+    return attributes
 
 
 def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:

@@ -119,6 +119,12 @@ def test_heads_that_do_not_divide_are_refused():
         plan_of("encoder", tensor=8)
 
 
+def test_an_attention_that_fsdp_could_not_gather_stays_whole():
+    plan = plan_of("encoder", tensor=2, shard=2)
+    assert "FSDP cannot gather" in plan.replicated["layers.0.self_attn"]
+    assert {layer.fqn for layer in plan.layers} == {f"layers.{n}.linear{m}" for n in (0, 1) for m in (1, 2)}
+
+
 def test_memory_of_a_rank():
     plan = plan_of("encoder", tensor=2)
     assert plan.memory(0).params == 8 * plan.params_per_rank
