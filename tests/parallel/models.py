@@ -10,6 +10,8 @@ from torch import nn
 from tests import idioms
 from tests.parallel.expert_models import EXPERT_MODELS, Residual
 
+OLD = torch.__version__ < "2.10"  # FSDP of older versions needs data
+
 
 class Block(nn.Module):
     """Pre-norm attention with grouped keys and a gated MLP, as torchtitan writes it."""

@@ -55,6 +55,10 @@ def _check(results):
             assert ran == planned, case
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13",
+    reason="torch 2.6 has no gradient of an embedding sharded by rows, torch 2.11 gathers no strided shards",
+)
 def test_two_processes_are_the_model():
     cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
     cases += [("mixture", {"tensor": 2}), ("mixture", {"expert": 2}), ("list", {"expert": 2})]

@@ -81,11 +81,11 @@ def test_window():
 
 def test_forward_over_single_tokens_is_extrapolated(monkeypatch):
     stats = Statistics(Recurrent(), IDS)
-    monkeypatch.setattr(points, "_MOST_OPERATORS", 1300)
+    monkeypatch.setattr(points, "_MOST_OPERATORS", 1600)
     estimate = stats.serving(100_000, device=DEVICE, batches=[1])
     assert estimate.cache_bytes == 4 * WIDTH
     assert "one after the other" in estimate.notes[0]
-    assert "Prompts of more than 256 tokens" in estimate.notes[0]  # five operators per token
+    assert "Prompts of more than 256 tokens" in estimate.notes[0]  # five operators per token, six in torch 2.6
     short = stats.serving(100, device=DEVICE, memory_bytes=estimate.weight_bytes, batches=[1])
     assert estimate.prefill_ms / 99_999 == pytest.approx(short.prefill_ms / 99, rel=0.05)
     assert estimate.decode_ms == pytest.approx(short.decode_ms)
