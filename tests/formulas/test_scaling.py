@@ -93,6 +93,20 @@ def test_windows_are_pieces():
     assert stats.at(batch=1, sequence=40).macs == 40 * 16 * 8
 
 
+class OtherCodeForOne(nn.Module):
+    def forward(self, x):
+        rows = max(len(x), 5) if x.shape[1] == 1 else x.numel()
+        return torch.zeros(rows, 3, device=x.device) @ torch.zeros(3, 2, device=x.device)
+
+
+def test_each_piece_is_proven():
+    """At length 1, no polynomial of the batch holds, although the fewest runs that determine one do not show it."""
+    stats = Statistics(OtherCodeForOne(), (2, 8))
+    assert stats.at(batch=7, length=9).macs == 7 * 9 * 6
+    with pytest.raises(InputError, match="length must be >= 2, got 1"):
+        stats.at(batch=7, length=1)["macs"]
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()

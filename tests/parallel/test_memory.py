@@ -33,7 +33,6 @@ def order(microbatches: int, in_flight: int) -> str:
     return "F" * in_flight + "BF" * (microbatches - in_flight) + "B" * in_flight
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11
 @pytest.mark.parametrize(("rank", "microbatches"), [(0, 6), (1, 6), (0, 2)])
 def test_a_stage_holds_what_micro_batches_really_hold(plan, rank, microbatches):
     stage = plan._stages[rank]
