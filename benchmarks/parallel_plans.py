@@ -148,12 +148,16 @@ def experts(names: list[str]) -> None:
 
 
 def units(names: list[str]) -> None:
-    """One line per architecture that says which modules must stay whole: are they the units of FSDP?"""
+    """One line per architecture that says which modules must stay whole: are its repeated ones the units of FSDP?
+
+    A module that occurs once, such as the embeddings, belongs to the root here.
+    """
     verdicts: Counter[str] = Counter()
     for name, example in _architectures(names):
         classes = set(getattr(example.model, "_no_split_modules", None) or ())
         modules = {fqn: type(each).__name__ for fqn, each in example.model.named_modules()}
-        theirs = {fqn for fqn, kind in modules.items() if kind in classes}
+        times = Counter(modules.values())
+        theirs = {fqn for fqn, kind in modules.items() if kind in classes and times[kind] > 1}
         if not theirs:
             continue
         try:
@@ -167,12 +171,9 @@ def units(names: list[str]) -> None:
         missing, more = theirs - ours, ours - theirs - cut
         verdict = "equal" if ours == theirs else "smaller" if cut else "misses" if missing else "more"
         verdicts[verdict] += 1
-        shown = {
-            kind: sorted({modules[fqn] for fqn in each})
-            for kind, each in (("missing", missing), ("more", more), ("inside", cut))
-            if each
-        }
-        print(f"{name:32} {verdict} {shown or ''}", flush=True)
+        kinds = {"missing": missing, "more": more, "inside": cut}
+        shown = ", ".join(f"{kind}: {sorted({modules[fqn] for fqn in each})}" for kind, each in kinds.items() if each)
+        print(f"{name:32} {verdict} {shown}", flush=True)
     print(dict(verdicts))
 
 

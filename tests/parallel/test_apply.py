@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import InputError, Statistics
 from tests.parallel import models, processes
+from tests.parallel.expert_models import EXPERT_MODELS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parallel_train.py"
 
@@ -53,6 +55,10 @@ def _check(results):
             assert ran == planned, case
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13",
+    reason="torch 2.6 has no gradient of an embedding sharded by rows, torch 2.11 gathers no strided shards",
+)
 def test_two_processes_are_the_model():
     cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
     cases += [("mixture", {"tensor": 2}), ("mixture", {"expert": 2}), ("list", {"expert": 2})]
@@ -63,7 +69,7 @@ def test_two_processes_are_the_model():
 def test_idioms_over_two_processes():
     names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
     cases = [(name, {"tensor": 2}) for name in (*names, "list")]
-    cases += [("shared", {"expert": 2})]
+    cases += [(name, {"expert": 2}) for name in ("shared", *EXPERT_MODELS)]
     chunked = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
     cases += [(name, {"tensor": 2, "sequence": True}) for name in chunked]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
@@ -128,12 +134,12 @@ def test_meshes_of_two_dimensions():
     _check(processes.run(_sharded, 4, cases))
 
 
-def _pipeline(rank, _n):
+def _pipeline(rank, _n, name, sizes):
     from torch.distributed.pipelining import Schedule1F1B
 
-    model, inputs = models.make("decoder")
+    model, inputs = models.make(name)
     whole, model = processes.copies(model)
-    plan = Statistics(model, tuple(each[:2] for each in inputs)).parallel_plan(tensor=2, pipeline=2)
+    plan = Statistics(model, tuple(each[:2] for each in inputs)).parallel_plan(**sizes, pipeline=2)
     mesh = plan.device_mesh("cpu")
     stage = plan.apply(model, mesh)
     schedule = Schedule1F1B(stage, 2, loss_fn=lambda out, target: ((out - target) ** 2).mean())
@@ -158,9 +164,13 @@ def _pipeline(rank, _n):
 
 
 @pytest.mark.slow
-def test_stages_of_sharded_layers():
-    found = processes.run(_pipeline, 4)
-    assert [len(each) for each in found] == [18, 18, 20, 20]
+@pytest.mark.parametrize(
+    ("name", "sizes", "numbers"),
+    [("decoder", {"tensor": 2}, [18, 18, 20, 20]), ("list", {"expert": 2}, [18, 18, 32, 32])],
+)
+def test_stages_of_sharded_layers(name, sizes, numbers):
+    found = processes.run(_pipeline, 4, name, sizes)
+    assert [len(each) for each in found] == numbers
     assert all(value <= 1e-12 for each in found for value in each.values())
 
 
@@ -198,6 +208,40 @@ def test_code_and_models_on_meta():
     for differences, refusal in processes.run(_on_meta, 2):
         assert max(differences.values()) <= 1e-10
         assert "is on meta and has no values" in refusal
+
+
+def _experts(_rank, _n, folder):
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    found = {}
+    for name in ("shared", "list"):
+        model, inputs = models.make(name)
+        plan = Statistics(model, inputs).parallel_plan(expert=2)
+        mesh = plan.device_mesh("cpu")
+        whole, coded = processes.copies(model)
+        empty = copy.deepcopy(model).to("meta")
+        written: dict[str, object] = {}
+        exec(plan.to_code(), written)
+        written["parallelize"](coded, mesh)
+        plan.apply(empty, mesh, checkpoint=model.state_dict())
+        differences = processes.compare(copy.deepcopy(whole), empty, inputs), processes.compare(whole, coded, inputs)
+        found[name] = (differences, whole.state_dict())
+        checkpoints.save(get_model_state_dict(coded), checkpoint_id=f"{folder}/{name}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # this process loads what two have saved
+def test_experts_from_code_on_meta_and_in_checkpoints(tmp_path):
+    import torch.distributed.checkpoint as checkpoints
+
+    for name, (differences, trained) in processes.run(_experts, 2, tmp_path)[0].items():
+        assert max(value for each in differences for value in each.values()) <= 1e-12
+        # The experts of both ranks are there, under the names of the whole model.
+        state = {key: torch.full_like(each, torch.nan) for key, each in trained.items()}
+        checkpoints.load(state, checkpoint_id=tmp_path / name, no_dist=True)
+        assert all((state[key] - each).abs().max() <= 1e-12 for key, each in trained.items())
 
 
 def _wrong_mesh(_rank, _n):
