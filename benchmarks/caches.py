@@ -1,11 +1,11 @@
 """Bytes of the caches of tiny transformers models, predicted on shapes and of the real cache objects.
 
-    python benchmarks/caches.py --out caches.jsonl [--filter llama] [--again]
+    python benchmarks/caches.py --out caches.jsonl [--filter llama] [--kinds own static] [--again]
 
 Every decoder and every encoder-decoder of the installed transformers is built small by rule (``tests/zoo``), with
 sliding windows of 24 tokens. It runs for real at three lengths: a prompt, then one token. The truth is the sum over
 all tensors that pickling the cache meets. Each kind of cache that transformers offers is tried: the model's own,
-static, and three quantised ones. Results are lines of JSON; models already in the file are skipped.
+static, and quantised ones. Results are lines of JSON; models already in the file are skipped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from modelsummary.serving.run import Encoded, run_request
 
 LENGTHS = (12, 48, 130)
 WINDOW = 24
-KINDS = (None, "static", "fp8", "quanto", "hqq")
+KINDS = (None, "static", "fp8", "quanto")
 DEVICE = DeviceSpec("A100")
 
 
@@ -108,7 +109,7 @@ def _real(value: Any) -> Any:
     return torch.ones(value.shape, dtype=value.dtype) if hasattr(value, "shape") else value
 
 
-def check(name: str) -> list[dict[str, Any]]:
+def check(name: str, kinds: Sequence[str | None]) -> list[dict[str, Any]]:
     """Build a model and return one record per kind of cache."""
     from tests.zoo import transformers_models as zoo
 
@@ -118,7 +119,7 @@ def check(name: str) -> list[dict[str, Any]]:
     stats = Statistics(model, example.kwargs)
     request = request_of(stats.live)
     records = []
-    for kind in KINDS:
+    for kind in kinds:
         record: dict[str, Any] = {"model": name, "kind": kind or "own", "real": [], "predicted": []}
         try:
             for length in LENGTHS:
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--filter", default="")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--kinds", nargs="+", default=[kind or "own" for kind in KINDS])
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -175,7 +177,7 @@ def main() -> None:
             if name in done or options.filter not in name:
                 continue
             try:
-                found = check(name)
+                found = check(name, [None if kind == "own" else kind for kind in options.kinds])
             except Exception as error:
                 found = [{"model": name, "kind": "own", "failed": f"{type(error).__name__}: {error}"[:300]}]
             for record in found:

@@ -83,7 +83,9 @@ TRIALS = {
         Trial("data 2 (DDP)", Plan(data=2, micro_batch=8)),
         Trial("tensor 2", Plan(tensor=2, micro_batch=16)),
         Trial("FSDP 2", Plan(data=2, zero=3, micro_batch=8)),
-        Trial("pipeline 2", Plan(pipeline=2, micro_batch=4)),
+        Trial("FSDP 2, full recomputation", Plan(data=2, zero=3, micro_batch=8, recompute="full")),
+        Trial("pipeline 2, 8 micro-batches", Plan(pipeline=2, micro_batch=2)),
+        Trial("pipeline 2, 2 micro-batches", Plan(pipeline=2, micro_batch=8)),
     ],
     4: [
         Trial("data 4 (DDP)", Plan(data=4, micro_batch=4)),
@@ -181,7 +183,8 @@ def step_seconds(plan: Plan, steps: int) -> tuple[float, float]:
         place = rank
     else:
         stats = Statistics(model, ids[: plan.micro_batch])
-        derived = stats.parallel_plan(tensor=plan.tensor, shard=plan.data, pipeline=plan.pipeline)
+        checkpoint = "every" if plan.recompute == "full" else None
+        derived = stats.parallel_plan(plan.tensor, shard=plan.data, pipeline=plan.pipeline, checkpoint=checkpoint)
         mesh = derived.device_mesh("cpu")
         sharded = derived.apply(model, mesh)
         place = mesh["shard"].get_local_rank() if plan.data > 1 else 0
@@ -289,11 +292,12 @@ def fitted_cluster(rows: Sequence[tuple[str, int, int, float]], devices: int) ->
         return np.array([network.seconds(name, nbytes, RankGroup(n, n)) / seconds for name, n, nbytes, seconds in rows])
 
     found = least_squares(lambda values: np.log(ratios(values)), np.log([1e9, 1e-4])).x
-    return cluster_of(*np.exp(found), 1e10, devices), float(np.mean(np.abs(ratios(found) - 1)))
+    bandwidth, latency = map(float, np.exp(found))
+    return cluster_of(bandwidth, latency, 1e10, devices), float(np.mean(np.abs(ratios(found) - 1)))
 
 
 def shared_seconds(orders: Sequence[Sequence[Action]], copies: int, cores: int) -> float:
-    """Return the seconds of a schedule whose ranks share cores.
+    """Return the seconds of a schedule whose ranks share cores, without the time of messages between stages.
 
     Args:
         orders: timed actions of each rank of the pipeline, as they are with a core for each process.

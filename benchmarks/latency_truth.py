@@ -32,6 +32,7 @@ from modelsummary import Statistics
 from modelsummary.costs.kernel_table import cache_folder
 from modelsummary.latency import calibrate_grid
 from modelsummary.latency.calibrate import _cpu_share
+from modelsummary.latency.kernel_measure import preemptions
 
 TORCHVISION = (
     "resnet18 resnet50 mobilenet_v2 mobilenet_v3_large densenet121 shufflenet_v2_x1_0 efficientnet_b0 vgg11"
@@ -126,11 +127,13 @@ def no_collection() -> Iterator[None]:
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds, and the share of a core that this thread had."""
+    """Milliseconds, and the share of a core that this thread had; 0 if another thread of the process lost its core."""
+    lost = preemptions()
     cpu, begin = time.thread_time(), time.perf_counter()
     run()
     seconds = time.perf_counter() - begin
-    return 1e3 * seconds, (time.thread_time() - cpu) / seconds
+    share = (time.thread_time() - cpu) / seconds
+    return 1e3 * seconds, 0.0 if torch.get_num_threads() > 1 and preemptions() > lost else share
 
 
 def typical(runs: list[tuple[float, float]], *, cpu_time: bool = False) -> float:
@@ -224,6 +227,12 @@ def main() -> None:
     report(subjects, shares, options)
 
 
+def undisturbed(subjects: list[Subject]) -> float:
+    """The share of all runs in which no thread lost its core."""
+    runs = [share > 0.95 for each in subjects for _, share in each.runs]
+    return sum(runs) / len(runs)
+
+
 def report(subjects: list[Subject], shares: list[float], options: argparse.Namespace) -> None:
     """Print the tables, and draw the picture."""
     measured = [typical(each.runs, cpu_time=options.cpu_time) for each in subjects]
@@ -231,7 +240,7 @@ def report(subjects: list[Subject], shares: list[float], options: argparse.Names
     print(
         f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; a core was free"
         f" {min(shares):.0%} to {max(shares):.0%} of the time; medians of runs lie {statistics.mean(spreads):.0%} above"
-        " their lower quartiles"
+        f" their lower quartiles; {undisturbed(subjects):.0%} of the runs were undisturbed"
     )
     predictions = [what for what in ("own", "grid") if what in subjects[0].predicted]
     rows = [

@@ -42,6 +42,7 @@ __all__ = [
     "fake_store",
     "flex_attention",
     "flex_attention_backward",
+    "functional_collectives",
     "has_kernel",
     "has_kernel_for",
     "include_dispatch_key",
@@ -52,6 +53,7 @@ __all__ = [
     "is_math_sdp_enabled",
     "is_mem_efficient_sdp_enabled",
     "is_onednn_enabled",
+    "is_xpu_built",
     "kernels_for",
     "next_node_number",
     "number_of_function_modes",
@@ -110,6 +112,8 @@ select_conv_backend: Any = torch._C._select_conv_backend
 conv_memory_format: Any = torch._C._conv_determine_backend_memory_format
 # Whether oneDNN runs recurrent layers on the CPU.
 is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
+# Whether torch was built with support for Intel GPUs.
+is_xpu_built: Any = torch.xpu._is_compiled
 # Whether autocast is on for any device.
 is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 # Switches of the attention backends.
@@ -194,6 +198,13 @@ def clear_sharding_caches() -> None:
         from torch.distributed.tensor import debug
 
         getattr(debug, "_clear_sharding_prop_cache", lambda: None)()  # absent from old versions of torch
+
+
+def functional_collectives() -> Any:
+    """Return the namespace of collectives that return their results; importing them gives them shapes in torch 2.6."""
+    import torch.distributed._functional_collectives
+
+    return torch.ops._c10d_functional
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:

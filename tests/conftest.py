@@ -1,11 +1,14 @@
-"""Skip what this machine cannot run."""
+"""What all tests share: no time limits, no kernel tables of this machine, no GPU where there is none."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.untouched")
+settings.register_profile("without_deadlines", settings(), deadline=None)  # machines may be busy
+settings.load_profile("without_deadlines")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,9 +7,18 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
+from modelsummary._torch import is_xpu_built
 from modelsummary.errors import InputError
 
-__all__ = ["available_device", "check_together", "device_of", "is_there", "named_device", "requested_device"]
+__all__ = [
+    "available_device",
+    "check_together",
+    "device_of",
+    "is_there",
+    "named_device",
+    "requested_device",
+    "takes_gradients",
+]
 
 
 def device_of(tensors: Iterable[Tensor]) -> torch.device:
@@ -21,6 +30,21 @@ def is_there(device: torch.device) -> bool:
     """Return True if this machine has a device of this type; the CPU and meta are everywhere."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return device.type in ("cpu", "meta") or (accelerator is not None and accelerator.type == device.type)
+
+
+def takes_gradients(device: torch.device) -> bool:
+    """Return True if autograd can record operators on a device.
+
+    It aborts the process in a build of torch without support for the device; before torch 2.11 also if the device is
+    not present.
+
+    >>> takes_gradients(torch.device("cpu"))
+    True
+    """
+    if is_there(device):
+        return True
+    built = {"cuda": torch.backends.cuda.is_built, "mps": torch.backends.mps.is_built, "xpu": is_xpu_built}
+    return torch.__version__ >= "2.11" and device.type in built and bool(built[device.type]())
 
 
 def named_device(device: torch.device | str) -> torch.device:

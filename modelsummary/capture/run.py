@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from modelsummary.capture.calls import Watch
-from modelsummary.capture.devices import device_of
+from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
@@ -250,7 +250,7 @@ def running(
     """Return a context in which a model may run, and which leaves everything untouched.
 
     Args:
-        grad: whether gradients are enabled.
+        grad: whether gradients are enabled; on shapes, only for a device on which autograd can record operators.
         as_is: whether to keep fused fast paths and compiled functions, which hide operators.
         device: on shapes, the device that tensors report, which need not exist; None: the model's device.
         dtype: on shapes, the dtype of floating point parameters, buffers and inputs; None: their own dtypes.
@@ -272,7 +272,8 @@ def running(
                 args, kwargs = call.on_device(execution.input, own, raw_arrays=raw_arrays)
             hidden = nullcontext() if as_is else nothing_hidden()
             asked = execution.running() if isinstance(execution, ShapeOnly) else nullcontext()
-            with torch.set_grad_enabled(grad), hidden, _room(), _validation(not on_shapes), asked:
+            records = grad and (not on_shapes or takes_gradients(device or own))
+            with torch.set_grad_enabled(records), hidden, _room(), _validation(not on_shapes), asked:
                 yield execution, args, kwargs
         finally:
             if isinstance(execution, RealExecution):

@@ -54,9 +54,10 @@ class StepEstimate(Printed):
         sequence: tokens in a sample; 0 if samples are not sequences.
         microbatches: micro-batches of one copy.
         seconds_by_cause: seconds by cause, on the rank that computes for longest: kernels (``compute``,
-            ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for collectives (``tensor``,
-            ``context``, ``fsdp``), for messages between stages (``pipeline``), for other stages (``bubble``), for the
-            reduction of gradients, and the optimizer. They add up to the step.
+            ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for collectives, or slowed
+            down by them and by FSDP's copies (``tensor``, ``context``, ``fsdp``), waiting for messages between stages
+            (``pipeline``), for other stages (``bubble``), for the reduction of gradients, and the optimizer. They add
+            up to the step.
         memory: bytes on each rank of the pipeline by category.
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.

@@ -51,17 +51,17 @@ def kept_bytes(
     again = recomputed(operators, {each.storage for each in saved}) if compiled else frozenset()
     kept: Counter[str] = Counter()
     made_in_core: Counter[str] = Counter()
-    for storage in saved:
-        if storage.storage in again:
+    for tensor in saved:
+        if tensor.storage in again:
             continue
-        is_made = 0 <= storage.operator < len(places)
-        made_in = places[storage.operator] if is_made else before
-        place = by_row.get(storage.row, made_in)
-        nbytes = storage.nbytes
+        is_made = 0 <= tensor.operator < len(places)
+        made_in = places[tensor.operator] if is_made else before
+        place = by_row.get(tensor.row, made_in)
+        nbytes = tensor.nbytes
         if is_made:
-            name = operators[storage.operator].run.call.name
+            name = operators[tensor.operator].run.call.name
             nbytes = nbytes // ranks if name == _GATHERED else nbytes
-            is_core = storage.operator in core and storage.operator != last_core.get(made_in)
+            is_core = tensor.operator in core and tensor.operator != last_core.get(made_in)
             if is_core and name != "aten.clone":  # a copy of what enters is kept instead of it
                 made_in_core[place] += nbytes
         kept[place] += nbytes

@@ -313,13 +313,13 @@ class StepSimulator:
             units = max(sum(sum(each.counts.values()) for each in stages), 1)
             taken = time_model.network.units_taken(group)
 
-            def seen(communicating: float, computing: float) -> float:
-                """Return the seconds that are waited for, or lost by kernels that run meanwhile."""
+            def lost(communicating: float, computing: float) -> float:
+                """Return the seconds that the rank waits, or that its kernels lose meanwhile."""
                 waited = max(communicating / units, communicating - computing)
                 return waited + taken * (communicating - waited)
 
-            reduction = seen(reduction, sum(each.backward for each in times))
-            gather = seen(gather, sum(each.forward for each in times))
+            reduction = lost(reduction, sum(each.backward for each in times))
+            gather = lost(gather, sum(each.forward for each in times))
         tied = [each.tied_params for each in stages if each.tied_params]
         if len(tied) == 1:  # another rank has the other end
             ends = time_model.network.group(2, (plan.pipeline - 1) * plan.devices // plan.pipeline)

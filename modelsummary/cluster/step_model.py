@@ -27,7 +27,7 @@ from modelsummary.memory.step_plan import StepPlan
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
-from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.runs import record_once
 
 __all__ = ["Share", "StepModel"]
@@ -170,31 +170,39 @@ class StepModel:
 
     def _observed(self, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
+        alone = share._replace(tensor=1, sequence_parallel=False, context=1)
+        rank = self._rank(share, gather_head=False)
         try:
-            return self._observe(share, gather_head=False)
+            return self._run(rank, share)
         except StepError as error:
-            alone = share._replace(tensor=1, sequence_parallel=False, context=1)
             if share == alone:
                 phase = error.phase
                 with as_step_error(lambda: phase, _REMEDIES):
                     raise error.__cause__ or error from None
-            with suppress(StepError):
-                return self._observe(share, gather_head=True)
-            self._observed(alone)  # raises if the model does not run on one device either
-            raise InputError(_does_not_share(share, error)) from error
+            with suppress(StepError, InputError):
+                return self._run(self._rank(share, gather_head=True), share)
+            failed: ModelSummaryError = error
+        except InputError as error:  # it needs values, or the rank's share of them
+            if share == alone:
+                raise
+            failed = error
+        self._observed(alone)  # raises if the model does not run on one device either
+        raise InputError(_does_not_share(share, failed)) from failed
 
-    def _observe(self, share: Share, *, gather_head: bool) -> tuple[Observed, Mapping[str, int], nn.Module]:
-        kinds = list(self.counts)
+    def _rank(self, share: Share, *, gather_head: bool) -> RankModel:
         plan = self.parallel_plan(share.tensor)
-        rank = RankModel(
+        return RankModel(
             self._folded,
             plan,
             self._prepared(plan),
-            kinds,
+            list(self.counts),
             last=self.blocks[-1] if self.blocks else "",
             sequence_parallel=share.sequence_parallel,
             gather_head=gather_head,
         )
+
+    def _run(self, rank: RankModel, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
+        """Run a step of one rank on shapes."""
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, share.micro_batch)
         length = share.sequence // share.context
         if length and length != self.recorded_sequence:
@@ -226,13 +234,13 @@ class StepModel:
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
         """Return the modules whose input goes to column-parallel layers alone, be it one layer."""
-        around = ("input", "output", "gradient")  # entries beside the one that says how a module is split
+        around = ("input", "output", "gradient", "copy")  # entries beside the one that says how a module is split
         layers: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in around}
         return prepared_inputs(self._calls, layers, least=1) if layers else []
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self._folded, record_once(self._folded, self._call, "shape"))
+        return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
 
     def _params(self, module: nn.Module, kinds: Sequence[str]) -> dict[str, dict[int, int]]:
         """Return the trained parameters of each part. A parameter that both ends hold has one id."""
@@ -253,14 +261,14 @@ class StepModel:
         return found
 
 
-def _does_not_share(share: Share, error: StepError) -> str:
+def _does_not_share(share: Share, error: ModelSummaryError) -> str:
     """Return the message for a model that runs on one device, but not with the share of one rank."""
     sizes = {"tensor": share.tensor, "context": share.context}
     given = [f"{name}={size}" for name, size in sizes.items() if size > 1]
     given += ["sequence_parallel=True"] if share.sequence_parallel else []
     remedy = "sequence_parallel=False" if share.sequence_parallel else "1"
-    said = f"{type(error.__cause__).__name__}: {error.__cause__}"
-    return f"{', '.join(given)}: the {error.phase} does not run with the share of one rank ({said:.160}); pass {remedy}"
+    said = f"{type(error.__cause__).__name__}: {error.__cause__}" if isinstance(error, StepError) else str(error)
+    return f"{', '.join(given)}: the step does not run with the share of one rank ({said:.160}); pass {remedy}"
 
 
 def _in_order(root: LayerInfo) -> list[str]:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelsummary import _torch
+
 __all__ = ["Enter", "Gather", "Join", "Leave", "Scatter", "ShareOut", "Take"]
 
-_OPS: Any = torch.ops._c10d_functional
+_OPS: Any = _torch.functional_collectives()
 _GROUP = "tensor"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -57,7 +56,7 @@ class TimeModel:
         self.cluster = cluster
         self.device: DeviceModel = device_model(cluster.device)
         self.network = Network(cluster)
-        self._kernel = lru_cache(maxsize=None)(self.device.seconds)
+        self._known: dict[Work, float] = {}
 
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
         """Return the groups in which a rank communicates: ``"tensor"``, ``"context"`` and ``"gradients"``.
@@ -104,6 +103,11 @@ class TimeModel:
 
     def _sum(self, works: Works) -> float:
         return sum(times * self._kernel(work) for work, times in works)
+
+    def _kernel(self, work: Work) -> float:
+        if work not in self._known:
+            self._known[work] = self.device.seconds(work)
+        return self._known[work]
 
     def _collective(self, each: MicrobatchCollective, group: RankGroup) -> float:
         return self.network.seconds(each.operation, each.nbytes, group)

@@ -134,6 +134,8 @@ def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:
 
 def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[Dimension]:
     """Return the dimensions that the user named. Raise ``InputError`` if they do not fit the inputs."""
+    if not isinstance(names, Mapping):
+        raise InputError(f"dimensions must map inputs to positions and names, got {names!r:.80}")
     found: dict[str, Dimension] = {}
     for name, chosen in names.items():
         given = inputs.get(name)

@@ -278,18 +278,19 @@ class _Fit:
             *((line[0], line[-1]) for line in map(self._line, range(len(self._anchor)))), strict=True
         )
         proofs: list[Numbers] = []
-        for _ in range(_TRIES):
-            bounds = zip(smallest, largest, strict=True)
+        for bounds in (*_ranges(terms, largest), *[None] * _TRIES):
+            within = zip(smallest, largest, strict=True) if bounds is None else bounds
             # Small sizes as often as large ones: they are where models do something else.
             numbers = tuple(
-                round((least + 1) * ((most + 1) / (least + 1)) ** draw.random()) - 1 for least, most in bounds
+                round((least + 1) * ((most + 1) / (least + 1)) ** draw.random()) - 1 for least, most in within
             )
-            if numbers in self._runs or numbers in self._rejected or not self._run(numbers):
+            is_below = any(map(int.__lt__, numbers, smallest))
+            if is_below or numbers in self._runs or numbers in self._rejected or not self._run(numbers):
                 continue
             measured = sum(self._runs[numbers].values())
             if evaluated(terms, numbers) == measured:
                 proofs.append(numbers)
-                if len(proofs) == _PROOFS:
+                if len(proofs) >= _PROOFS and bounds is None:
                     break
                 continue
             smallest = self._above(numbers, smallest)
@@ -309,6 +310,16 @@ class _Fit:
         if not cut:
             return ()
         return tuple(wrong[place] + 1 if place in cut else least for place, least in enumerate(smallest))
+
+
+def _ranges(terms: Terms, largest: Numbers) -> list[tuple[tuple[int, int], ...]]:
+    """Return the first and last number of a size per dimension, for each combination of pieces; most are exact fits."""
+    found: dict[tuple[tuple[int, int], ...], None] = {}
+    for pieces in terms:
+        for chosen in product(*pieces) if any(len(each) > 1 for each in pieces) else ():
+            lasts = (most if each.last is None else each.last for each, most in zip(chosen, largest, strict=True))
+            found[tuple((each.first, last) for each, last in zip(chosen, lasts, strict=True))] = None
+    return list(found)[:_MOST_QUERIES]
 
 
 def evaluated(terms: Terms, numbers: Numbers) -> Fraction:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from modelsummary._torch import FakeTensorMode
+from modelsummary.capture.devices import takes_gradients
 from modelsummary.capture.values import tensors_of
 
-__all__ = ["MetaTensorMode", "takes_gradients"]
+__all__ = ["MetaTensorMode"]
 
 # They write into their arguments or return them; on tensors without data there is nothing to write.
 _COLLECTIVES = (
@@ -92,20 +93,6 @@ class _NumberedDevices(TorchFunctionMode):
             with torch.no_grad():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
-
-
-def takes_gradients(device: torch.device) -> bool:
-    """Return True if autograd can record operators on a device.
-
-    It aborts the process in a build of torch without support for the device; before torch 2.11 also if the device is
-    not present.
-    """
-    if device.type in ("cpu", "meta"):
-        return True
-    built = {"cuda": torch.backends.cuda.is_built, "mps": torch.backends.mps.is_built, "xpu": torch.xpu._is_compiled}
-    if device.type not in built or not built[device.type]():
-        return False
-    return torch.__version__ >= "2.11" or bool(getattr(torch, device.type).is_available())
 
 
 def _numbered(value: Any) -> Any:

@@ -24,7 +24,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from modelsummary.costs.operator_calls import OperatorCall, TensorSpec
 from modelsummary.costs.tensor_bytes import storage_of
 
-__all__ = ["Caches", "arguments_of", "is_measurable", "seconds_of", "workspaces_of"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["Caches", "arguments_of", "is_measurable", "preemptions", "seconds_of", "workspaces_of"]
 
 _OWN_CACHE_BYTES = 2**22
 _LEAST_RUNS, _MOST_RUNS, _SECONDS_PER_CALL = 5, 40, 0.12
@@ -159,7 +164,7 @@ def _random(spec: TensorSpec, device: torch.device, limit: int) -> Tensor:
 def seconds_of(call: OperatorCall, device: torch.device, caches: Caches, *, cold: bool) -> float:
     """Return the seconds of a call: the median of the faster half of several runs, which are less disturbed.
 
-    Runs during which this thread lost its core do not count, unless almost all did.
+    Runs during which a thread of this process lost its core do not count, unless almost all did.
 
     Raises:
         Exception: the call's own error, if it fails with random arguments.
@@ -202,13 +207,21 @@ def _timer(device: torch.device) -> _Timed:
     return _timed_by_events if device.type == "cuda" else _timed_by_clock
 
 
+def preemptions() -> int:
+    """Return how often another process took a core from a thread of this process; 0 where the system does not tell."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def _timed_by_clock(run: Callable[[], object]) -> tuple[float, float]:
+    lost = preemptions()
     cpu, begin = time.thread_time(), time.perf_counter()
     kept = run()  # freed after the end is read, as in a model
     end, used = time.perf_counter(), time.thread_time() - cpu
     del kept
     share = (used + _CLOCK_SECONDS) / (end - begin)
-    if share < _UNDISTURBED and torch.get_num_threads() == 1:
+    if torch.get_num_threads() > 1:  # the other threads wait for the one that lost its core
+        return end - begin, 0.0 if preemptions() > lost else share
+    if share < _UNDISTURBED:
         return used, 1.0  # all work was done by this thread, and other processes ran in between
     return end - begin, share
 
@@ -249,7 +262,7 @@ _MARK = "modelsummary: call "
 def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
     failed: set[int] = set()
     results: dict[int, int] = {}
-    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
         for number, call in enumerate(calls):
             try:
                 args, kwargs, _ = arguments_of(call, device)

@@ -323,7 +323,7 @@ class OperatorNotes(Allocations):
         """Do nothing: bytes do not matter."""
 
     def _identity(self, tensor: Tensor) -> int:
-        if is_distributed(type(tensor)):
+        if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
             (tensor,) = inner_tensors(tensor)
         storage = tensor.untyped_storage()
         key = int(storage._cdata)
@@ -331,6 +331,8 @@ class OperatorNotes(Allocations):
         return key
 
     def _is_param(self, tensor: Tensor) -> bool:
+        if type(tensor) is ShapeTensor:  # nearly every tensor
+            return tensor.untyped_storage()._cdata in self._params
         return self._identity(tensor) in self._params
 
     def __torch_dispatch__(

@@ -136,6 +136,7 @@ def run_step(
         )
     given = (*tensors_of_modules(modules_of(model)), *call.tensors())
     is_absent = wanted != device
+    has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
     can_run = has_values and plan.dtype is None and (wanted == own or notes_operators)
     options: dict[str, Any] = {
@@ -147,7 +148,7 @@ def run_step(
     with (
         no_collection(),
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
-        fused_lstm(),
+        fused_lstm() if has_recurrent else nullcontext(),  # it costs time at each operator
         fused_attention() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,9 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
         raise InputError("memory of a rank is predicted in a fake process group: ask before dist.init_process_group")
     dist.init_process_group("fake", store=_torch.fake_store(), rank=rank, world_size=size)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="DTensor random operators")  # of torch 2.6, on the CPU
+            yield
     finally:
         dist.destroy_process_group()
         _torch.clear_sharding_caches()

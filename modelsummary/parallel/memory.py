@@ -64,6 +64,11 @@ def memory_of_rank(
         raise InputError(f"rank={rank!r}; expected an integer from 0 to {plan.world_size - 1}")
     if "checkpoint" in options:
         raise InputError("the plan says what is checkpointed; pass checkpoint= to parallel_plan")
+    if "shard" in plan.mesh_shape and torch.__version__ < "2.10":
+        raise InputError(
+            f"the memory of a rank with sharded parameters needs torch >= 2.10, got {torch.__version__}: FSDP of older "
+            "versions does not run without data; make a plan without shard="
+        )
     ranks_per_stage = plan.world_size // plan.pipeline
     number, own_rank = divmod(rank, ranks_per_stage)
     part = _part(plan, number, microbatches, schedule)

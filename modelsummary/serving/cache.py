@@ -23,8 +23,8 @@ __all__ = ["CACHES", "CacheBytes", "MakeCache", "bytes_of_cache", "cache_in", "c
 MakeCache = Callable[[nn.Module, int], Any]
 """Function from the model and the number of tokens to an empty cache."""
 
-CACHES = ("dynamic", "static", "fp8", "quanto", "hqq")
-_QUANTISED = ("fp8", "quanto", "hqq")
+CACHES = ("dynamic", "static", "fp8", "quanto")
+_QUANTISED = ("fp8", "quanto")  # hqq decides by values when to end its search
 # Names under which a forward that returns a tuple takes its last item back.
 _USUAL_NAMES = ("past_key_values", "cache", "kv_cache", "caches", "past", "state", "states", "hx")
 
@@ -57,7 +57,7 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
 
     Args:
         cache: ``"dynamic"``, ``"static"``, or the backend of a quantised cache of transformers: ``"fp8"``,
-            ``"quanto"``, ``"hqq"``; a function from model and number of tokens to a cache; None.
+            ``"quanto"``; a function from model and number of tokens to a cache; None.
 
     Raises:
         InputError: the name is unknown.
@@ -70,13 +70,16 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
     name = str(cache)
 
     def make(model: nn.Module, context: int) -> Any:
+        config: Any = getattr(model, "config", None)
+        if config is None:
+            raise InputError(f"cache={name!r} is for models of transformers; pass a function that makes the cache")
+        has_encoder = getattr(config, "is_encoder_decoder", False)
+        if has_encoder and name in _QUANTISED:
+            raise InputError(f"cache={name!r} is for decoders without an encoder; pass cache='dynamic' or 'static'")
         try:
             import transformers
         except ImportError as error:
             raise MissingExtraError("transformers", "transformers") from error
-        config: Any = getattr(model, "config", None)
-        if config is None:
-            raise InputError(f"cache={name!r} is for models of transformers; pass a function that makes the cache")
         try:
             if name in _QUANTISED:
                 return transformers.QuantizedCache(backend=name, config=config)
@@ -86,7 +89,7 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
                 made = transformers.DynamicCache(config=config)
         except (ImportError, ValueError) as error:  # a missing library, or a model whose layers it does not take
             raise InputError(f"cache={name!r} cannot be made: {error}") from error
-        if getattr(config, "is_encoder_decoder", False):
+        if has_encoder:
             return transformers.EncoderDecoderCache(made, transformers.DynamicCache(config=config))
         return made
 

@@ -71,7 +71,8 @@ class ServingOptions:
         if self.mode is not None and self.mode not in MODES:
             raise InputError(f"mode must be 'eager', 'compiled' or None, got {self.mode!r}")
         if self.batches is not None and (
-            isinstance(self.batches, str) or not all(type(each) is int and each > 0 for each in self.batches)
+            not isinstance(self.batches, (list, tuple, range))
+            or not all(type(each) is int and each > 0 for each in self.batches)
         ):
             raise InputError(f"batches must be a list of integers >= 1, got {self.batches!r}")
 

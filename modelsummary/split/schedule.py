@@ -22,6 +22,8 @@ __all__ = ["IN_V", "SCHEDULES", "Action", "Simulation", "StageLoad", "checked_pe
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 # Schedules whose stages are dealt to devices down and up again; torch makes the order of their actions.
 IN_V = {"zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV"}
+# Names of the engine's actions -> kinds of ``Action``; the engine's own values are numbers in torch 2.6.
+_KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 
 
 @dataclass(frozen=True)
@@ -216,17 +218,23 @@ def order_of(schedule: str, device: int, n_devices: int, per_device: int, m: int
 
 def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
     """Return the actions of a device in the order that torch's engine has."""
+    import torch
     from torch.distributed.pipelining import schedules
 
-    kind: Any = getattr(schedules, IN_V[schedule])
+    kind: Any = getattr(schedules, IN_V[schedule], None)
+    if kind is None:
+        raise InputError(
+            f"schedule={schedule!r} needs a torch with {IN_V[schedule]}, got torch {torch.__version__}; "
+            "choose another schedule, or upgrade torch"
+        )
     engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
     engine._n_microbatches = m
     engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices
     engine.n_local_stages, engine.rank = 2, device
     order = []
     for planned in engine._calculate_single_rank_operations(device):
-        for each in () if planned is None else planned.sub_actions or (planned,):
-            order.append(Action(each.computation_type.value, each.stage_index, each.microbatch_index))
+        for each in () if planned is None else getattr(planned, "sub_actions", None) or (planned,):
+            order.append(Action(_KINDS[each.computation_type.name], each.stage_index, each.microbatch_index))
     return order
 
 

@@ -322,7 +322,7 @@ class LiveStatistics(ModelStatistics):
             dtype: floating point dtype of weights and cache; default: their own.
             tensor: number of devices over which ``parallel_plan`` splits the layers; bytes and times are then for one
                 of them, with the collectives between them.
-            cache: ``"dynamic"``, ``"static"``, ``"fp8"``, ``"quanto"`` or ``"hqq"``, caches of transformers; or a
+            cache: ``"dynamic"``, ``"static"``, ``"fp8"`` or ``"quanto"``, caches of transformers; or a
                 function from the model and a number of tokens to a cache. Default: the cache that the model makes.
             mode: ``"eager"`` or ``"compiled"``. Default: compiled on a named device, eager on this machine.
             memory_bytes: memory of the device: an integer, or text such as ``"24GB"``. Default: the device's.

@@ -74,9 +74,9 @@ class Folding:
         return numbered[0] if self._kinds is None else self._kinds[id(numbered[1])]
 
 
-def is_folded(root: LayerInfo, fold: bool | None, depth: int | None = None) -> bool:
-    """Return ``fold``, or if it is None, whether the tree down to ``depth`` has more than 100 rows."""
-    return sum(1 for _ in root.walk(depth)) > LARGE if fold is None else fold
+def is_folded(root: LayerInfo, fold: bool | None) -> bool:
+    """Return ``fold``, or if it is None, whether the tree has more than 100 rows."""
+    return sum(1 for _ in root.walk()) > LARGE if fold is None else fold
 
 
 def unfolded(root: LayerInfo, depth: int | None = None) -> Iterator[Shown]:

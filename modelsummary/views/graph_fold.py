@@ -19,7 +19,7 @@ class GraphCall(NamedTuple):
     """What a node or group calls.
 
     Attributes:
-        kind: what equal modules have in common, as the table folds them; for a function, its name and parameters.
+        kind: what equal modules have in common, as the table folds them; the name of a function.
         name: shown name.
         class_name: class of the module; empty for a function.
     """
@@ -43,6 +43,8 @@ def folded(graph: Graph, called: Mapping[str, GraphCall]) -> Graph:
 
 
 class _GraphFolding:
+    """The nodes of a graph, and which of them represent others."""
+
     def __init__(self, called: Mapping[str, GraphCall]) -> None:
         self._called = called
         self._first: dict[str, str] = {}  # key of a node -> the node that represents it
@@ -52,16 +54,13 @@ class _GraphFolding:
         for node in graph.nodes:
             self._first[node.key], self._place[node.key] = node.key, {}
         model = replace(graph.model, items=self._items(graph.model.items))
-        shapes: dict[tuple[str, str], dict[tuple[int, ...], None] | Sequence[tuple[int, ...]]] = {}
+        shapes: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = {}
         for edge in graph.edges:
-            if self._is_between_equals(edge):
-                continue
-            ends = self._first[edge.source], self._first[edge.target]
-            if ends in shapes or ends != (edge.source, edge.target):  # of equal tensors one, as the node is one of many
-                shapes[ends] = dict.fromkeys((*shapes.get(ends, ()), *edge.shapes))
-            else:
-                shapes[ends] = edge.shapes
-        return Graph(model, [Edge(*ends, tuple(found)) for ends, found in shapes.items()])
+            if not self._is_between_equals(edge):
+                ends = self._first[edge.source], self._first[edge.target]
+                known = shapes.get(ends, ())
+                shapes[ends] = known + tuple(shape for shape in edge.shapes if shape not in known)
+        return Graph(model, [Edge(*ends, found) for ends, found in shapes.items()])
 
     def _items(self, items: Sequence[_Item]) -> list[_Item]:
         shown: list[_Item] = []

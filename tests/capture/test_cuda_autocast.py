@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -21,13 +22,14 @@ X, WEIGHT = torch.linspace(0.1, 1.0, 64, dtype=HALF).view(8, 8), torch.ones(8, 8
 
 def registered(key):
     names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+    own = {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+    return {name for name in own if not re.search(r"\.([Dd]imname|names_|.*_Dimname)", name)}  # of named tensors
 
 
 def test_the_lists_are_the_operators_that_torch_casts_on_cuda_alone():
     listed = set(" ".join((module._IN_HALF, module._IN_FLOAT32, module._TO_FLOAT32, module._IN_WIDEST)).split())
     assert registered("AutocastCUDA") - registered("AutocastCPU") - NOT_ON_SHAPES <= listed
-    assert listed <= registered("AutocastCUDA")
+    assert listed <= registered("AutocastCUDA") | {"rms_norm"}  # which torch 2.11 lacks
 
 
 # What "Autocast Op Reference" in torch's documentation says of CUDA.

@@ -78,6 +78,7 @@ def test_the_last_block_may_reach_beyond_the_sequence():
     assert stats["0"].skipped_macs == HEADS * 32 * 8 * 2 * SIZE
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # the compiler of torch 2.11
 def test_compiled():
     model = net("mask bias", torch.compile(flex.flex_attention))
     stats = Statistics(model, (2, LENGTH, WIDTH))

@@ -109,6 +109,25 @@ def test_functions_of_a_block_call_the_layers_of_the_copy():
     assert block.kept_bytes == S * (H * (34 + 5 * A * S / H) + STATISTICS)  # no parameter is among the activations
 
 
+def test_a_block_that_needs_whole_sequences_is_refused_with_what_shares_them():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+            self.shift = nn.Parameter(torch.zeros(LENGTH, WIDTH))
+
+        def forward(self, x):
+            return x + self.shift + self.down(nn.functional.gelu(self.up(x)))
+
+    module = nn.Sequential(nn.Embedding(64, WIDTH), *(Shifted() for _ in range(3)))
+    stats = Statistics(module, torch.zeros(1, LENGTH, dtype=torch.long))
+    model = StepModel(stats.live, stats.root, Recipe())
+    assert parts(model, 2)
+    message = r"^tensor=2, sequence_parallel=True: the step does not run .*; pass sequence_parallel=False$"
+    with pytest.raises(InputError, match=message):
+        parts(model, 2, sequence_parallel=True)
+
+
 def test_context_parallelism_gathers_keys_and_values():
     module, ids = gpt(fused=True)
     stats = Statistics(module, ids)

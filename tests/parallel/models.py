@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 from tests import idioms
+from tests.parallel.expert_models import EXPERT_MODELS, Residual
+
+OLD = torch.__version__ < "2.10"  # FSDP of older versions needs data
 
 
 class Block(nn.Module):
@@ -234,4 +237,10 @@ MODELS = {
     ),
 }
 
+
+def _mixture(kind: type[nn.Module]) -> Any:
+    return lambda: (Residual(kind), (torch.randn(2, 6, 16, dtype=torch.float64),))
+
+
+MODELS |= {name: _mixture(kind) for name, kind in EXPERT_MODELS.items()}
 NAMES = tuple(MODELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import InputError, Statistics
-from tests.parallel import models, processes
+from tests.parallel import collectives, models, processes
+from tests.parallel.expert_models import EXPERT_MODELS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parallel_train.py"
+SPLIT = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
+CHUNKED = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
 
 
 def _sharded(rank, n, cases, counts=True):
@@ -53,6 +56,10 @@ def _check(results):
             assert ran == planned, case
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13",
+    reason="torch 2.6 has no gradient of an embedding sharded by rows, torch 2.11 gathers no strided shards",
+)
 def test_two_processes_are_the_model():
     cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
     cases += [("mixture", {"tensor": 2}), ("mixture", {"expert": 2}), ("list", {"expert": 2})]
@@ -61,63 +68,32 @@ def test_two_processes_are_the_model():
 
 @pytest.mark.slow
 def test_idioms_over_two_processes():
-    names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
-    cases = [(name, {"tensor": 2}) for name in (*names, "list")]
-    cases += [("shared", {"expert": 2})]
-    chunked = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
-    cases += [(name, {"tensor": 2, "sequence": True}) for name in chunked]
+    cases = [(name, {"tensor": 2}) for name in (*SPLIT, "list")]
+    cases += [(name, {"expert": 2}) for name in ("shared", *EXPERT_MODELS)]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
     _check(processes.run(_sharded, 2, [*cases, ("decoder", {"data": 2})]))
 
 
-# Names of torch's operators -> the collective, and the argument that is the whole tensor.
-WHOLE = {
-    "_allgather_base_": ("all_gather", 0),
-    "allgather_single_": ("all_gather", 0),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "allreduce_": ("all_reduce", 0),
-}
-
-
-class _Calls(TorchDispatchMode):
-    """Collectives that run, with the bytes of their whole tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.ran, self.phase = {}, "forward"
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.removeprefix("c10d::")
-        if name in WHOLE:
-            operation, place = WHOLE[name]
-            tensor = args[place][0] if isinstance(args[place], list) else args[place]
-            count, nbytes = self.ran.get((self.phase, operation), (0, 0))
-            self.ran[self.phase, operation] = (count + 1, nbytes + tensor.nbytes)
-        return func(*args, **(kwargs or {}))
-
-
 def _gathered(_rank, _n, cases):
-    """Collectives of FSDP that ran, with their bytes, beside the plan's."""
+    """Collectives that ran, with their bytes, beside the plan's."""
     found = []
     for name, sizes in cases:
         model, inputs = models.make(name)
         plan = Statistics(model, inputs).parallel_plan(**sizes)
         plan.apply(model, plan.device_mesh("cpu"))
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-        with _Calls() as calls:
-            out = model(*args, **kwargs)
-            calls.phase = "backward"
-            processes.loss_of(out).backward()
-        found.append((calls.ran, plan.unit_collectives))
+        found.append((name, sizes, collectives.of_step(model, inputs, processes.loss_of), collectives.of_plan(plan)))
     return found
 
 
 @pytest.mark.slow
-def test_collectives_of_units_and_their_bytes():
+def test_collectives_and_their_bytes():
     cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert")]
     cases += [("decoder", {"data": 2}), ("decoder", {"shard": 2, "reshard_after_forward": False})]
-    for ran, planned in processes.run(_gathered, 2, cases)[0]:
-        assert ran == planned
+    cases += [(name, {"tensor": 2}) for name in SPLIT]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
+    for name, sizes, ran, planned in processes.run(_gathered, 2, cases)[0]:
+        assert ran == planned, (name, sizes)
 
 
 @pytest.mark.slow
@@ -128,12 +104,22 @@ def test_meshes_of_two_dimensions():
     _check(processes.run(_sharded, 4, cases))
 
 
-def _pipeline(rank, _n):
+@pytest.mark.slow
+def test_collectives_of_meshes_of_two_dimensions():
+    both, copied = {"tensor": 2, "shard": 2}, {"tensor": 2, "data": 2}
+    cases = [(name, both) for name in ("decoder", "gpt2", "mixture", *SPLIT)]
+    cases += [(name, {**both, "sequence": True}) for name in ("decoder", *CHUNKED)]
+    cases += [("decoder", copied), ("mixture", copied)]
+    for name, sizes, ran, planned in processes.run(_gathered, 4, cases)[0]:
+        assert ran == planned, (name, sizes)
+
+
+def _pipeline(rank, _n, name, sizes):
     from torch.distributed.pipelining import Schedule1F1B
 
-    model, inputs = models.make("decoder")
+    model, inputs = models.make(name)
     whole, model = processes.copies(model)
-    plan = Statistics(model, tuple(each[:2] for each in inputs)).parallel_plan(tensor=2, pipeline=2)
+    plan = Statistics(model, tuple(each[:2] for each in inputs)).parallel_plan(**sizes, pipeline=2)
     mesh = plan.device_mesh("cpu")
     stage = plan.apply(model, mesh)
     schedule = Schedule1F1B(stage, 2, loss_fn=lambda out, target: ((out - target) ** 2).mean())
@@ -158,9 +144,13 @@ def _pipeline(rank, _n):
 
 
 @pytest.mark.slow
-def test_stages_of_sharded_layers():
-    found = processes.run(_pipeline, 4)
-    assert [len(each) for each in found] == [18, 18, 20, 20]
+@pytest.mark.parametrize(
+    ("name", "sizes", "numbers"),
+    [("decoder", {"tensor": 2}, [18, 18, 20, 20]), ("list", {"expert": 2}, [18, 18, 32, 32])],
+)
+def test_stages_of_sharded_layers(name, sizes, numbers):
+    found = processes.run(_pipeline, 4, name, sizes)
+    assert [len(each) for each in found] == numbers
     assert all(value <= 1e-12 for each in found for value in each.values())
 
 
@@ -198,6 +188,40 @@ def test_code_and_models_on_meta():
     for differences, refusal in processes.run(_on_meta, 2):
         assert max(differences.values()) <= 1e-10
         assert "is on meta and has no values" in refusal
+
+
+def _experts(_rank, _n, folder):
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    found = {}
+    for name in ("shared", "list"):
+        model, inputs = models.make(name)
+        plan = Statistics(model, inputs).parallel_plan(expert=2)
+        mesh = plan.device_mesh("cpu")
+        whole, coded = processes.copies(model)
+        empty = copy.deepcopy(model).to("meta")
+        written: dict[str, object] = {}
+        exec(plan.to_code(), written)
+        written["parallelize"](coded, mesh)
+        plan.apply(empty, mesh, checkpoint=model.state_dict())
+        differences = processes.compare(copy.deepcopy(whole), empty, inputs), processes.compare(whole, coded, inputs)
+        found[name] = (differences, whole.state_dict())
+        checkpoints.save(get_model_state_dict(coded), checkpoint_id=f"{folder}/{name}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # this process loads what two have saved
+def test_experts_from_code_on_meta_and_in_checkpoints(tmp_path):
+    import torch.distributed.checkpoint as checkpoints
+
+    for name, (differences, trained) in processes.run(_experts, 2, tmp_path)[0].items():
+        assert max(value for each in differences for value in each.values()) <= 1e-12
+        # The experts of both ranks are there, under the names of the whole model.
+        state = {key: torch.full_like(each, torch.nan) for key, each in trained.items()}
+        checkpoints.load(state, checkpoint_id=tmp_path / name, no_dist=True)
+        assert all((state[key] - each).abs().max() <= 1e-12 for key, each in trained.items())
 
 
 def _wrong_mesh(_rank, _n):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.serving import points
+from modelsummary.serving.cache import cache_maker
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
 from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent
@@ -79,11 +81,11 @@ def test_window():
 
 def test_forward_over_single_tokens_is_extrapolated(monkeypatch):
     stats = Statistics(Recurrent(), IDS)
-    monkeypatch.setattr(points, "_MOST_OPERATORS", 1300)
+    monkeypatch.setattr(points, "_MOST_OPERATORS", 1600)
     estimate = stats.serving(100_000, device=DEVICE, batches=[1])
     assert estimate.cache_bytes == 4 * WIDTH
     assert "one after the other" in estimate.notes[0]
-    assert "Prompts of more than 256 tokens" in estimate.notes[0]  # five operators per token
+    assert "Prompts of more than 256 tokens" in estimate.notes[0]  # five operators per token, six in torch 2.6
     short = stats.serving(100, device=DEVICE, memory_bytes=estimate.weight_bytes, batches=[1])
     assert estimate.prefill_ms / 99_999 == pytest.approx(short.prefill_ms / 99, rel=0.05)
     assert estimate.decode_ms == pytest.approx(short.decode_ms)
@@ -158,6 +160,7 @@ def test_plot(estimate):
         ({"cache": "statc"}, "cache must be .* got 'statc'; did you mean 'static'"),
         ({"cache": "static"}, "Decoder takes no cache; leave out cache="),
         ({"batches": [0]}, "batches must be a list of integers >= 1"),
+        ({"batches": 3}, "batches must be a list of integers >= 1, got 3"),
         ({"calibrate": True}, "calibrate=True measures this machine; leave it out for made up"),
         ({"memory_bytes": "much"}, "memory_bytes must be an integer"),
     ],
@@ -165,6 +168,13 @@ def test_plot(estimate):
 def test_unusable_options(stats, options, message):
     with pytest.raises(InputError, match=message):
         stats.serving(**{"context": 8, "device": DEVICE, **options})
+
+
+def test_quantised_caches_are_for_decoders():
+    model = nn.Identity()
+    model.config = SimpleNamespace(is_encoder_decoder=True)
+    with pytest.raises(InputError, match="cache='fp8' is for decoders without an encoder"):
+        cache_maker("fp8")(model, 8)
 
 
 def test_fields_of_an_encoder_that_nobody_asked_for():

@@ -23,6 +23,11 @@ needs_engine = pytest.mark.skipif(
 )
 
 
+needs_tolerant_engine = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="the engine of torch 2.11 compares strides, and counts integers as results"
+)
+
+
 @pytest.fixture
 def alone(tmp_path):
     """Yield with a process group of this process only."""
@@ -100,7 +105,7 @@ def test_a_step_is_that_of_the_whole_batch(alone):
         torch.testing.assert_close(parameter.grad, 2 * grad)
 
 
-@needs_engine
+@needs_tolerant_engine
 def test_a_batch_in_another_dimension_and_inputs_without_one(alone):
     class Sequence(nn.Module):
         def __init__(self):
@@ -120,7 +125,7 @@ def test_a_batch_in_another_dimension_and_inputs_without_one(alone):
     assert out["power"] == 1
 
 
-@needs_engine
+@needs_tolerant_engine
 def test_keyword_arguments_and_other_sizes_of_micro_batches(alone):
     model = Bert().eval()
     stages = Statistics(model, {"input_ids": ids(2)}).split(1)

@@ -14,6 +14,7 @@ from modelsummary import SplitError, Statistics
 from modelsummary.capture.templates import ObjectState, leaves_of, map_template, taken_apart
 from tests.idioms import rows
 from tests.models import Call
+from tests.split.test_engine import needs_engine
 
 
 class Layer:
@@ -160,6 +161,7 @@ def test_an_object_that_is_changed_and_not_returned():
         Statistics(model, (rows(2, 4), filled(2))).split(2)
 
 
+@needs_engine
 def test_the_engine_deals_out_no_objects(tmp_path):
     model = Call(continuing, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)))
     stages = Statistics(model, (rows(2, 4), filled(2))).split(1)

@@ -3,6 +3,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
+import torch.distributed.pipelining
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,6 +126,10 @@ def test_uneven_rounds_are_refused():
         simulate(_equal(6), 7, "interleaved1f1b")
 
 
-def test_all_names_run():
-    for schedule in SCHEDULES:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_names_run(schedule):
+    if schedule == "dualpipev" and not hasattr(torch.distributed.pipelining.schedules, "ScheduleDualPipeV"):
+        with pytest.raises(InputError, match="needs a torch with ScheduleDualPipeV, got torch 2"):
+            simulate(_equal(4), 4, schedule)
+    else:
         assert simulate(_equal(4), 4, schedule).schedule == schedule

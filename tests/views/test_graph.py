@@ -190,6 +190,27 @@ def test_a_folded_node_takes_and_passes_what_all_of_its_equals_do():
     assert [node.times for node in graph.nodes] == [1, 1, 4, 1, 1]
 
 
+def test_an_edge_of_folded_modules_keeps_all_tensors_of_one():
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return y, x
+
+    class Add(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.two, self.add = Two(), Add()
+
+        def forward(self, x):
+            return self.add(*self.two(x * 2, x * 3))
+
+    graph = Statistics(nn.Sequential(*(Both() for _ in range(3))), (2, 4)).graph(fold=True)
+    assert ("0.two", "0.add", "[2, 4], [2, 4]") in flow(graph)
+
+
 def test_equal_modules_in_equal_modules_fold_twice():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()) for _ in range(3)))
     stats = Statistics(model, (1, 2))

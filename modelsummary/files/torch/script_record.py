@@ -51,7 +51,7 @@ def recorded(path: str, sizes: GivenSizes, dtypes: Mapping[str | int, torch.dtyp
 
 def _read(path: str, device: str) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*torch\.jit.* is deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=r".*torch\.jit.* is deprecated")
         model: torch.jit.ScriptModule = torch.jit.load(os.fspath(path), map_location=device)
     return model
 

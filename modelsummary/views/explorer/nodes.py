@@ -134,27 +134,29 @@ def _in_ranges(nodes: list[ExplorerNode]) -> list[ExplorerNode]:
         return list(_sources_in_ranges(nodes))
     folded = [list(group) for _, group in groupby(nodes, key=lambda node: node.equal)]
     size = max(round(len(folded) ** 0.5), -(-len(folded) // MOST_CHILDREN))
-    parts = [folded[start : start + size] for start in range(0, len(folded), size)]
-    return [_range([node for group in part for node in group], "nodes") for part in parts]
+    starts = range(0, len(folded), size)
+    return [_range([node for group in folded[at : at + size] for node in group], at, "nodes") for at in starts]
 
 
 def _sources_in_ranges(nodes: list[ExplorerNode]) -> Iterator[ExplorerNode]:
+    at = 0
     for is_source, group in groupby(nodes, key=_is_source):
         run = list(group)
         if is_source and _FEW_SOURCES < len(run) < len(nodes):
-            yield _range(run, "nodes without inputs")
+            yield _range(run, at, "nodes without inputs")
         else:
             yield from run
+        at += len(run)
 
 
 def _is_source(node: ExplorerNode) -> bool:
     return node.kind in ("module", "function") and node.step is not None and not node.step.takes
 
 
-def _range(inside: list[ExplorerNode], what: str) -> ExplorerNode:
+def _range(inside: list[ExplorerNode], at: int, what: str) -> ExplorerNode:
     node = ExplorerNode("range", f"{inside[0].name} … {inside[-1].name}", f"{len(inside)} {what}")
     node.children = _in_ranges(inside)
-    node.order, node.equal = inside[0].order, -inside[0].order - 1  # ranges are never equal
+    node.order, node.equal = inside[0].order, -at - 1  # ranges of one level are never equal
     return node
 
 

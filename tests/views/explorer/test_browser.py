@@ -114,6 +114,26 @@ def test_an_opened_block_is_unfolded_by_a_click_on_its_number(page, path):
     assert names(page)[:7] == ["input", "up", "act", "down", "add", "1", "2"]
 
 
+def test_the_address_finds_unfolded_blocks_again(page, path):
+    opened(page, path.with_name("one.html"))
+    page.locator(".badge").first.dispatch_event("click")
+    page.wait_for_function("location.hash.includes('each=')")
+    page.wait_for_function("document.querySelectorAll('.badge').length === 0")
+    shown = names(page)
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert names(page) == shown
+
+
+def test_too_many_nodes_are_told_in_the_picture(page, tmp_path):
+    Statistics(nn.Sequential(*(nn.Linear(2, 2) for _ in range(1600)))).explore(tmp_path / "many.html")
+    opened(page, tmp_path / "many.html")
+    drawn(page, lambda: page.locator(".badge").dispatch_event("click"))
+    assert "1,600 nodes are too many to draw" in page.locator(".canvas text").first.text_content()
+    page.locator("#tree .times").click()
+    page.wait_for_selector(".badge")
+
+
 def test_modules_without_known_edges_stand_in_rows(page, tmp_path):
     Statistics(Net()).explore(tmp_path / "bare.html")
     opened(page, tmp_path / "bare.html")
@@ -182,6 +202,17 @@ def test_every_view_draws_the_selection_and_copies_as_a_picture(page, path, view
     root = ET.parse(found.value.path()).getroot()
     assert root.tag.endswith("svg")
     assert len(list(root.iter())) > 10
+
+
+@pytest.mark.parametrize("view", ["treemap", "icicle"])
+def test_equal_blocks_are_one_area_until_they_are_unfolded(page, path, view):
+    """A block has two layers of 3 * 4 * 16 = 192 multiply-adds, six blocks have 1,152 in each."""
+    opened(page, path.with_name("one.html"), f"#view={view}&at=blocks.0")
+    texts = page.locator(".part text").all_text_contents()
+    assert "0 × 6" in texts
+    assert texts.count("1.15 K") == 2
+    drawn(page, lambda: page.keyboard.press("u"))
+    assert {"0", "5"} <= set(page.locator(".part text").all_text_contents())
 
 
 def test_the_graph_copies_as_png(page, path):

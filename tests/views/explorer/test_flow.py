@@ -101,9 +101,11 @@ def test_a_level_with_many_different_nodes_has_ranges():
     layers = [
         nn.Linear(1, 1, bias=bool(number.bit_count() % 2)) for number in range(400)
     ]  # no pattern comes three times
-    nodes = nodes_of(Statistics(nn.Sequential(*layers), (1, 1)).root)
-    assert max(len(node.children) for node in nodes) <= MOST_CHILDREN
-    ranges = [node for node in nodes if node.kind == "range"]
+    for given in ((1, 1), None):
+        nodes = nodes_of(Statistics(nn.Sequential(*layers), given).root)
+        assert max(len(node.children) for node in nodes) <= MOST_CHILDREN
+        ranges = [node for node in nodes if node.kind == "range"]
+        assert len({node.equal for node in ranges}) == len(ranges)
     assert sum(len(node.children) for node in ranges) == 400
     last = ranges[0].children[-1].name
     assert (ranges[0].name, ranges[0].type) == (f"0 … {last}", f"{int(last) + 1} nodes")

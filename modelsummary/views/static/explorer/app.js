@@ -60,11 +60,18 @@ const keep = (canvas, node, before) => {
   if (before) canvas.zoom.translateBy(canvas.svg, (before.left - after.left) / k, (before.top - after.top) / k);
   const now = placeOf(canvas, node);
   const dx = now.right < box.left + 20 || now.left > box.right - 20 ? box.left + box.width / 2 - (now.left + now.right) / 2 : 0;
-  const dy = now.bottom < box.top + 20 || now.top > box.bottom - 20 ? box.top + box.height / 3 - now.top : 0;
+  const dy = now.bottom < box.top + 20 || now.top > box.bottom - box.height / 4 ? box.top + box.height / 3 - now.top : 0;
   if (dx || dy) canvas.zoom.translateBy(canvas.svg, dx / k, dy / k);
 };
 
 const placeOf = (canvas, node) => canvas.content.select(`[data-node="${node}"]`).node()?.getBoundingClientRect();
+
+const tellTooMany = (canvas, count, width, height) => {
+  canvas.svg.call(canvas.zoom.transform, d3.zoomIdentity);
+  canvas.content.selectChildren().remove();
+  [`${count.toLocaleString("en-US")} nodes are too many to draw:`, "collapse or focus on a module, or show equal ones as one"].forEach((line, place) =>
+    canvas.content.append("text").attr("class", "none").attr("x", width / 2).attr("y", height / 2 + 20 * place).attr("text-anchor", "middle").text(line));
+};
 
 let turn = 0; // a newer drawing replaces one that is still being laid out
 
@@ -90,7 +97,7 @@ const drawStage = async ({ fits = false, anchor = null } = {}) => {
       const laid = await layOut(side);
       if (mine !== turn) return;
       if (laid.tooMany) {
-        say(`${laid.tooMany.toLocaleString("en-US")} nodes are too many to draw: collapse a module, or focus on one`);
+        tellTooMany(canvas, laid.tooMany, width, height);
         return;
       }
       laid.draw(canvas.content, act);
@@ -150,6 +157,13 @@ const mirror = (side) => {
   for (const other of othersOf(side)) {
     other.selected = partnerOf(side, side.selected);
     other.reveal(other.selected);
+  }
+};
+
+// Open in the other model what is open in this one.
+const mirrorOpen = (side) => {
+  for (const other of othersOf(side)) {
+    for (const node of side.open) if (side.partner.has(node)) other.setOpen(other.shown(side.partner.get(node)), true);
   }
 };
 
@@ -347,7 +361,7 @@ const start = () => {
     unfold: (node) => { active().toggleEquals(node); draw({ anchor: node }); },
   });
   state.sides.forEach((side) => canvases.push(makeCanvas(side)));
-  const goTo = (hash) => { follow(hash); mirror(active()); return draw({ fits: true }); };
+  const goTo = (hash) => { follow(hash); mirrorOpen(active()); mirror(active()); return draw({ fits: true }); };
   addEventListener("hashchange", () => goTo(location.hash));
   let width = innerWidth;
   new ResizeObserver(() => { if (innerWidth !== width || state.view !== "graph") { width = innerWidth; drawStage({ fits: true }); } }).observe(byId("stage"));

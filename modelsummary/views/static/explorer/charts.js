@@ -16,15 +16,17 @@ const empty = (into, size, text) => {
   return [];
 };
 
-// The module in focus as a hierarchy of parts that add up; a part of a module outside its submodules is its own.
+// The module in focus as a hierarchy of parts that add up: equal blocks are one part with the amount of all, and a part
+// of a module outside its submodules is its own.
 const partsOf = (side, figure) => {
-  const { model } = side;
-  const part = (node) => {
-    const inside = model.children(node).filter((child) => figure.total[child] > 0).map(part);
-    if (inside.length && figure.own[node] > 0) inside.push({ node, isOwn: true, value: figure.own[node] });
-    return { node, inside, value: inside.length ? 0 : figure.total[node] };
+  const { model, folding } = side;
+  const part = (node, count) => {
+    const shown = model.children(node).filter((child) => figure.total[child] > 0 && side.shown(child) === child);
+    const inside = shown.map((child) => part(child, count * (folding.times.get(child) ?? 1)));
+    if (inside.length && figure.own[node] > 0) inside.push({ node, isOwn: true, inside: [], value: figure.own[node] * count });
+    return { node, inside, value: inside.length ? 0 : figure.total[node] * count };
   };
-  return d3.hierarchy(part(side.focus), (each) => each.inside).sum((each) => each.value);
+  return d3.hierarchy(part(side.focus, 1), (each) => each.inside).sum((each) => each.value);
 };
 
 const areaFigure = (side) => {
@@ -39,7 +41,11 @@ const tip = (side, figure, part) => {
   return `${name}${own}\n${model.type(part.data.node)}\n${figure.title}: ${full(part.value, figure.unit)} · ${percent(part.value, figure.total[0])}`;
 };
 
-const label = (side, part) => `${side.model.name(part.data.node)}${part.data.isOwn ? " (own)" : ""}`;
+const label = (side, part) => {
+  const { node, isOwn } = part.data;
+  const times = side.folding.times.get(node) ?? 1;
+  return `${side.model.name(node)}${isOwn ? " (own)" : times > 1 ? ` × ${times}` : ""}`;
+};
 
 const boxes = (into, side, parts, look, figure, act, shape) => {
   const found = into.selectAll("g").data(parts).join("g").attr("class", (part) => `part${part.children ? " outer" : ""}`)

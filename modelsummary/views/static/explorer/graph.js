@@ -9,6 +9,7 @@ const FONT = "12px ui-sans-serif, system-ui, sans-serif";
 const SMALL = "10.5px ui-sans-serif, system-ui, sans-serif";
 const LINE = 14, PAD = 10, HEAD = 26, LONGEST_NAME = 34;
 const LEFT_OF_NAME = 26; // of an opened module
+const RIGHT_OF_TOGGLE = 8; // by which texts are moved
 const MOST_NODES = 1500;
 const FEW_NODES = 80; // up to which there is time for the better layout
 const FAST = { "elk.layered.nodePlacement.strategy": "BRANDES_KOEPF", "elk.layered.thoroughness": "1" };
@@ -158,11 +159,12 @@ const draw = (into, side, items, graph, placed, boxes, look, act) => {
     .attr("rx", 6).style("fill", (item) => look.fill(item.node));
   nodes.append("rect").attr("class", "shape").attr("width", (item) => item.box.width).attr("height", (item) => item.box.height)
     .attr("rx", (item) => (item.isRound ? 14 : 6)).style("fill", (item) => look.fill(item.node));
+  const openable = (item) => model.isOpenable(item.node) && !item.isOutside;
   nodes.each(function texts(item) {
     const group = d3.select(this);
     const top = (item.box.height - item.lines.length * LINE) / 2 + 11;
     item.lines.forEach((line, number) => group.append("text").attr("class", number ? "small" : "name")
-      .attr("x", item.box.width / 2).attr("y", top + number * LINE).attr("text-anchor", "middle").text(line));
+      .attr("x", item.box.width / 2 + (openable(item) ? RIGHT_OF_TOGGLE : 0)).attr("y", top + number * LINE).attr("text-anchor", "middle").text(line));
   });
   nodes.append("title").text((item) => model.label(item.node));
   for (const selection of [nodes, heads]) {
@@ -173,7 +175,6 @@ const draw = (into, side, items, graph, placed, boxes, look, act) => {
     badges.append("text").attr("x", (item) => item.badge / 2).attr("y", 12.5).attr("text-anchor", "middle").text((item) => `× ${item.times}`);
     badges.append("title").text("Equal blocks: show them one by one");
   }
-  const openable = (item) => model.isOpenable(item.node) && !item.isOutside;
   const toggle = (selection, y) => {
     const button = selection.append("g").attr("class", "toggle").attr("transform", `translate(5,${y})`)
       .on("click", (event, item) => { event.stopPropagation(); act.toggle(side, item.node); });

@@ -9,7 +9,8 @@ export class Side {
     this.model = new Model(data);
     this.unfolded = new Set();
     this.folding = new Folding(this.model, this.unfolded);
-    this.open = firstOpen(this.model, this.folding);
+    this.atFirst = firstOpen(this.model, this.folding);
+    this.open = new Set(this.atFirst);
     this.listed = new Set([0]);
     this.selected = 0;
     this.focus = 0;
@@ -39,7 +40,8 @@ export class Side {
       model.equal[node] = kinds.get(key);
     }
     this.refold();
-    this.open = firstOpen(model, this.folding);
+    this.atFirst = firstOpen(model, this.folding);
+    this.open = new Set(this.atFirst);
   }
 
   statusOf(node) {
@@ -90,9 +92,7 @@ export const address = () => {
   if (side.selected) parts.set("at", model.address(side.selected));
   if (side.focus) parts.set("in", model.address(side.focus));
   const numbers = (set) => [...set].sort((a, b) => a - b).join(".");
-  if (numbers(side.open) !== numbers(firstOpen(model, new Folding(model, new Set())))) {
-    parts.set("open", numbers(side.open));
-  }
+  if (numbers(side.open) !== numbers(side.atFirst)) parts.set("open", numbers(side.open));
   if (side.unfolded.size) parts.set("each", numbers(side.unfolded));
   return parts.size ? `#${parts}` : "#";
 };
@@ -106,7 +106,7 @@ export const follow = (hash) => {
   const numbers = (text) => text.split(".").map(Number).filter((node) => node >= 0 && node < side.model.size);
   side.unfolded = new Set(numbers(parts.get("each") ?? "").filter((node) => node));
   side.refold();
-  side.open = parts.has("open") ? new Set(numbers(parts.get("open"))) : firstOpen(side.model, side.folding);
+  side.open = new Set(parts.has("open") ? numbers(parts.get("open")) : side.atFirst);
   side.focus = parts.has("in") ? side.shown(side.model.find(parts.get("in"))) : 0;
   side.selected = parts.has("at") ? side.model.find(parts.get("at")) : 0;
   if (side.selected && !parts.has("open")) side.reveal(side.selected);
