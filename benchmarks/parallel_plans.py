@@ -1,6 +1,6 @@
 """Compare tensor plans with the plans in transformers, and sharded models with whole ones.
 
-    python -m benchmarks.parallel_plans agree          # beside base_model_tp_plan, every tiny architecture
+    python -m benchmarks.parallel_plans agree --out agree.jsonl   # beside base_model_tp_plan, every tiny architecture
     python -m benchmarks.parallel_plans experts        # experts beside base_model_ep_plan
     python -m benchmarks.parallel_plans units          # FSDP units beside _no_split_modules
     python -m benchmarks.parallel_plans equal          # outputs, gradients and a step of AdamW, two processes, float64
@@ -9,29 +9,34 @@
     python -m benchmarks.parallel_plans agree gemma    # these architectures only
     python -m benchmarks.parallel_plans giant          # seconds for Llama 3.1 405B on 8,192 ranks
 
+``agree`` appends to the file; architectures in it are not compared again.
 ``tests/zoo`` builds the tiny architectures.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import re
-import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
 from modelsummary.capture.values import tensors_of
 from modelsummary.memory.step import loss_of
-from modelsummary.parallel.derive import derive
-from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.derive import Derivation, derive
+from modelsummary.parallel.record_calls import RULES, Calls
+from modelsummary.record.events import values_in
 from modelsummary.record.runs import record_once
 from tests.parallel import models, processes
 from tests.real_memory import alive, allocated
@@ -59,57 +64,104 @@ def starred(fqn: str) -> str:
     return re.sub(r"\d+", "*", fqn)
 
 
-def agree(names: list[str]) -> None:
-    """One line per architecture; a star marks layers whose activations are whole on each rank."""
-    verdicts: Counter[str] = Counter()
+def agree(names: list[str], results: Path) -> None:
+    """Compare with each architecture, and append a line of JSON for each to a file; those in the file are skipped.
+
+    A star marks layers whose activations are whole on each rank.
+    """
+    done = (
+        {each["name"]: each for each in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
+    )
     for name in names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]:
-        try:
-            example = transformers_models.make(name)
-        except Exception:  # it cannot be built tiny
-            continue
-        theirs = getattr(example.model, "tp_plan", None) or {}
-        if not theirs:
-            continue
+        if name not in done:
+            begin = time.perf_counter()
+            done[name] = {"name": name, **_agreement(name), "seconds": round(time.perf_counter() - begin, 1)}
+            with results.open("a") as file:
+                file.write(json.dumps(done[name]) + "\n")
+        found = done[name]
+        if found["verdict"] not in ("no plan", "cannot be built"):
+            print(f"{name:32} {found['verdict']} {found.get('error', '')}", flush=True)
+        for line in found.get("differences", ()):
+            print(f"    {line}")
+    print(dict(Counter(each["verdict"] for each in done.values())))
+
+
+def _agreement(name: str) -> dict[str, Any]:
+    """Return a verdict on one architecture, and the differences."""
+    try:
+        example = transformers_models.make(name)
+    except Exception as error:
+        return {"verdict": "cannot be built", "error": f"{type(error).__name__}: {str(error)[:120]}"}
+    theirs = getattr(example.model, "tp_plan", None) or {}
+    if not theirs:
+        return {"verdict": "no plan"}
+    try:
         stats = Statistics(example.model, example.kwargs or example.args)
-        calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution))
+        calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution, rules=RULES))
         found = derive(calls)
-        ours = {fqn: "gradient" for region in found.regions for fqn in region.parts}
-        ours |= {
-            fqn: layer.role + ("*" if layer.gathers and layer.role in ("column", "row") else "")
-            for fqn, layer in found.layers.items()
-        }
-        differs: dict[tuple[str, str, str], str] = {}
-        for fqn in {*calls.places, *(event.fqn for event in calls.entered)}:
-            style = theirs.get(starred(fqn)) or theirs.get(fqn)
-            if style is None or style == "local_params":
-                continue
-            wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
-            # A single head of keys and values cannot be split: the heads of queries share it.
-            same = (
-                have == wanted
-                or (have, wanted) == ("gradient", "column")
-                or have == wanted.rstrip("*")
-                or (wanted == "column*" and have in ("head", "row*"))
-            )
-            if not same:
-                differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
-        sharded = {fqn: layout for region in found.regions for fqn, layout in region.parameters.items()}
-        for fqn, parameter in calls.parameters.items():
-            style = theirs.get(starred(fqn)) or theirs.get(fqn)
-            if style in PARAMETER_STYLES and "weight" not in fqn.split("."):
-                back, outer = PARAMETER_STYLES[style]
-                layout = sharded.get(fqn)
-                if layout is None or (
-                    parameter.dim() > 1 and (parameter.dim() - layout.dim, layout.outer) != (back, outer)
-                ):
-                    owner = fqn.rpartition(".")[0]
-                    differs[starred(fqn), style, str(layout)] = found.reasons.get(owner, "")
-        verdict = "differs" if differs else "equal or more"
-        verdicts[verdict] += 1
-        print(f"{name:32} {verdict}", flush=True)
-        for (fqn, style, have), why in differs.items():
-            print(f"    {fqn}: {style}, here {have} {why}")
-    print(dict(verdicts))
+    except Exception as error:
+        return {"verdict": "fails", "error": f"{type(error).__name__}: {str(error)[:200]}"}
+    own = bool(getattr(example.model.config, "base_model_tp_plan", None))
+    differences = [
+        f"{fqn}: {style}, here {have}{f': {why}' if why else ''}"
+        for (fqn, style, have), why in {**_of_modules(found, theirs), **_of_parameters(found, theirs)}.items()
+    ]
+    verdict = "differs" if differences else "equal or more"
+    return {"verdict": verdict, "differences": differences, "plan": "own" if own else "of a part"}
+
+
+def _of_modules(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, str, str], str]:
+    """Return the modules that are split in another way -> our reason."""
+    calls = found.calls
+    ours = dict.fromkeys(_shared(found), "gradient")
+    ours |= {
+        fqn: layer.role + ("*" if layer.gathers and layer.role in ("column", "row") else "")
+        for fqn, layer in found.layers.items()
+    }
+    differs: dict[tuple[str, str, str], str] = {}
+    for fqn in sorted({*calls.places, *(event.fqn for event in calls.entered)}):
+        style = theirs.get(starred(fqn)) or theirs.get(fqn)
+        if style is None or style == "local_params" or next(calls.modules[fqn].parameters(), None) is None:
+            continue
+        wanted, have = STYLES.get(style, style), ours.get(fqn, "-")
+        # A single head of keys and values cannot be split: the heads of queries share it.
+        same = (
+            have == wanted
+            or (have, wanted) in (("gradient", "column"), ("gradient", "norm"))
+            or have == wanted.rstrip("*")
+            or (wanted, have) in (("column*", "head"), ("column*", "row*"), ("row*", "column*"))
+        )
+        if not same:
+            differs[starred(fqn), style, have] = found.reasons.get(fqn, "")
+    return differs
+
+
+def _shared(found: Derivation) -> Iterator[str]:
+    """Yield the layers of keys and values that all heads share: their gradient is summed, be it behind a norm."""
+    calls = found.calls
+    for fqn in (fqn for region in found.regions for fqn in region.parts):
+        yield fqn
+        for event in calls.entered:
+            if event.fqn == fqn:
+                yield from (source for value in values_in(event.args) for source in calls.sources(value))
+
+
+def _of_parameters(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str, str, str], str]:
+    """Return the parameters that are split in another way -> our reason."""
+    sharded = {fqn: layout for region in found.regions for fqn, layout in region.parameters.items()}
+    differs: dict[tuple[str, str, str], str] = {}
+    ran = {*found.calls.places, *(event.fqn for event in found.calls.entered)}
+    for fqn, parameter in found.calls.parameters.items():
+        style = theirs.get(starred(fqn)) or theirs.get(fqn)
+        if fqn.rpartition(".")[0] not in ran:  # such as experts of images, where the input has none
+            continue
+        if style in PARAMETER_STYLES and "weight" not in fqn.split("."):
+            back, outer = PARAMETER_STYLES[style]
+            layout = sharded.get(fqn)
+            wrong = layout is not None and (parameter.dim() - layout.dim, layout.outer) != (back, outer)
+            if layout is None or (parameter.dim() > 1 and wrong):
+                differs[starred(fqn), style, str(layout)] = found.reasons.get(fqn.rpartition(".")[0], "")
+    return differs
 
 
 def _architectures(names: list[str]) -> Iterator[tuple[str, Any]]:
@@ -200,6 +252,17 @@ def _take_float64(model: Any) -> None:
         model.set_experts_implementation("batched_mm")
 
 
+class _Float64(TorchFunctionMode):
+    """Computes in float64 where a model asks for float32, so that no rounding hides a difference."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+
 def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> None:
     warnings.filterwarnings("ignore")
     found: Counter[str] = Counter()
@@ -208,8 +271,7 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> Non
         try:
             torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
             model, inputs = _example(name)
-            if "expert" in options:
-                _take_float64(model)
+            _take_float64(model)
             plan = Statistics(model, inputs).parallel_plan(**options)
         except Exception as error:
             verdict, detail = "no plan", f"{type(error).__name__}: {str(error)[:120]}"
@@ -217,7 +279,8 @@ def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> Non
             try:
                 whole = copy.deepcopy(model)
                 plan.apply(model, plan.device_mesh("cpu"))
-                differences = processes.compare(whole, model, inputs)
+                with _Float64():
+                    differences = processes.compare(whole, model, inputs)
                 good = differences["output"] <= 1e-12 and differences["grad"] <= 1e-12 and differences["step"] <= 1e-10
                 verdict = "equal" if good else "DIFFERS"
                 detail = " ".join(f"{key} {value:.1e}" for key, value in differences.items())
@@ -339,17 +402,21 @@ def giant() -> None:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    what, *chosen = sys.argv[1:]
-    if what == "agree":
-        agree(chosen)
-    elif what == "experts":
-        experts(chosen)
-    elif what == "units":
-        units(chosen)
-    elif what == "memory":
-        memory(chosen)
-    elif what == "giant":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("agree", "experts", "units", "equal", "divided", "memory", "giant"))
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", type=Path, default=Path("agree.jsonl"), help="a line of JSON for each architecture")
+    chosen = parser.parse_args()
+    if chosen.what == "agree":
+        agree(chosen.names, chosen.out)
+    elif chosen.what == "experts":
+        experts(chosen.names)
+    elif chosen.what == "units":
+        units(chosen.names)
+    elif chosen.what == "memory":
+        memory(chosen.names)
+    elif chosen.what == "giant":
         giant()
     else:
-        options = {"expert": 2} if what == "divided" else {"tensor": 2}
-        processes.run(_equal, 2, chosen or list(models.NAMES), options)
+        options = {"expert": 2} if chosen.what == "divided" else {"tensor": 2}
+        processes.run(_equal, 2, chosen.names or list(models.NAMES), options)

@@ -30,8 +30,8 @@ BINARY = ("add", "mul", "div", "pow")
 ELEMENTWISE = (*BINARY, "addu", "mulu", "divu", "powu", "relu", "gelu", "tanh")
 CLASS_OF = {"bmm": "gemm", "linear": "gemm", "conv": "conv", "softmax": "softmax", "ln": "norm"}
 F32 = torch.float32
-# Tiles of batched products without tensor cores, by generation: the steps in the measured times show them. Volta was
-# given the tiles of Turing, as the V100 is held out, and newer generations the tiles of Ampere.
+# Tiles of batched products without tensor cores, by generation: the steps in the measured times show them. Volta has
+# the tiles of Turing; newer generations, without measured rows, were given the tiles of Ampere.
 _TURING, _AMPERE = ((128, 128), (128, 64), (64, 128), (64, 64)), ((256, 128), (128, 128))
 _BATCHED_TILES = {"pascal": ((128, 128), (64, 128)), "volta": _TURING, "turing": _TURING}
 _BATCHED_TILES |= dict.fromkeys(("ampere", "ada", "hopper", "blackwell"), _AMPERE)

@@ -104,7 +104,7 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("moving", "index"): 0.5,
     ("moving", "depthwise"): 0.7,
 }
-_PRIOR = 0.5  # how far, as a logarithm, coefficients are free to go from where they start
+_PRIOR = 0.5  # weight of the logarithm of a coefficient over its start, beside one residual per model
 
 
 def step_ratios(models: list[Model], device: DeviceModel) -> np.ndarray:
@@ -140,12 +140,8 @@ def fit_half(coefficients: dict[str, Any], models: list[Model]) -> None:
     least, most = 0.3 * start, 3 * start
     for place, path in enumerate(HALF_START):  # no kernel moves bytes faster than the memory
         most[place] = 1.0 if path[0] == "moving" else most[place]
-    bounds = (least, most)
-    put(
-        least_squares(
-            residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.1, x_scale=start, diff_step=0.02, max_nfev=8
-        ).x
-    )
+    options: dict[str, Any] = {"loss": "soft_l1", "f_scale": 0.1, "x_scale": start, "diff_step": 0.02, "max_nfev": 8}
+    put(least_squares(residuals, start, bounds=(least, most), **options).x)
 
 
 def iterations(folder: Path) -> Iterator[tuple[dict[str, int], float]]:

@@ -32,7 +32,7 @@ def real_memory(model, x, loss, make_optimizer):
 def allocated(step):
     """Bytes over what lived before ``step``: held after each of its records whose name begins with ##; and the peak."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
         step()
     events = traced.profiler.kineto_results.events()
     ends = {event.end_ns(): event.name()[3:] for event in events if event.name().startswith("## ")}

@@ -71,7 +71,7 @@ class RankModel:
         cut = self._cut(model)
         self.module = copied(model, lambda each: _local_shape(each.shape, cut.get(id(each)), plan.tensor))
         for attribute in plan.attributes:
-            if attribute.name != "inplace":
+            if type(attribute.whole) is int:
                 setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
         self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
         self._tokens = 0  # bytes of a rank's share
@@ -119,6 +119,8 @@ class RankModel:
                 module.register_forward_pre_hook(self._take)
             if layer.role in ("row", "embedding"):
                 module.register_forward_hook(self._after_rows)
+            if layer.role == "heads":
+                module.forward = self._attention_of(module)
             if layer.role == "gradient":
                 module.register_forward_hook(self._enter_parts(layer.options["parts"]))
             if layer.options.get("sums_result"):
@@ -179,6 +181,16 @@ class RankModel:
             return (*args[:position], enter(args[position]), *args[position + 1 :]), kwargs
 
         return hook
+
+    def _attention_of(self, module: nn.Module) -> Any:
+        """Return the forward of an attention that computes the heads of one rank."""
+        from modelsummary.parallel.styles import AttentionParallel
+
+        def leave(tensor: Tensor, placement: Any) -> Any:
+            return self._after_rows(module, (), tensor) if placement.is_partial() else tensor
+
+        style = AttentionParallel(shards={})
+        return style.forward_of(module, 0, lambda: dict(module.named_parameters()), self._enter, leave)
 
     def _enter_parts(self, parts: Sequence[tuple[int, int]]) -> Any:
         """Return a hook that enters parts of a result, along its last dimension."""

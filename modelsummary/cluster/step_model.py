@@ -27,7 +27,7 @@ from modelsummary.memory.step_plan import StepPlan
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
-from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.runs import record_once
 
 __all__ = ["Share", "StepModel"]
@@ -234,13 +234,13 @@ class StepModel:
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
         """Return the modules whose input goes to column-parallel layers alone, be it one layer."""
-        around = ("input", "output", "gradient")  # entries beside the one that says how a module is split
+        around = ("input", "output", "gradient", "copy")  # entries beside the one that says how a module is split
         layers: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in around}
         return prepared_inputs(self._calls, layers, least=1) if layers else []
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self._folded, record_once(self._folded, self._call, "shape"))
+        return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
 
     def _params(self, module: nn.Module, kinds: Sequence[str]) -> dict[str, dict[int, int]]:
         """Return the trained parameters of each part. A parameter that both ends hold has one id."""

@@ -208,9 +208,10 @@ class DeviceModel:
         return tuple((rows, columns) for rows, columns in path["batched_tiles"].get(self.spec.generation, _TILES)), (1,)
 
     def _far_rows(self, work: Work) -> float:
-        """Return how much slower a product is whose rows are so long that a tile's rows lie on many pages of memory.
+        """Return the factor by which long rows slow down a product; 1.0 on most devices.
 
-        The boards of the Pascal generation slow down: they translate the addresses of few pages at a time.
+        The measured boards of the Pascal generation slow down, probably because the rows of a tile then lie on more
+        pages of memory than their address translation holds.
         """
         own = self._path(work.dtype)["gemm"].get("far_rows", {}).get(self.spec.name)
         if own is None or work.op_class != "gemm" or work.sizes[0] > 1:

@@ -262,7 +262,7 @@ _MARK = "modelsummary: call "
 def _workspaces_on_cpu(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
     failed: set[int] = set()
     results: dict[int, int] = {}
-    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
         for number, call in enumerate(calls):
             try:
                 args, kwargs, _ = arguments_of(call, device)

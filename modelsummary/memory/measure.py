@@ -130,7 +130,7 @@ class _RealStep:
 
 
 def _on_cpu(step: _RealStep) -> tuple[int, int]:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
         with record_function(_FORWARD):
             step.forward()
         step.rest()

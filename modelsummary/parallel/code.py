@@ -16,10 +16,19 @@ __all__ = ["to_code"]
 
 
 _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tensor that it uses
+    "AttentionParallel": ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"),
+    "CopyOutput": (),
     "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
     "ExpertParallel": (),
     "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
+}
+_IMPORTS = {  # lines that the styles of this package need besides, in order
+    "from functools import wraps": ("LocalParallel",),
+    "from typing import Any": tuple(_OWN_STYLES),
+    "import torch": ("AttentionParallel", "ExpertListParallel", "LocalParallel", "ReduceGradient"),
+    "import torch.nn.functional as F": ("AttentionParallel",),
+    "from torch import nn": ("AttentionParallel", "LocalParallel"),
 }
 
 
@@ -45,6 +54,10 @@ def to_code(plan: ParallelPlan) -> str:
         "",
         "",
         "def parallelize(model, mesh):",
+        *(
+            ["    # Run loss and backward under torch.distributed.tensor.parallel.loss_parallel()."]
+            * plan.loss_parallel
+        ),
         *(f"    {line}" if line else "" for line in body),
         "    return model",
         "",
@@ -55,17 +68,12 @@ def to_code(plan: ParallelPlan) -> str:
 def _imports(plan: ParallelPlan) -> Iterator[str]:
     styles = {layer.style for layer in plan.layers}
     own = _own_names(plan)
-    functions = ["partial"] if plan.checkpoint else []
-    functions += ["wraps"] if "LocalParallel" in own else []
-    if functions:
-        yield f"from functools import {', '.join(functions)}"
-    if own:
-        yield "from typing import Any"
-    if plan.precision or own:
+    lines = [line for line, needed in _IMPORTS.items() if set(needed).intersection(own)]
+    if plan.precision and "import torch" not in lines:
         yield "import torch"
-    if "LocalParallel" in own:
-        yield "from torch import nn"
+    yield from lines
     if plan.checkpoint:
+        yield "from functools import partial"
         yield "from torch.utils.checkpoint import checkpoint"
     yield "from torch.distributed.device_mesh import init_device_mesh"
     if "shard" in plan.mesh_shape:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from modelsummary.parallel.attention import attentions
 from modelsummary.parallel.record_calls import Calls, is_linear
 from modelsummary.parallel.regions import Region, grow
 from modelsummary.parallel.stacked import grow_stacked
@@ -26,7 +27,8 @@ class Layer:
     Attributes:
         fqn: of the module.
         role: ``"column"``, ``"row"``, ``"embedding"`` (by its rows, the vocabulary), ``"head"`` (by the vocabulary),
-            ``"norm"`` (replicated parameters on sharded input), or ``"local"`` (its functions take sharded parameters).
+            ``"norm"`` (replicated parameters on sharded input), ``"local"`` (its functions take sharded parameters), or
+            ``"heads"`` (an ``nn.MultiheadAttention`` whose heads are sharded).
         gathers: the module's input (of rows) or output (of columns) is whole on each rank.
         dim: dimension of the input that is sharded, of a norm.
     """
@@ -47,7 +49,9 @@ class Derivation:
         reasons: FQN of a ``Linear`` -> why its results cannot be sharded.
         locals: FQN of a module whose functions take sharded parameters -> its region.
         in_place: FQNs of layers whose ``inplace=True`` has to be switched off.
+        copied: FQNs of layers whose result the model writes into.
         stream: what is sharded along the sequence; None: nothing.
+        losses: sharded logits of which the model itself takes the cross-entropy.
     """
 
     calls: Calls
@@ -56,7 +60,9 @@ class Derivation:
     reasons: dict[str, str] = field(default_factory=dict)
     locals: dict[str, Region] = field(default_factory=dict)
     in_place: dict[str, None] = field(default_factory=dict)
+    copied: dict[str, None] = field(default_factory=dict)
     stream: Stream | None = None
+    losses: list[Value] = field(default_factory=list)
 
     def add(self, region: Region) -> None:
         """Add a region and its layers."""
@@ -101,6 +107,11 @@ class Derivation:
             del self.layers[fqn]
             self.reasons[fqn] = reason
 
+    @property
+    def attentions(self) -> list[str]:
+        """FQNs of each ``nn.MultiheadAttention`` whose heads are sharded."""
+        return [fqn for fqn, layer in self.layers.items() if layer.role == "heads"]
+
     def in_order(self) -> list[Layer]:
         """Return the layers in the order of their first call."""
         first = {fqn: places[0] for fqn, places in self.calls.places.items()}
@@ -122,9 +133,11 @@ def derive(calls: Calls) -> Derivation:
         else:
             found.add(region)
     _add_stacked(found)
+    _add_attentions(found)
     _add_pairs(found)
     _add_vocabulary(found)
     _keep_in_place_writes(found)
+    _note_functions(found)
     return found
 
 
@@ -154,13 +167,22 @@ def _add_stacked(found: Derivation) -> None:
     calls = found.calls
     for event in calls.entered:
         parameters = [each for each in calls.modules[event.fqn]._parameters.values() if each is not None]
-        if event.fqn in found.layers or not any(each.dim() >= 3 for each in parameters):
+        if event.fqn in found.layers or not any(each.dim() >= 3 and each.shape[0] > 1 for each in parameters):
             continue
         region = grow_stacked(calls, event.fqn)
         if region.blocked:
             found.reasons[event.fqn] = region.blocked
         else:
             found.add(region)
+
+
+def _add_attentions(found: Derivation) -> None:
+    """Split each ``nn.MultiheadAttention`` by its heads."""
+    for fqn, reason in attentions(found.calls).items():
+        if reason:
+            found.reasons[fqn] = reason
+        else:
+            found.layers[fqn] = Layer(fqn, "heads")
 
 
 # --------------------------------------------------------------------------------------------------- pairs
@@ -285,7 +307,7 @@ def _comes_from(calls: Calls, value: Value, given: set[Value]) -> bool:
 
 
 def _keep_in_place_writes(found: Derivation) -> None:
-    """Note layers with ``inplace=True`` that write into what a split layer returns, and drop layers that others write.
+    """Note layers with ``inplace=True`` that write into what a split layer returns, and split layers that others write.
 
     Torch refuses in-place functions on the local tensor of a ``DTensor``.
     """
@@ -294,9 +316,12 @@ def _keep_in_place_writes(found: Derivation) -> None:
     for place, event in enumerate(calls.events):
         for storage in event.writes[0] if event.writes else ():
             writers.setdefault(storage, []).append(place)
-    for fqn in list(found.layers):
-        for place in calls.places.get(fqn, ()):
-            for value in values_in(calls.events[place].result):
+    for fqn, layer in found.layers.items():
+        made = [(place, calls.events[place]) for place in calls.places.get(fqn, ())]
+        if layer.role == "local" and found.locals[fqn].module == fqn:
+            made = [(end - 1, event) for event, (_, end) in calls.entered.items() if event.fqn == fqn]
+        for place, maker in made if layer.role != "norm" else ():
+            for value in values_in(maker.result):
                 # An earlier write was into other memory, which had the same address.
                 for later in (each for each in writers.get(value.storages[0], ()) if each > place):
                     _note_write(found, fqn, calls.events[later])
@@ -305,5 +330,15 @@ def _keep_in_place_writes(found: Derivation) -> None:
 def _note_write(found: Derivation, fqn: str, event: Event) -> None:
     if event.is_module and vars(found.calls.modules[event.fqn]).get("inplace") is True:
         found.in_place[event.fqn] = None
-    elif fqn in found.layers:
-        found.drop(fqn, f"{event.name}() of {event.fqn or 'the model'} writes into its result")
+    else:
+        found.copied[fqn] = None
+
+
+def _note_functions(found: Derivation) -> None:
+    """Note modules that stay whole because their own functions take a weight of two dimensions."""
+    calls = found.calls
+    for event in calls.entered:
+        fqn, module = event.fqn, calls.modules[event.fqn]
+        has_weight = any(each is not None and each.dim() == 2 for each in module._parameters.values())
+        if has_weight and fqn in calls.users.get(fqn, ()) and fqn not in found.layers:
+            found.reasons.setdefault(fqn, f"torch has no style for {type(module).__name__}")

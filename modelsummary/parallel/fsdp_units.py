@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -46,19 +47,19 @@ def fsdp_units(model: nn.Module, root: LayerInfo) -> list[list[str]]:
 def unit_bytes(
     model: nn.Module,
     units: Sequence[Sequence[str]],
-    ranks: Mapping[int, int],
+    shapes: Mapping[int, Sequence[int]],
     shard: int,
     dtype: torch.dtype | None,
-    absent: Collection[int] = (),
 ) -> list[tuple[int, int]]:
     """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
 
+    FSDP pads the rows of each parameter to a multiple of the ranks.
+
     Args:
-        ranks: id of a parameter -> ranks over which tensor or expert parallelism splits it.
+        shapes: id of a parameter -> its shape after tensor and expert parallelism.
         dtype: of gathered parameters; gradients are then reduced in float32. None: their own.
-        absent: ids of parameters that other ranks hold.
     """
-    seen: set[int] = set(absent)
+    seen: set[int] = set()
     found = []
     for fqns in (*units, [""]):
         gathered = reduced = 0
@@ -66,8 +67,8 @@ def unit_bytes(
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            rows = parameter.shape[0] if parameter.dim() else 1
-            padded = -(-rows // shard) * shard * (parameter.numel() // max(rows, 1)) // ranks.get(id(parameter), 1)
+            rows, *others = shapes[id(parameter)] or (1,)
+            padded = -(-rows // shard) * shard * math.prod(others)
             gathered += padded * (dtype or parameter.dtype).itemsize
             reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
         found.append((gathered, reduced))

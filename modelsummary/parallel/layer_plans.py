@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from modelsummary.parallel.attention import attention_inputs, attention_shards
 from modelsummary.parallel.derive import Derivation, Layer
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
@@ -14,7 +18,7 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["in_call_order", "layer_plans"]
+__all__ = ["in_call_order", "layer_plans", "with_reduced_gradients"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -23,6 +27,7 @@ _STYLES = {
     "head": "ColwiseParallel",
     "norm": "SequenceParallel",
     "local": "LocalParallel",
+    "heads": "AttentionParallel",
 }
 _WHOLE, _CHUNK, _STRIDED = "Replicate()", "Shard({})", "_StridedShard({}, split_factor={})"
 
@@ -39,12 +44,14 @@ def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
         if around is not None and (around.fqn, around.position) not in done:
             done.add((around.fqn, around.position))
             plans.append(_input_plan(around, derivation))
-        if layer.role == "local":
-            plans.append(_local_plan(derivation, layer.fqn, n_ranks))
+        if layer.role in ("local", "heads"):
+            own = _local_plan if layer.role == "local" else _attention_plan
+            plans.append(own(derivation, layer.fqn, n_ranks))
             continue
         plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=around is not None))
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
+    plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in derivation.copied]
     # A hook of a norm runs before the one that gathers its result.
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
     plans += [_boundary_plan(derivation, each, is_entry=True) for each in stream.entries]
@@ -70,6 +77,28 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
         return first[fqn]
 
     return sorted(plans, key=lambda plan: place_of(plan.fqn))
+
+
+def with_reduced_gradients(model: nn.Module, layers: Sequence[LayerPlan], dtype: torch.dtype | None) -> list[LayerPlan]:
+    """Return plans that count the gradients which FSDP sums over the ranks of tensor parallelism, too.
+
+    Each rank has a part of the gradient of a replicated parameter that meets sharded tensors; without FSDP, the
+    optimizer sums it.
+
+    Args:
+        dtype: of the gradients; None: the dtype of each parameter.
+    """
+    seen: set[int] = set()
+    found = []
+    for layer in layers:
+        names = {"norm": tuple(layer.shards), "local": layer.options.get("once", ())}.get(layer.role, ())
+        parameters = [model.get_submodule(layer.fqn).get_parameter(name) for name in names]
+        fresh = [each for each in parameters if each.requires_grad and id(each) not in seen]
+        seen |= {id(each) for each in fresh}
+        nbytes = sum(each.numel() * (dtype or each.dtype).itemsize for each in fresh)
+        more = (Collective("all_reduce", "backward", len(fresh), nbytes),) if fresh else ()
+        found.append(replace(layer, collectives=_merged([*layer.collectives, *more])))
+    return found
 
 
 def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
@@ -109,6 +138,9 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
         if layer.gathers:
             options |= {"output_layouts": _WHOLE}
             collectives += _collectives("all_gather", "forward", made)
+        elif layer.role == "head":
+            options |= {"use_local_output": False}
+            collectives += _loss_collectives(made, derivation.losses)
         if not (is_prepared or is_table or is_chunk):
             collectives += _collectives("all_reduce", "backward", differentiable)
     else:
@@ -152,10 +184,35 @@ def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
     return LayerPlan(fqn, _STYLES["local"], options, "local", shards, params, collectives)
 
 
+def _attention_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
+    """Return the plan of an ``nn.MultiheadAttention`` of which each rank computes a part of the heads."""
+    calls = derivation.calls
+    module = calls.modules[fqn]
+    found = attention_shards(module)
+    collectives: list[Collective] = []
+    for place in calls.places[fqn]:
+        event = calls.events[place]
+        inputs = attention_inputs(event)
+        result, *weights = values_in(event.result)
+        is_averaged = len(weights) == 1 and len(weights[0].shape) == len(result.shape)
+        collectives += _collectives("all_reduce", "forward", [result, *weights] if is_averaged else [result])
+        collectives += _collectives("all_gather", "forward", [] if is_averaged else weights)
+        for each in inputs:
+            if calls.needs_grad(each):
+                nbytes = each.nbytes if isinstance(each, Value) else calls.parameters[each.fqn].nbytes
+                collectives.append(Collective("all_reduce", "backward", 1, nbytes))
+    shards = {name: dim for name, (dim, _) in found.items()}
+    params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
+    options = {"shards": {name: placement for name, (_, placement) in found.items()}}
+    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, params, _merged(collectives))
+
+
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
     """Return the plan of a layer that sums the gradients of parts of its result over the ranks."""
     calls = derivation.calls
-    made = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    events = [calls.events[place] for place in calls.places.get(fqn, ())]
+    events += [event for event in calls.entered if event.fqn == fqn]
+    made = [value for event in events for value in values_in(event.result)]
     nbytes = sum(each.nbytes // each.shape[-1] * (stop - start) for each in made for start, stop in parts)
     collectives = (Collective("all_reduce", "backward", len(made) * len(parts), nbytes),)
     parameters = calls.modules[fqn]._parameters
@@ -200,6 +257,21 @@ def _boundary_plan(derivation: Derivation, boundary: Boundary, *, is_entry: bool
     style = "PrepareModuleInput" if is_entry else "PrepareModuleOutput"
     options["use_local_output"] = True
     return LayerPlan(boundary.fqn, style, options, "input" if is_entry else "output", {}, 0, collectives)
+
+
+def _loss_collectives(logits: Sequence[Value], losses: Sequence[Value]) -> tuple[Collective, ...]:
+    """Return what ``loss_parallel`` runs: it reduces the maximum, the sum and the loss of each row of logits.
+
+    Args:
+        losses: logits of which the model itself takes the cross-entropy; empty if that is done with its results.
+    """
+    phase, found = "forward" if losses else "loss", []
+    for value in losses or logits:
+        # The softmax of half precision is computed in float32, the loss is of the dtype of the logits.
+        row = 2 * max(value.dtype.itemsize, 4) + value.dtype.itemsize
+        vocabulary = value.shape[min(1, len(value.shape) - 1)] if losses else value.shape[-1]
+        found.append(Collective("all_reduce", phase, 3, math.prod(value.shape) // vocabulary * row))
+    return tuple(found)
 
 
 def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[Collective, ...]:

@@ -26,7 +26,7 @@ from modelsummary.parallel.derive import Derivation
 from modelsummary.parallel.layouts import Sharded, local_shape
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
-from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
 from modelsummary.record.events import Event, Record, Value, values_in
@@ -192,7 +192,7 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
 def _record(twin: nn.Module, live: LiveModel) -> Record:
     """Record a copy on meta, whose tensors report the device of the model."""
-    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()))
+    return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), RULES)
 
 
 def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ranks: int) -> bool:

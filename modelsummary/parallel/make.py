@@ -15,13 +15,15 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
+from modelsummary.parallel.attention import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
-from modelsummary.parallel.layer_plans import in_call_order, layer_plans
+from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
+from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
-from modelsummary.parallel.record_calls import Calls
+from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.record.events import Event
 from modelsummary.record.recording_error import as_forward_error
@@ -40,6 +42,7 @@ def make_plan(
     pipeline: int = 1,
     expert: int = 1,
     sequence: bool = False,
+    loss_parallel: bool = False,
     split: Callable[..., Any] | None = None,
     checkpoint: Sequence[str] | str | None = None,
     precision: torch.dtype | None = None,
@@ -62,6 +65,8 @@ def make_plan(
         raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
     if sequence and expert > 1:
         raise InputError("sequence=True: experts take whole sequences; use expert=1, or sequence=False")
+    if loss_parallel and (tensor == 1 or pipeline > 1):
+        raise InputError("loss_parallel=True shards the logits over the ranks of tensor > 1, without stages")
     model = live.model
     stages = None
     if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
@@ -73,7 +78,10 @@ def make_plan(
     if calls is not None and expert > 1:
         layers, attributes, reasons = expert_plans(calls, expert)
     if calls is not None and tensor > 1:
-        derivation, found = _derived(live, calls, tensor, sequence=sequence)
+        derivation = derive(calls)
+        if shard > 1 or data > 1:
+            _keep_fused_attentions(derivation)
+        found = _checked(live, derivation, tensor, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor)
         reasons, attributes = derivation.reasons | reasons, attributes + found
         layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
@@ -84,7 +92,12 @@ def make_plan(
             )
     ranks = {"tensor": tensor, "expert": expert}
     layers = _on_first_rank(model, layers, ranks)
-    units = fsdp_units(model, root) if shard > 1 or data > 1 else []
+    units: list[list[str]] = []
+    gathered: list[tuple[int, int]] = []
+    if shard > 1 or data > 1:
+        units = fsdp_units(model, root)
+        gathered = unit_bytes(model, units, _local_shapes(model, layers, ranks), shard, precision)
+        layers = with_reduced_gradients(model, layers, precision)
     return ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -96,11 +109,12 @@ def make_plan(
         attributes=tuple(attributes),
         ties=tuple(map(tuple, ties_of(model))),
         units=tuple(map(tuple, units)),
-        unit_bytes=_unit_bytes(model, layers, units, ranks, shard, precision) if shard > 1 or data > 1 else (),
+        unit_bytes=tuple(gathered),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
         checkpoint=_checkpoint(checkpoint, root),
+        loss_parallel=loss_parallel,
         boundaries=() if stages is None else tuple(_stage_begins(root, stages.calls)),
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
         params=sum(each.numel() for each in model.parameters()),
@@ -201,35 +215,36 @@ def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: Mapping[str, int]
     return {id(each): cut[name] for name, each in model.named_parameters(remove_duplicate=False) if name in cut}
 
 
-def _unit_bytes(
-    model: nn.Module,
-    layers: Sequence[LayerPlan],
-    units: Sequence[Sequence[str]],
-    ranks: Mapping[str, int],
-    shard: int,
-    precision: torch.dtype | None,
-) -> tuple[tuple[int, int], ...]:
-    numbers = {key: math.prod(shards.values()) for key, shards in _cut(model, layers, ranks).items()}
-    absent = absent_parameters(model, layers, ranks["expert"])
-    return tuple(unit_bytes(model, units, numbers, shard, precision, absent))
-
-
 # ---------------------------------------------------------------------------------------- tensor parallel
 
 
 def _calls(live: LiveModel) -> Calls:
     with as_forward_error(live.model):
-        return Calls(live.model, record_once(live.model, live.call, live.execution))
+        return Calls(live.model, record_once(live.model, live.call, live.execution, rules=RULES))
 
 
-def _derived(live: LiveModel, calls: Calls, n_ranks: int, *, sequence: bool) -> tuple[Derivation, list[LocalAttribute]]:
-    derivation = derive(calls)
+def _keep_fused_attentions(derivation: Derivation) -> None:
+    """Leave attentions whole that FSDP would shard along the dimension in which their shard is three pieces."""
+    for fqn in derivation.attentions:
+        if derivation.calls.modules[fqn].in_proj_weight is not None:
+            derivation.drop(fqn, "FSDP cannot gather a parameter of which each rank has a part of query, key and value")
+
+
+def _checked(
+    live: LiveModel, derivation: Derivation, n_ranks: int, *, sequence: bool, loss_parallel: bool
+) -> list[LocalAttribute]:
+    """Check a derivation for a number of ranks, and return the attributes that have to change."""
+    calls = derivation.calls
     _check_divides(derivation, n_ranks)
     attributes = check_locally(live, derivation, n_ranks)
+    if loss_parallel:
+        shard_logits(derivation)
     if sequence:
         _add_stream(live, derivation, attributes, n_ranks)
     attributes += [LocalAttribute(fqn, "inplace", True, False) for fqn in derivation.in_place]
-    return derivation, attributes
+    encoders = nested_encoders(calls, set(derivation.layers))
+    attributes += [LocalAttribute(fqn, "use_nested_tensor", True, False) for fqn in encoders]
+    return attributes
 
 
 def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
@@ -253,7 +268,10 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
     A region in which only smaller extents do not divide (heads of keys and values) is gathered instead. Raises
     ``InputError`` with the numbers that would work.
     """
-    works = math.gcd(*(math.gcd(*region.sizes) for region in derivation.regions))
+    heads: dict[str, Any] = {fqn: derivation.calls.modules[fqn] for fqn in derivation.attentions}
+    works = math.gcd(
+        *(math.gcd(*region.sizes) for region in derivation.regions), *(each.num_heads for each in heads.values())
+    )
     for region in list(derivation.regions):
         wrong = [size for size in region.sizes if size % n_ranks]
         if not wrong:
@@ -268,12 +286,18 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
             continue
         number = more if more % n_ranks else min(wrong)
         what = "features" if region.sizes == {number} else "heads or features"
-        divisors = ", ".join(str(each) for each in range(1, works + 1) if works % each == 0)
-        raise InputError(
-            f"tensor={n_ranks} does not divide the {number} {what} of {fqn}; pass one of {divisors}, which divide all"
-        )
+        raise _does_not_divide(n_ranks, f"{number} {what} of {fqn}", works)
+    for fqn, module in heads.items():
+        if module.num_heads % n_ranks:
+            raise _does_not_divide(n_ranks, f"{module.num_heads} heads of {fqn}", works)
     for layer in list(derivation.layers.values()):
         weight: Any = derivation.calls.modules[layer.fqn]._parameters.get("weight")
-        size = 0 if layer.role in ("norm", "local") or weight is None else int(weight.shape[layer.role == "row"])
+        is_split = layer.role not in ("norm", "local", "heads") and weight is not None
+        size = int(weight.shape[layer.role == "row"]) if is_split else 0
         if size % n_ranks:
             derivation.drop(layer.fqn, f"its {size} rows do not divide by {n_ranks}")
+
+
+def _does_not_divide(n_ranks: int, what: str, works: int) -> InputError:
+    divisors = ", ".join(str(each) for each in range(1, works + 1) if works % each == 0)
+    return InputError(f"tensor={n_ranks} does not divide the {what}; pass one of {divisors}, which divide all")

@@ -33,7 +33,7 @@ class Collective:
 
     Attributes:
         operation: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
-        phase: ``"forward"`` or ``"backward"``.
+        phase: ``"forward"``, ``"backward"``, or ``"loss"`` if that is computed from the model's results.
         count: how often it runs.
         nbytes: bytes of the whole tensors, over all runs: what an all-reduce takes, an all-gather gives, and a
             reduce-scatter takes on each rank.
@@ -54,10 +54,11 @@ class LayerPlan:
         style: class of ``torch.distributed.tensor.parallel``, or of this package where torch has none.
         options: its arguments; layouts as they are written: ``"Replicate()"``, ``"Shard(1)"``.
         role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, ``"local"`` for a module whose
-            functions take sharded parameters, ``"gradient"`` for a layer that sums the gradient of its result, or of
-            a part of it, over the ranks, ``"input"`` and ``"output"`` for a module whose input or result is gathered
-            or cut, ``"expert"`` for stacked experts and lists of experts. A module whose input and result both change
-            has two entries.
+            functions take sharded parameters, ``"heads"`` for an ``nn.MultiheadAttention``, ``"gradient"`` for a
+            layer that sums the gradient of its result, or of a part of it, over the ranks, ``"copy"`` for a layer
+            whose result is copied because the model writes into it, ``"input"`` and ``"output"`` for a module whose
+            input or result is gathered or cut, ``"expert"`` for stacked experts and lists of experts. A module has one
+            entry for each of its styles.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
         collectives: what it causes in one step.
@@ -92,8 +93,9 @@ class ParallelPlan(Printed):
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
         checkpoint: FQNs of modules that run under activation checkpointing.
+        loss_parallel: logits stay sharded by the vocabulary; loss and backward run under ``loss_parallel`` of torch.
         boundaries: FQNs of the modules with which the second and each later stage begin.
-        replicated: FQN of a ``Linear``, or of experts, that are whole on each rank -> why.
+        replicated: FQN of a ``Linear``, an attention, or of experts, that are whole on each rank -> why.
         params: elements of all parameters of the model.
         params_per_rank: elements that one rank holds after tensor and FSDP sharding; of the largest stage.
     """
@@ -112,6 +114,7 @@ class ParallelPlan(Printed):
     precision: str | None = None
     offload: bool = False
     checkpoint: tuple[str, ...] = ()
+    loss_parallel: bool = False
     boundaries: tuple[str, ...] = ()
     replicated: dict[str, str] = field(default_factory=dict)
     params: int = 0
@@ -208,7 +211,11 @@ class ParallelPlan(Printed):
 
     @property
     def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """``(phase, operation)`` -> how often it runs in a step on one rank, and the bytes of the whole tensors."""
+        """``(phase, operation)`` -> how often it runs in a step on one rank, and the bytes of the whole tensors.
+
+        The phase is ``"forward"``, ``"backward"``, or with ``loss_parallel`` also ``"loss"``: the cross-entropy of all
+        logits that the model returns.
+        """
         return self.collectives_over("tensor", "expert")
 
     def collectives_over(self, *names: str) -> dict[tuple[str, str], tuple[int, int]]:

@@ -30,6 +30,10 @@ def report(plan: ParallelPlan) -> Report:
     if plan.units:
         units = [" + ".join(unit) for unit in plan.units]
         lines.append(f"FSDP units: {', '.join(_folded(units))}, and the root{_policies(plan)}")
+    if plan.loss_parallel:
+        lines.append(
+            "Logits stay sharded: run loss and backward under torch.distributed.tensor.parallel.loss_parallel()"
+        )
     if plan.checkpoint:
         lines.append(f"Activation checkpointing: {', '.join(_folded(plan.checkpoint))}")
     if plan.boundaries:
@@ -38,8 +42,10 @@ def report(plan: ParallelPlan) -> Report:
         lines.append(f"Replicated: {fqn}: {why}")
     total = "" if not plan.params else f"{plan.params:,} -> {plan.params_per_rank:,} per rank"
     lines.append(f"Parameters: {total}")
+    phases = ("forward", "loss", "backward")
     for name in ("tensor", "expert"):
-        for (phase, operation), (count, nbytes) in sorted(plan.collectives_over(name).items(), reverse=True):
+        found = sorted(plan.collectives_over(name).items(), key=lambda each: phases.index(each[0][0]))
+        for (phase, operation), (count, nbytes) in found:
             lines.append(f"{name.capitalize()} parallel, {phase}: {count} x {operation}, {_bytes(nbytes)}")
     for (phase, operation), (count, nbytes) in sorted(plan.unit_collectives.items(), reverse=True):
         lines.append(f"FSDP, {phase}: {count} x {operation}, {_bytes(nbytes)}")

@@ -14,9 +14,12 @@ from modelsummary.parallel.layouts import Operand, Sharded
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
-from modelsummary.record.trace_rules import is_layer
+from modelsummary.record.trace_rules import TraceRules, is_layer
 
-__all__ = ["ELEMENTWISE_LAYERS", "Calls", "is_embedding", "is_linear"]
+__all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls", "is_embedding", "is_linear"]
+
+# nn.TransformerEncoderLayer is opened, too: its MLP can be split.
+RULES = TraceRules(is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer))
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -65,6 +68,7 @@ class Calls:
         places: FQN of a whole layer -> positions of its calls in ``events``.
         norms: position of the first call of a module that calls functions on its own parameters alone -> the call of
             the module, and the position behind its last.
+        norm_of: value -> the call of such a module that returns it.
         n_calls: FQN -> calls of that module.
         takers: value -> the events that take it.
         holders: FQN -> modules that hold a parameter of that module, itself among them.
@@ -104,6 +108,7 @@ class Calls:
         for event, (begin, end) in self.entered.items():
             if begin < end and _only_own_parameters(event, self.modules[event.fqn]):
                 self.norms[begin] = (event, end)
+        self.norm_of = {value: event for event, _ in self.norms.values() for value in values_in(event.result)}
 
     def _find_users(self) -> None:
         """Note which modules hold each parameter, and which call functions on it."""

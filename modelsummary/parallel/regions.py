@@ -41,7 +41,7 @@ class Region:
         groups: heads of keys and values, and of queries, where the two differ.
         layouts: of every sharded value.
         functions: the functions that take sharded values.
-        parts: FQN of a ``Linear`` -> start and end of each part of its result that all heads share.
+        parts: FQN of a ``Linear`` or a norm -> start and end of each part of its result that all heads share.
         blocked: why it cannot be sharded; empty if it can.
     """
 

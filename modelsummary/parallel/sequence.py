@@ -262,9 +262,10 @@ class _Walk:
             layer = self._layers.get(module.fqn)
             if layer is not None and layer.role != "local":
                 break
-            for position, value in (*enumerate(module.args), *module.kwargs.items()):
+            given = [*enumerate(module.args), *module.kwargs.items()]
+            for position, value in given:
                 layout = self.stream.layout_at(value, begin) if isinstance(value, Value) else None
-                if layout is None or layout.outer != 1:
+                if layout is None or layout.outer != 1 or sum(each is value for _, each in given) > 1:
                     continue
                 takers = [self._calls.position[event] for event in self._calls.takers.get(value, ())]
                 events = [self._calls.events[place] for place in takers if begin <= place < end]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from modelsummary.parallel.layouts import Sharded
 from modelsummary.parallel.record_calls import Calls, is_linear
 from modelsummary.record.events import Event, Value, attributes_in, values_in
@@ -24,7 +26,8 @@ class Shared:
     Attributes:
         values: what is made of the layers' results alone, until heads take it; whole on each rank.
         expanded: copies of it, one for each head -> their layout.
-        parts: FQN of a ``Linear`` -> start and end of each part of its result, along the last dimension, in order.
+        parts: FQN of a ``Linear``, or of a norm behind it, -> start and end of each part of its result, along the last
+            dimension, in order.
         events: the functions that make the values.
     """
 
@@ -53,12 +56,18 @@ def find_shared(calls: Calls, value: Value) -> Shared | None:
         if each in found.values or each in found.expanded or not each.requires_grad:
             continue
         event = calls.maker.get(each)
-        if event is None or (event.is_module and not is_linear(calls.modules[event.fqn])):
+        layer = calls.norm_of.get(each, event)
+        if layer is None:
             return None
-        if event.is_module:
+        if layer.is_module:
+            module = calls.modules[layer.fqn]
+            # The gradient of a norm's result is summed before it reaches the weight of the norm.
+            if layer is event and not (is_linear(module) or isinstance(module, (nn.LayerNorm, nn.RMSNorm))):
+                return None
             found.values.add(each)
-            add_part(found.parts, event.fqn, 0, each.shape[-1])
+            add_part(found.parts, layer.fqn, 0, each.shape[-1])
             continue
+        assert event is not None
         part = _part_of_layer(calls, event, each)
         if part is not None:
             found.values.add(each)

@@ -123,9 +123,11 @@ def _holds_for_both(one: Event, merged: Event) -> bool:
     return all(isinstance(own, (Unknown, Foreign)) or not isinstance(leaf, Unknown) for own, leaf in leaves)
 
 
-def record_once(model: nn.Module, call: CallArguments, execution: str, device: Any = None) -> Record:
+def record_once(
+    model: nn.Module, call: CallArguments, execution: str, device: Any = None, rules: TraceRules = WHOLE_LAYERS
+) -> Record:
     """Record one run of a forward, for its batch size and mode only; on shapes, tensors report ``device`` if given."""
-    run = _Run(_tracing(model, execution, device=device)(call), None, is_other_mode=False)
+    run = _Run(_tracing(model, execution, rules, device)(call), None, is_other_mode=False)
     return _merged([run], 0, "it was run at one batch size", _NO_MODE)
 
 

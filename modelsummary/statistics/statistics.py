@@ -260,6 +260,7 @@ class Statistics(FormulaStatistics):
         expert: int = 1,
         *,
         sequence: bool = False,
+        loss_parallel: bool = False,
         checkpoint: Sequence[str] | str | None = None,
         precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
@@ -277,9 +278,9 @@ class Statistics(FormulaStatistics):
             data: copies of the model.
             shard: ranks of FSDP over which parameters, gradients and optimizer state of each copy are sharded.
             pipeline: stages, balanced by multiply-adds.
-            expert: ranks over which the experts of mixtures are divided by their number. All of them take the same
-                batch; each runs its own experts.
+            expert: ranks that divide the experts of mixtures; all take the same batch, each runs its own experts.
             sequence: between layers that are split, shard activations along the sequence over the ``tensor`` ranks.
+            loss_parallel: keep the logits sharded by the vocabulary, for ``loss_parallel()`` of torch.
             checkpoint: FQNs of modules to run under activation checkpointing; ``"every"``: all repeated blocks.
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
@@ -291,8 +292,7 @@ class Statistics(FormulaStatistics):
         ['ColwiseParallel', 'RowwiseParallel']
 
         Raises:
-            InputError: an argument is unusable, ``tensor`` does not divide heads or widths, or ``expert`` experts; says
-                what does.
+            InputError: an argument is unusable, or does not divide heads, widths or experts; says what does.
             SplitError: the model cannot be cut into as many stages.
         """
         from modelsummary.parallel.make import make_plan
@@ -306,6 +306,7 @@ class Statistics(FormulaStatistics):
             pipeline=pipeline,
             expert=expert,
             sequence=sequence,
+            loss_parallel=loss_parallel,
             split=lambda *wishes: self._current_splitter().split_around(*wishes),
             checkpoint=checkpoint,
             precision=precision,

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelsummary import InputError, Statistics
-from tests.parallel import models, processes
+from tests.parallel import collectives, models, processes
 from tests.parallel.expert_models import EXPERT_MODELS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parallel_train.py"
+SPLIT = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
+CHUNKED = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
 
 
 def _sharded(rank, n, cases, counts=True):
@@ -67,63 +68,32 @@ def test_two_processes_are_the_model():
 
 @pytest.mark.slow
 def test_idioms_over_two_processes():
-    names = ("llama", "bert", "t5", "vit", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5", "hf_vit")
-    cases = [(name, {"tensor": 2}) for name in (*names, "list")]
+    cases = [(name, {"tensor": 2}) for name in (*SPLIT, "list")]
     cases += [(name, {"expert": 2}) for name in ("shared", *EXPERT_MODELS)]
-    chunked = ("mixture", "bert", "hf_llama", "hf_qwen3", "hf_bert", "hf_neox", "hf_t5")
-    cases += [(name, {"tensor": 2, "sequence": True}) for name in chunked]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
     _check(processes.run(_sharded, 2, [*cases, ("decoder", {"data": 2})]))
 
 
-# Names of torch's operators -> the collective, and the argument that is the whole tensor.
-WHOLE = {
-    "_allgather_base_": ("all_gather", 0),
-    "allgather_single_": ("all_gather", 0),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "allreduce_": ("all_reduce", 0),
-}
-
-
-class _Calls(TorchDispatchMode):
-    """Collectives that run, with the bytes of their whole tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.ran, self.phase = {}, "forward"
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.removeprefix("c10d::")
-        if name in WHOLE:
-            operation, place = WHOLE[name]
-            tensor = args[place][0] if isinstance(args[place], list) else args[place]
-            count, nbytes = self.ran.get((self.phase, operation), (0, 0))
-            self.ran[self.phase, operation] = (count + 1, nbytes + tensor.nbytes)
-        return func(*args, **(kwargs or {}))
-
-
 def _gathered(_rank, _n, cases):
-    """Collectives of FSDP that ran, with their bytes, beside the plan's."""
+    """Collectives that ran, with their bytes, beside the plan's."""
     found = []
     for name, sizes in cases:
         model, inputs = models.make(name)
         plan = Statistics(model, inputs).parallel_plan(**sizes)
         plan.apply(model, plan.device_mesh("cpu"))
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-        with _Calls() as calls:
-            out = model(*args, **kwargs)
-            calls.phase = "backward"
-            processes.loss_of(out).backward()
-        found.append((calls.ran, plan.unit_collectives))
+        found.append((name, sizes, collectives.of_step(model, inputs, processes.loss_of), collectives.of_plan(plan)))
     return found
 
 
 @pytest.mark.slow
-def test_collectives_of_units_and_their_bytes():
+def test_collectives_and_their_bytes():
     cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert")]
     cases += [("decoder", {"data": 2}), ("decoder", {"shard": 2, "reshard_after_forward": False})]
-    for ran, planned in processes.run(_gathered, 2, cases)[0]:
-        assert ran == planned
+    cases += [(name, {"tensor": 2}) for name in SPLIT]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
+    for name, sizes, ran, planned in processes.run(_gathered, 2, cases)[0]:
+        assert ran == planned, (name, sizes)
 
 
 @pytest.mark.slow
@@ -132,6 +102,16 @@ def test_meshes_of_two_dimensions():
     cases = [("decoder", both), ("gpt2", both), ("hf_qwen3", both), ("decoder", {"data": 2, "shard": 2})]
     cases += [(name, {"expert": 2, other: 2}) for name in ("mixture", "list") for other in ("tensor", "shard", "data")]
     _check(processes.run(_sharded, 4, cases))
+
+
+@pytest.mark.slow
+def test_collectives_of_meshes_of_two_dimensions():
+    both, copied = {"tensor": 2, "shard": 2}, {"tensor": 2, "data": 2}
+    cases = [(name, both) for name in ("decoder", "gpt2", "mixture", *SPLIT)]
+    cases += [(name, {**both, "sequence": True}) for name in ("decoder", *CHUNKED)]
+    cases += [("decoder", copied), ("mixture", copied)]
+    for name, sizes, ran, planned in processes.run(_gathered, 4, cases)[0]:
+        assert ran == planned, (name, sizes)
 
 
 def _pipeline(rank, _n, name, sizes):

@@ -33,7 +33,6 @@ def order(microbatches: int, in_flight: int) -> str:
     return "F" * in_flight + "BF" * (microbatches - in_flight) + "B" * in_flight
 
 
-@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.11
 @pytest.mark.parametrize(("rank", "microbatches"), [(0, 6), (1, 6), (0, 2)])
 def test_a_stage_holds_what_micro_batches_really_hold(plan, rank, microbatches):
     stage = plan._stages[rank]
@@ -108,6 +107,11 @@ def test_stages_are_sharded_like_the_model(statistics, options):
     stages = [plan.memory(rank * whole.world_size, microbatches=3, optimizer="sgd-momentum") for rank in range(2)]
     assert sum(each.params for each in stages) == whole.memory().params
     assert all(each.params == each.optimizer_state for each in stages)
+
+
+def test_ranks_are_asked_one_after_the_other(statistics):
+    plan = statistics.parallel_plan(tensor=2, shard=2)  # each rank has process groups of other names
+    assert plan.memory(0).peak == plan.memory(3).peak
 
 
 def test_a_model_that_fsdp_has_sharded_already():

@@ -79,7 +79,7 @@ def real_step(example: Example, make_optimizer: Callable[[Any], torch.optim.Opti
     optimizer.zero_grad()
     del args, kwargs
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
         with record_function(_FORWARD):
             output = example()
             loss = loss_of(output)

@@ -1,0 +1,68 @@
+"""``nn.MultiheadAttention``: one function of torch takes its parameters, so it is split by heads as a whole."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.record_calls import Calls
+from modelsummary.record.events import Event, Value
+
+__all__ = ["attention_inputs", "attention_shards", "attentions", "nested_encoders"]
+
+
+def attentions(calls: Calls) -> dict[str, str]:
+    """Return the FQN of each ``nn.MultiheadAttention`` that runs -> why it cannot be split; empty if it can."""
+    called = {*calls.places, *(event.fqn for event in calls.entered)}
+    return {
+        fqn: _obstacle(calls, fqn, module)
+        for fqn, module in calls.modules.items()
+        if isinstance(module, nn.MultiheadAttention) and fqn in called
+    }
+
+
+def _obstacle(calls: Calls, fqn: str, module: nn.MultiheadAttention) -> str:
+    if fqn not in calls.places or type(module).forward is not nn.MultiheadAttention.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    if module.bias_k is not None or module.add_zero_attn:
+        return "it adds keys and values of its own (add_bias_kv, add_zero_attn)"
+    names = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
+    projection = f"{fqn}.out_proj"
+    own = {name for name, each in module._parameters.items() if each is not None}
+    if not own <= names or type(module.out_proj).forward is not nn.Linear.forward:
+        return "its parameters are parametrised or quantised"
+    if any(calls.holders[each] != {each} or calls.users.get(each) for each in (fqn, projection)):
+        return "its parameters are used elsewhere, too"
+    return "its out_proj is called elsewhere, too" if projection in calls.places else ""
+
+
+def attention_shards(module: nn.Module) -> dict[str, tuple[int | None, str]]:
+    """Return each parameter of an attention -> its sharded dimension, None if it is replicated, and its placement."""
+    found: dict[str, tuple[int | None, str]] = {}
+    for name, _ in module.named_parameters():
+        if name == "out_proj.bias":
+            found[name] = (None, "Replicate()")
+        elif name == "out_proj.weight":
+            found[name] = (1, "Shard(1)")
+        elif name.startswith("in_proj"):  # of queries, keys and values, one below the other
+            found[name] = (0, "_StridedShard(0, split_factor=3)")
+        else:
+            found[name] = (0, "Shard(0)")
+    return found
+
+
+def attention_inputs(event: Event) -> list[Value | Attribute]:
+    """Return the tensors that are query, key and value of a call, each once."""
+    given = [*event.args[:3], *(event.kwargs[name] for name in ("query", "key", "value") if name in event.kwargs)]
+    return list(dict.fromkeys(each for each in given if isinstance(each, (Value, Attribute))))
+
+
+def nested_encoders(calls: Calls, sharded: set[str]) -> list[str]:
+    """Return the FQNs of each ``nn.TransformerEncoder`` that would give nested tensors to layers that are sharded."""
+    return [
+        fqn
+        for fqn, module in calls.modules.items()
+        if isinstance(module, nn.TransformerEncoder)
+        and getattr(module, "use_nested_tensor", None) is True
+        and any(each.startswith(f"{fqn}." if fqn else "") for each in sharded)
+    ]
