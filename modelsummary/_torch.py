@@ -6,6 +6,7 @@ A comment says what each name is. All exist in torch 2.6 and later, except where
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -30,6 +31,7 @@ __all__ = [
     "OpOverloadPacket",
     "StorageBase",
     "TensorBase",
+    "clear_sharding_caches",
     "conv_memory_format",
     "current_node",
     "disabled_dispatch",
@@ -188,6 +190,14 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def clear_sharding_caches() -> None:
+    """Forget the layouts that DTensor inferred: an equal mesh of a later process group has groups of other names."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()  # absent from old versions of torch
 
 
 def functional_collectives() -> Any:

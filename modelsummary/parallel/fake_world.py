@@ -34,6 +34,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        _torch.clear_sharding_caches()
 
 
 @contextmanager

@@ -109,6 +109,11 @@ def test_stages_are_sharded_like_the_model(statistics, options):
     assert all(each.params == each.optimizer_state for each in stages)
 
 
+def test_ranks_are_asked_one_after_the_other(statistics):
+    plan = statistics.parallel_plan(tensor=2, shard=2)  # each rank has process groups of other names
+    assert plan.memory(0).peak == plan.memory(3).peak
+
+
 def test_a_model_that_fsdp_has_sharded_already():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
