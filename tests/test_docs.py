@@ -72,10 +72,11 @@ def test_readme_block_runs_alone(block, printed, tmp_path, monkeypatch, capsys):
             assert repr(eval(expression, namespace)) == expected, line
 
 
-def test_readme_commands(capsys):
+def test_readme_commands(capsys, tmp_path, monkeypatch):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     commands = [line for block in blocks("README.md", "sh") for line in block.splitlines() if "torchvision:" in line]
     assert commands
+    monkeypatch.chdir(tmp_path)
     for line in commands:
         program, *arguments = shlex.split(line, comments=True)
         assert program == "modelsummary"
