@@ -112,7 +112,7 @@ select_conv_backend: Any = torch._C._select_conv_backend
 conv_memory_format: Any = torch._C._conv_determine_backend_memory_format
 # Whether oneDNN runs recurrent layers on the CPU.
 is_onednn_enabled: Any = torch._C._get_mkldnn_enabled
-# Whether torch was built with support for Intel GPUs.
+# True if torch was built with support for Intel GPUs.
 is_xpu_built: Any = torch.xpu._is_compiled
 # Whether autocast is on for any device.
 is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled

@@ -48,7 +48,7 @@ def takes_gradients(device: torch.device) -> bool:
 
 
 def named_device(device: torch.device | str) -> torch.device:
-    """Return the device of this name, which need not be present. Raise ``InputError`` if no device has the name.
+    """Return the device of this name, which may be absent. Raise ``InputError`` if no device has the name.
 
     >>> named_device("cuda:1")
     device(type='cuda', index=1)

@@ -42,8 +42,8 @@ def _weak(value: Any) -> Any:
 def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]) -> nn.Module:
     """Return a copy of a model that shares its buffers, with parameters on meta of the given shapes.
 
-    Functions that are attributes of modules, and hold other modules, hold the copies of these: a copy of minGPT calls
-    its layers through a ``lambda``.
+    If an attribute of a module is a function that holds other modules, the copied function holds their copies: minGPT
+    calls its layers through such a ``lambda``.
 
     Raises:
         InputError: the model cannot be copied.
@@ -64,7 +64,7 @@ def copied(model: nn.Module, shape_of: Callable[[nn.Parameter], tuple[int, ...]]
 
 
 def _with_copies(function: FunctionType, memo: Mapping[int, Any]) -> FunctionType:
-    """Return a function that holds the copies of what it holds."""
+    """Return a copy of a function that holds copies of the modules that the original holds."""
     cells = [each.cell_contents for each in function.__closure__ or ()]
     closure = tuple(
         CellType(memo.get(id(each), each) if isinstance(each, (nn.Module, Tensor)) else each) for each in cells

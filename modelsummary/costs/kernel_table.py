@@ -259,7 +259,7 @@ def _cpu_name() -> str:
 
 
 def table_of(device: torch.device) -> KernelTable:
-    """Return the table of this machine to read from, empty if it was never calibrated.
+    """Return the table of this machine for reading; it is empty if the machine was never calibrated.
 
     Calls share one object until the file changes, as reading a large table takes as long as a prediction. To fill a
     table, load it with ``KernelTable.load``.

@@ -232,7 +232,7 @@ class _Group:
     def kernel(self, needed: Callable[[int], bool], timing: Timing) -> Kernel:
         """Return the kernel; it writes only the storages that other kernels need."""
         moved = sum(self.reads.values()) + sum(size for key, size in self.makes.items() if needed(key))
-        if len(self.names) == 1:  # some read a part of what they take
+        if len(self.names) == 1:  # some operators read only a part of their arguments
             moved = min(moved, self.alone)
         order = ("norm", "batch_norm", "softmax", "reduction", "elementwise", "copy")
         op_class = next((each for each in order if self.classes[each]), "elementwise")

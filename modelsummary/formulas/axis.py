@@ -102,7 +102,7 @@ def _whole(samples: Samples) -> Iterator[Axis]:
 
 
 def _roundings(samples: Samples) -> Iterator[PolynomialPiece]:
-    """Yield the rounded sizes that change where the figure does, and only there: figures grow with the size."""
+    """Yield the rounded sizes that change exactly where the figure changes."""
     steps = [(k, following, one == other) for (k, one), (following, other) in pairwise(samples)]
     known = next((following for k, following, is_same in steps if following == k + 1 and not is_same), None)
     for divisor in _DIVISORS:

@@ -164,7 +164,7 @@ def _random(spec: TensorSpec, device: torch.device, limit: int) -> Tensor:
 def seconds_of(call: OperatorCall, device: torch.device, caches: Caches, *, cold: bool) -> float:
     """Return the seconds of a call: the median of the faster half of several runs, which are less disturbed.
 
-    Runs during which a thread of this process lost its core do not count, unless almost all did.
+    Runs during which a thread of this process lost its core do not count, unless this happened in almost all runs.
 
     Raises:
         Exception: the call's own error, if it fails with random arguments.

@@ -167,7 +167,7 @@ class Allocations(TorchDispatchMode):
         return name
 
     def _note_clones(self, matrices: Sequence[Tensor], number: int) -> None:
-        """Note the matrices that BLAS cannot read as they lie, such as an expanded gradient: torch copies them.
+        """Note matrices that torch copies because BLAS cannot read their strides, such as an expanded gradient.
 
         See ``addmm_impl_cpu_`` in aten/src/ATen/native/LinearAlgebra.cpp.
         """
@@ -242,7 +242,7 @@ class Allocations(TorchDispatchMode):
 
     @contextmanager
     def following_resizes(self) -> Iterator[None]:
-        """Return a context in which resized storages are followed: FSDP2 frees gathered parameters like that."""
+        """Return a context in which resized storages are followed: FSDP2 frees gathered parameters by resizing."""
         original: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:

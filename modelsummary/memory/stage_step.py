@@ -79,7 +79,7 @@ class StageRun(StepRun):
         self._mark_gradients()
 
     def _like_first(self) -> tuple[Any, Any]:
-        """Return arguments with buffers of their own for the tensors that the stage before sends."""
+        """Return the arguments, with new buffers for the tensors that the previous stage sends."""
 
         def buffer(tensor: Tensor) -> Tensor:
             return torch.empty_like(tensor).requires_grad_() if tensor.requires_grad else tensor
@@ -110,7 +110,7 @@ class StageRun(StepRun):
         self._waiting.append(_InFlight(self._step, output, results, list(tensors_of((args, kwargs)))))
 
     def _make_gradients(self, results: list[Tensor]) -> None:
-        """Make the buffers of one micro-batch's gradients, which live from the begin of the first step on."""
+        """Make the buffers of one micro-batch's gradients, which live from the start of the first step on."""
         assert self.plan.stage is not None
         self._gradients = [torch.empty_like(each) for each in results]
         for each in self._gradients:
@@ -146,7 +146,7 @@ class StageRun(StepRun):
             each.grad = None
 
     def _fsdp(self) -> Any:
-        """Return the stage if it is sharded by FSDP2, else None."""
+        """Return the stage if FSDP2 shards it, else None."""
         from torch.distributed.fsdp import FSDPModule
 
         return self.model if isinstance(self.model, FSDPModule) else None

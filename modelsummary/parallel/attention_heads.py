@@ -12,7 +12,7 @@ __all__ = ["attention_inputs", "attention_shards", "attentions", "nested_encoder
 
 
 def attentions(calls: Calls) -> dict[str, str]:
-    """Return the FQN of each ``nn.MultiheadAttention`` that runs -> why it cannot be split; empty if it can."""
+    """Return why each ``nn.MultiheadAttention`` that runs cannot be split, by FQN; an empty reason if it can."""
     called = {*calls.places, *(event.fqn for event in calls.entered)}
     return {
         fqn: _obstacle(calls, fqn, module)

@@ -86,7 +86,7 @@ def _check_divides(experts: Experts, divided: Collection[str], n_ranks: int) -> 
 
 
 def _attributes(module: nn.Module, stacked: StackedExperts, n_ranks: int) -> list[LocalAttribute]:
-    """Return the attributes of a module that one rank needs otherwise. Raises ``Blocked``."""
+    """Return the attributes of a module whose values differ on one rank. Raises ``Blocked``."""
     number = stacked.number
     counts = [name for name, value in vars(module).items() if type(value) is int and value == number]
     skips = vars(module).get(_SKIPS) is False

@@ -136,7 +136,7 @@ def _stacked(calls: Calls, fqn: str, events: Sequence[Event]) -> StackedExperts:
 
 
 def _uncalled(calls: Calls, found: Sequence[StackedExperts], uncalled: Collection[str]) -> list[StackedExperts]:
-    """Return experts that the forward does not call, such as the experts of images, like called ones of the class."""
+    """Return experts that the forward does not call, such as experts of images, by the called ones of the class."""
     more = []
     for fqn in (each for each in calls.modules if each in uncalled):
         module = calls.modules[fqn]

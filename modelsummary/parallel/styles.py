@@ -230,7 +230,7 @@ class ReduceGradient(ParallelStyle):
 
 
 class AttentionParallel(ParallelStyle):
-    """``nn.MultiheadAttention`` of which each rank computes a part of the heads.
+    """``nn.MultiheadAttention`` split by heads: each rank computes some of them.
 
     Args:
         shards: name of a parameter -> its placement.
@@ -284,7 +284,7 @@ class AttentionParallel(ParallelStyle):
             entered = {number: enter(each) for number, each in given.items()}
             inputs = [entered[id(each)] for each in (query, key, value)]
             q, k, v = self._projected(module, own, inputs)
-            if attn_mask is not None and attn_mask.dim() == 3:  # for each head of each row of the batch
+            if attn_mask is not None and attn_mask.dim() == 3:  # one mask per head and row of the batch
                 attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)).narrow(1, rank * q.shape[1], q.shape[1])
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.view(q.shape[0], 1, 1, -1)

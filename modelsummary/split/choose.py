@@ -24,7 +24,7 @@ AS_GOOD = 1.05  # splits whose largest stages differ by less than this factor co
 
 @dataclass(frozen=True)
 class Wishes:
-    """The arguments of ``Statistics.split``, see there; and ``whole``: FQNs of modules that are not cut."""
+    """The arguments of ``Statistics.split``, and ``whole``: FQNs of modules that are not cut."""
 
     n_stages: int
     max_memory: int | Sequence[int] | None = None

@@ -35,7 +35,7 @@ class Pictures:
     Every method draws into ``ax``, or into new axes, and returns the axes. Each child of the model has its own colour;
     a child with 90 % of the amount or more is replaced by its children.
 
-    Equal siblings are one bar, area or point, ``12 x h.0…11.mlp``, with the amount of all of them. ``fold=False`` draws
+    Equal siblings are one bar, area or point, ``12 x h.0…11.mlp``, with the sum of their amounts. ``fold=False`` draws
     them one by one, ``fold=True`` always as one; by default they are one in models of more than 100 rows.
 
     Args:

@@ -14,7 +14,7 @@ from modelsummary.views.labels import one_line
 
 __all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of"]
 
-MOST_CHILDREN = 200  # of one node, a repeated pattern counted once; more are put into ranges, so that levels stay small
+MOST_CHILDREN = 200  # children of one node, a repeated pattern counted once; more are grouped into ranges, which keeps levels small
 _LONGEST_PATTERN = 12  # nodes; as LONGEST in visible.js
 _FEW_SOURCES = 3
 
@@ -161,7 +161,7 @@ def _range(inside: list[ExplorerNode], at: int, what: str) -> ExplorerNode:
 
 
 def _n_shown(equal: Sequence[int]) -> int:
-    """Return how many nodes the page shows of neighbours with these numbers: of a pattern that repeats, one."""
+    """Return how many nodes the page shows for neighbours with these numbers; a repeating pattern is shown once."""
     shown = start = 0
     while start < len(equal):
         period, times = 1, 1
