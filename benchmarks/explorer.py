@@ -52,7 +52,8 @@ def flat() -> ModelStatistics:
     kinds = ["Relu", "Neg", "Abs", "Sin", "Cos", "Exp", "Tanh"]
     drawn = random.Random(0).choices(kinds, k=100_000)  # no pattern, which would fold
     steps = [
-        Operation(f"op{number}", kind, (), [tensors[number]], [tensors[number + 1]]) for number, kind in enumerate(drawn)
+        Operation(f"op{number}", kind, (), [tensors[number]], [tensors[number + 1]])
+        for number, kind in enumerate(drawn)
     ]
     return FileStatistics(Program("Flat", [tensors[0]], [tensors[-1]], steps), Path("flat.onnx"))
 
