@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from modelsummary.parallel.attention import attentions
+from modelsummary.parallel.attention_heads import attentions
 from modelsummary.parallel.record_calls import Calls, is_linear
 from modelsummary.parallel.regions import Region, grow
 from modelsummary.parallel.stacked import grow_stacked

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelsummary.parallel.attention import attention_inputs, attention_shards
+from modelsummary.parallel.attention_heads import attention_inputs, attention_shards
 from modelsummary.parallel.derive import Derivation, Layer
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs

@@ -15,7 +15,7 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
-from modelsummary.parallel.attention import nested_encoders
+from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
 from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
