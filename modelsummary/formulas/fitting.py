@@ -313,7 +313,7 @@ class _Fit:
 
 
 def _ranges(terms: Terms, largest: Numbers) -> list[tuple[tuple[int, int], ...]]:
-    """Return the first and last size of each dimension, for each combination of pieces; most are exact fits."""
+    """Return the first and last size number per dimension, for each combination of pieces; most are exact fits."""
     found: dict[tuple[tuple[int, int], ...], None] = {}
     for pieces in terms:
         for chosen in product(*pieces) if any(len(each) > 1 for each in pieces) else ():

@@ -14,7 +14,7 @@ from modelsummary.views.labels import one_line
 
 __all__ = ["MOST_CHILDREN", "ExplorerNode", "nodes_of"]
 
-MOST_CHILDREN = 200  # of one node, a repeated pattern counted once; more are grouped into ranges, which keeps levels small
+MOST_CHILDREN = 200  # of one node, a repeated pattern counted once; more are grouped into ranges to keep levels small
 _LONGEST_PATTERN = 12  # nodes; as LONGEST in visible.js
 _FEW_SOURCES = 3
 
