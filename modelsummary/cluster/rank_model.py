@@ -75,10 +75,8 @@ class RankModel:
                 setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
         self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
         self._tokens = 0  # bytes of a rank's share
-        self._shared: tuple[Any, Tensor | None] = (
-            lambda: None,
-            None,
-        )  # the last input that was entered, and the result
+        # the last input that was entered, and the result
+        self._shared: tuple[Any, Tensor | None] = (lambda: None, None)
         self._add_hooks(prepared)
 
     def _check_tokens(self) -> None:

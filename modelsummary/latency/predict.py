@@ -182,11 +182,23 @@ def _own_seconds(
     for phase in _PHASES:
         on_device = sum(value for key, value in device.items() if key[0] == phase)
         on_host = sum(value for key, value in host.items() if key[0] == phase)
-        chosen = host if on_host > on_device else device
         host_bound += on_host > on_device
         by_phase[phase] = max(on_device, on_host)
-        own.update({key: value for key, value in chosen.items() if key[0] == phase})
+        own.update(_with_waiting(device, host, phase))
     return own, by_phase, "host" if host_bound and sum(host.values()) > sum(device.values()) else "device"
+
+
+def _with_waiting(device: Own, host: Own, phase: str) -> Own:
+    """Return the seconds of the rows of a phase: on the device, and of waiting for the host if the host limits it.
+
+    The device waits in rows whose dispatch takes longer than their kernels. No row takes less time than its kernels,
+    and the rows add up to the time of the host.
+    """
+    rows = [key for key in {**device, **host} if key[0] == phase]
+    late = {key: host.get(key, 0.0) - device.get(key, 0.0) for key in rows}
+    waiting = max(0.0, sum(late.values()))
+    part = waiting / sum(value for value in late.values() if value > 0) if waiting else 0.0
+    return {key: device.get(key, 0.0) + part * max(0.0, late[key]) for key in rows}
 
 
 def _dispatch_seconds(target: Target) -> float:

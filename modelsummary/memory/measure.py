@@ -24,7 +24,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryMeasurement
 from modelsummary.memory.predict import check_initialized, simulate
 from modelsummary.memory.step import casting, loss_of
-from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_error import as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["Measured", "measure", "measure_step"]
@@ -66,7 +66,7 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
-        with as_step_error(lambda: step.doing), Operators(Uncounted(), execution):
+        with as_step_error(lambda: step.doing, remedies_for(train=plan.train)), Operators(Uncounted(), execution):
             step.run()  # saves all that a step writes, to restore it later; gives the optimizer its state
         if not plan.accumulates:
             step.forget_gradients()

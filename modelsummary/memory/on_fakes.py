@@ -18,7 +18,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import CUDA_BLOCK
 from modelsummary.memory.stage_step import run_of
-from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_error import as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.workspaces import workspaces_on
 
@@ -39,7 +39,7 @@ def simulate_on_fakes(
     run = run_of(model, args, kwargs, plan, device, block, counts_fakes=True, workspaces=workspaces)
     with no_collection(), fused_lstm(), run.allocations.following_resizes():
         apply_checkpoint(model, plan.checkpoint)
-        with as_step_error(lambda: run.doing):
+        with as_step_error(lambda: run.doing, remedies_for(train=plan.train)):
             run.step()
     return run.estimate(str(device), "shape", [])
 

@@ -30,7 +30,7 @@ from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.stage_step import run_of
 from modelsummary.memory.step import RowMemory, StepRun
-from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_error import as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.workspaces import workspaces_on
 
@@ -139,6 +139,7 @@ def run_step(
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
     can_run = has_values and plan.dtype is None and (wanted == own or notes_operators)
+    remedies = remedies_for(train=plan.train, forward_only="backward=False" if notes_operators else "mode='inference'")
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
@@ -155,7 +156,7 @@ def run_step(
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
         run = run_of(model, args, kwargs, plan, device, **options)
-        with as_step_error(lambda: run.doing):
+        with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
             return read(run, _How(str(wanted), "shape", notes))
@@ -166,7 +167,7 @@ def run_step(
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
         resizes = run.allocations.following_resizes()
-        with as_step_error(lambda: run.doing), Operators(Uncounted(), execution), resizes:
+        with as_step_error(lambda: run.doing, remedies), Operators(Uncounted(), execution), resizes:
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))

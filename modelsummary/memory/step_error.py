@@ -7,25 +7,39 @@ from contextlib import contextmanager
 
 from modelsummary.errors import ModelSummaryError, StepError, in_short
 
-__all__ = ["as_step_error"]
+__all__ = ["as_step_error", "remedies_for"]
 
-_REMEDIES = {
-    "forward": "; mode='inference' runs the forward without gradients",
-    "loss": "; loss takes the model's result and returns the scalar that you train on",
-    "backward": "; pass loss=, a function from the model's result to the scalar that you train on, or mode='inference'",
-    "step": "; pass another optimizer",
-}
+
+def remedies_for(*, train: bool, forward_only: str = "mode='inference'") -> dict[str, str]:
+    """Return what to do, by phase; a forward without gradients leaves nothing to change.
+
+    Args:
+        train: the step has a backward.
+        forward_only: argument with which the caller runs the forward alone.
+
+    >>> remedies_for(train=True)["forward"]
+    "; mode='inference' runs the forward without gradients"
+    """
+    if not train:
+        return {}
+    return {
+        "forward": f"; {forward_only} runs the forward without gradients",
+        "loss": "; loss takes the model's result and returns the scalar that you train on",
+        "backward": "; pass loss=, a function from the model's result to the scalar that you train on,"
+        f" or {forward_only}",
+        "step": "; pass another optimizer",
+    }
 
 
 @contextmanager
-def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str] = _REMEDIES) -> Iterator[None]:
+def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str]) -> Iterator[None]:
     """Run a step in the body. Raise ``StepError`` if it raises anything but the library's own errors.
 
     Args:
         doing: returns what runs: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
-        remedies: phase -> what to do; default: for ``memory`` and the predictions that run the same step.
+        remedies: phase -> what to do, as returned by ``remedies_for``.
 
-    >>> with as_step_error(lambda: "backward"):
+    >>> with as_step_error(lambda: "backward", {}):
     ...     raise NotImplementedError("derivative for aten::nextafter is not implemented")
     Traceback (most recent call last):
     modelsummary.errors.StepError: the backward of the step failed: NotImplementedError: derivative for ...

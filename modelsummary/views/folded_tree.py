@@ -17,8 +17,8 @@ _OWN = sorted({attribute for _, _, attribute in ADDITIVE.values()} - {"self_flop
 def folded_tree(root: LayerInfo) -> LayerInfo:
     """Return a copy of the tree in which equal consecutive siblings are one row, with the own figures of all of them.
 
-    Names tell the number of calls that a row represents: ``12 x h.0…11.mlp``. Figures that do not add up come from
-    the first of these calls.
+    Names give the number of calls that a row represents: ``12 x h.0…11.mlp``. Figures that do not add up are copied
+    from the first of these calls.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics

@@ -78,6 +78,17 @@ def test_small_kernels_are_bound_by_the_host():
     assert statistics().estimate_latency("H100", "compiled").limited_by == "device"
 
 
+def test_rows_take_at_least_their_time_on_the_device():
+    model = nn.Sequential(*[nn.ReLU() for _ in range(100)], nn.Linear(1024, 4096, device="meta"))
+    stats = Statistics(model, (512, 1024))
+    estimate = stats.estimate_latency("H100")
+    assert estimate.limited_by == "host"
+    linear = stats.roofline("H100")[-1]
+    assert linear.bound_ms > 0.05  # 2 * 512 * 1024 * 4096 FLOPs with less than 67 TFLOP/s; the host takes 8 us
+    assert linear.bound_ms < linear.predicted_ms < 3 * linear.bound_ms
+    assert sum(row.self_estimated_latency_ms for row in stats.root.walk()) == pytest.approx(estimate)
+
+
 def test_the_model_is_untouched():
     model = block().train()
     with untouched(model):

@@ -43,8 +43,9 @@ STEPS = {
 @pytest.mark.parametrize("what", STEPS)
 def test_a_forward_that_raises_with_gradients(what):
     stats = Statistics(model(only_inference), (1, 4))
+    remedy = "backward=False" if what == "estimate_latency" else "mode='inference'"
     with pytest.raises(
-        StepError, match="the forward of the step failed: AssertionError: only; mode='inference'"
+        StepError, match=f"the forward of the step failed: AssertionError: only; {remedy} runs the forward without"
     ) as caught:
         STEPS[what](stats)
     assert caught.value.phase == "forward"
@@ -52,6 +53,22 @@ def test_a_forward_that_raises_with_gradients(what):
     assert isinstance(caught.value, RuntimeError)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.phase) == (str(caught.value), "forward")
+
+
+def stops_when_it_is_cast(self, x):
+    assert not torch.is_autocast_enabled("cpu"), "no autocast"
+    return self.linear(x)
+
+
+def test_a_forward_that_raises_without_gradients_has_no_remedy():
+    stats = Statistics(model(stops_when_it_is_cast), (1, 4))
+    options = {"autocast": torch.bfloat16}
+    for run in (
+        lambda: stats.estimate_latency("A100", **options),
+        lambda: stats.memory("inference", **options),
+    ):
+        with pytest.raises(StepError, match=r"^the forward of the step failed: AssertionError: no autocast$"):
+            run()
 
 
 def test_loss_backward_and_optimizer():
