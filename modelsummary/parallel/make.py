@@ -80,7 +80,7 @@ def make_plan(
     if calls is not None and tensor > 1:
         derivation = derive(calls)
         if shard > 1 or data > 1:
-            _keep_fused_attentions(derivation)
+            _keep_strided_whole(derivation, expert)
         found = _checked(live, derivation, tensor, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor)
         reasons, attributes = derivation.reasons | reasons, attributes + found
@@ -223,11 +223,23 @@ def _calls(live: LiveModel) -> Calls:
         return Calls(live.model, record_once(live.model, live.call, live.execution, rules=RULES))
 
 
-def _keep_fused_attentions(derivation: Derivation) -> None:
-    """Leave attentions whole that FSDP would shard along the dimension in which their shard is three pieces."""
+def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
+    """Leave modules whole whose parameters FSDP cannot gather, because a rank's shard of them is several pieces.
+
+    FSDP shards the first dimension. Pieces along it are gathered in the wrong order; pieces along another one are
+    refused by torch 2.14 if the first one is sharded over the ranks of ``expert``, too.
+    """
     for fqn in derivation.attentions:
         if derivation.calls.modules[fqn].in_proj_weight is not None:
             derivation.drop(fqn, "FSDP cannot gather a parameter of which each rank has a part of query, key and value")
+    strided = {
+        name: fqn
+        for fqn, region in derivation.locals.items()
+        for name, layout in region.parameters.items()
+        if layout.outer > 1 and (layout.dim == 0 or expert > 1)
+    }
+    for name, fqn in strided.items():
+        derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces")
 
 
 def _checked(

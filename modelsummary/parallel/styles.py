@@ -85,12 +85,16 @@ class LocalParallel(ParallelStyle):
 
     def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
         """Return the local tensors that replace the parameters during the forward."""
-        found = {name: whole[name].to_local() for name in self.shards}
+        found = {name: self._in_parts(whole[name]) for name in self.shards}
         is_first = device_mesh.get_local_rank() == 0
         for name in self.once:
-            placements = [Partial() if each.is_replicate() else each for each in whole[name].placements]
-            found[name] = whole[name].to_local(grad_placements=placements) * (1 if is_first else 0)
+            found[name] = self._in_parts(whole[name]) * (1 if is_first else 0)
         return found
+
+    def _in_parts(self, parameter: Any) -> Any:
+        """Return the local tensor, whose gradient is summed over the ranks that hold the same one."""
+        placements = [Partial() if each.is_replicate() else each for each in parameter.placements]
+        return parameter.to_local(grad_placements=placements)
 
     def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the arguments, with the gradients of some of them summed over the ranks."""

@@ -101,6 +101,23 @@ class Mixture(nn.Module):
         return self.experts(flat, index, weight).view_as(x)
 
 
+class SharedBiasExperts(nn.Module):
+    """Stacked experts, gate and up projection in one parameter, with one bias for all experts."""
+
+    def __init__(self, n: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.n = n
+        self.gate_up = nn.Parameter(torch.randn(n, 2 * inner, width) / 4)
+        self.bias = nn.Parameter(torch.randn(2 * inner) / 4)
+        self.down = nn.Parameter(torch.randn(n, width, inner) / 4)
+
+    def forward(self, x, index, weight):
+        ids, each = index.reshape(-1), x.repeat_interleave(index.shape[-1], dim=0)
+        gate, up = (torch.bmm(self.gate_up[ids], each.unsqueeze(-1)).squeeze(-1) + self.bias).chunk(2, dim=-1)
+        y = torch.bmm(self.down[ids], (nn.functional.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
+        return (y * weight.reshape(-1, 1)).view(*index.shape, -1).sum(1)
+
+
 class SinkAttention(nn.Module):
     """Multi-query attention with a parameter per head, as in GPT-OSS, and one head of keys and values."""
 
@@ -210,6 +227,12 @@ def _pair() -> dict[str, Any]:
     return {"input_ids": _ids(), "decoder_input_ids": _ids()}
 
 
+def _shared_bias() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    model = MixtureDecoder()
+    model.mixture.experts = SharedBiasExperts(4, 16, 8)
+    return model, (_ids(),)
+
+
 MODELS = {
     "decoder": lambda: (Decoder(), (_ids(),)),
     "gpt2": lambda: (idioms.Gpt2(depth=2), (_ids(),)),
@@ -220,6 +243,7 @@ MODELS = {
     "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
     "mixture": lambda: (MixtureDecoder(), (_ids(),)),
     "shared": lambda: (MixtureDecoder(shares=True), (_ids(),)),
+    "shared_bias": _shared_bias,
     "list": lambda: (ListDecoder(), (_ids(),)),
     "vit": _vit,
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),

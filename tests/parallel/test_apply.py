@@ -104,6 +104,8 @@ def test_meshes_of_two_dimensions():
     both = {"tensor": 2, "shard": 2}
     cases = [("decoder", both), ("gpt2", both), ("hf_qwen3", both), ("decoder", {"data": 2, "shard": 2})]
     cases += [(name, {"expert": 2, other: 2}) for name in ("mixture", "list") for other in ("tensor", "shard", "data")]
+    # Stacked experts over both dimensions; each rank of "expert" has a part of the gradient of the shared bias.
+    cases += [("mixture", both), ("shared_bias", both), ("shared_bias", {"expert": 2, "tensor": 2})]
     _check(processes.run(_sharded, 4, cases))
 
 

@@ -321,3 +321,22 @@ def test_experts_sinks_and_shared_keys():
     compile(code, "plan", "exec")
     assert "class LocalParallel(ParallelStyle)" in code
     assert "import _StridedShard" in code
+
+
+def test_a_bias_that_fsdp_could_not_gather_keeps_experts_whole():
+    # The bias has one dimension: a rank of tensor=2 has a chunk of the gate and of the up projection, and FSDP would
+    # shard that dimension again.
+    (experts,) = (each for each in plan_of("shared_bias", tensor=2).layers if each.fqn == "mixture.experts")
+    assert experts.options["shards"]["bias"] == "_StridedShard(0, split_factor=2)"
+    plan = plan_of("shared_bias", tensor=2, shard=2)
+    reason = "FSDP cannot gather mixture.experts.bias, of which each rank has several pieces"
+    assert plan.replicated["mixture.experts"] == reason
+    assert "mixture.experts" not in {each.fqn for each in plan.layers}
+
+
+def test_experts_over_three_dimensions_are_not_split_by_width():
+    # Torch refuses to gather what is sharded by expert, by FSDP and as chunks of the gate and of the up projection.
+    plan = plan_of("mixture", expert=2, tensor=2, shard=2)
+    (experts,) = (each for each in plan.layers if each.fqn == "mixture.experts")
+    assert experts.style == "ExpertParallel"
+    assert experts.params == 2 * (16 * 16 + 16 + 16 * 8 + 16)
