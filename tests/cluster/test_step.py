@@ -223,4 +223,4 @@ def test_unusable_values(make, message):
 def test_a_length_that_no_input_has_is_refused(length, message):
     stats = Statistics(nn.Linear(8, 8), (2, 8))
     with pytest.raises(InputError, match=message):
-        stats.simulate(Plan(), Cluster("A100"), 8, length)
+        stats.simulate(Plan(), Cluster("A100"), 8, sequence=length)
