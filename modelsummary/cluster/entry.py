@@ -78,10 +78,11 @@ def _simulator(
     if recipe is not None and not isinstance(recipe, Recipe):
         raise InputError(f"recipe must be a Recipe or None, got {recipe!r:.80}")
     model = StepModel(live, root, recipe or Recipe())
-    length = model.recorded_sequence if sequence is None else sequence
-    if type(length) is not int or length < 0:
+    if sequence is not None and (type(sequence) is not int or sequence < 1):
         raise InputError(f"sequence must be an integer >= 1 or None, got {sequence!r}")
-    return StepSimulator(model, cluster, global_batch, length, make_plan)
+    if sequence is not None and not model.recorded_sequence:
+        raise InputError(f"sequence={sequence} needs a first input of tokens (batch x length [x features]); pass None")
+    return StepSimulator(model, cluster, global_batch, sequence or model.recorded_sequence, make_plan)
 
 
 # ------------------------------------------------------------------------------------------- deprecated

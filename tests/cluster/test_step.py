@@ -211,3 +211,16 @@ def test_what_does_not_fit_together(simulator, plan, message):
 def test_unusable_values(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (0, "sequence must be an integer >= 1 or None, got 0"),
+        (16, r"sequence=16 needs a first input of tokens \(batch x length \[x features\]\); pass None"),
+    ],
+)
+def test_a_length_that_no_input_has_is_refused(length, message):
+    stats = Statistics(nn.Linear(8, 8), (2, 8))
+    with pytest.raises(InputError, match=message):
+        stats.simulate(Plan(), Cluster("A100"), 8, sequence=length)
