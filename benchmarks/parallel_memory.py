@@ -1,4 +1,4 @@
-"""Compare the predicted memory of each rank with that of two processes, and time the account of a giant model.
+"""Compare the predicted memory of each rank with what two processes hold, and time the account of a giant model.
 
 python -m benchmarks.parallel_memory            # predicted beside measured, two gloo processes
 python -m benchmarks.parallel_memory gpt2       # these models only
