@@ -129,8 +129,8 @@ def find_amounts(root: LayerInfo, by: str, name: str = "by") -> Amounts:
     """
     if not isinstance(by, str) or by not in ADDITIVE:
         raise InputError(
-            f"{name} must be an amount that adds up over modules, got {by!r}{close_to(by, ADDITIVE)}; "
-            f"known: {', '.join(ADDITIVE)}"
+            f"{name} must be an amount that adds up over modules, got {by!r}; "
+            f"known: {', '.join(ADDITIVE)}{close_to(by, ADDITIVE)}"
         )
     title, kind, attribute = ADDITIVE[by]
     rows = list(root.walk())

@@ -190,6 +190,6 @@ def check_columns(names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if not isinstance(name, str) or name not in COLUMNS:
             raise InputError(
-                f"unknown column {name!r}{close_to(name, COLUMNS)}; expected some of: {', '.join(COLUMNS)}"
+                f"unknown column {name!r}; expected some of: {', '.join(COLUMNS)}{close_to(name, COLUMNS)}"
             )
     return names

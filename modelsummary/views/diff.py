@@ -10,7 +10,7 @@ from typing import Any
 
 from modelsummary.layer_info import LayerInfo, Sizes
 from modelsummary.tables import Printed, Report
-from modelsummary.units import NOTHING, auto_prefix, decimals, format_number, grouped, symbol
+from modelsummary.units import NOTHING, auto_prefix, decimals, format_number, grouped, number_of, symbol
 from modelsummary.views.labels import one_line
 
 __all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
@@ -197,7 +197,7 @@ class ModelDiff(Printed):
         found = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         text = f"{before} -> {after}: {found}"
         if not self.changed:
-            text = f"Nothing differs: {before} and {after} have the same {counts['same']} module(s)"
+            text = f"Nothing differs: {before} and {after} have the same {number_of(counts['same'], 'module')}"
         if following := sum(row.follows for row in self.rows):
             text += f"; {following} of them only in input and output shapes"
         if self.totals["macs"][2] is None:

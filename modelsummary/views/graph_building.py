@@ -11,10 +11,10 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.units import scaled
 from modelsummary.views.folding import kinds_of
-from modelsummary.views.followed import Makers
 from modelsummary.views.graph import Edge, Graph, Group, Node
 from modelsummary.views.graph_fold import GraphCall, folded
 from modelsummary.views.labels import one_line
+from modelsummary.views.producers import Producers
 
 __all__ = ["dataflow_graph"]
 
@@ -77,7 +77,7 @@ class _Building:
         self.called: dict[str, GraphCall] = {}
         self._rows, self._root, self._depth, self._kinds = rows, record.root, depth, kinds
         self._stage = {inner: number for number, calls in enumerate(stages) for call in calls for inner in call.walk()}
-        self._makers: Makers[str] = Makers()
+        self._producers: Producers[str] = Producers()
         self._crossing: dict[tuple[str, str], list[Value]] = {}
         self._n_keys = 0
 
@@ -91,12 +91,12 @@ class _Building:
             if values := values_in(template):
                 node = Node(self._key(), "input", name, (name,))
                 items.append(node)
-                self._makers.add(node.key, values)
+                self._producers.add(node.key, values)
         model_row = self._rows["", 0]
         is_opaque = not root.children or isinstance(model_row.module, torch.jit.ScriptModule)
         items += [self._node(root)] if is_opaque else self._items(root, 1)
         output = Node(self._key(), "output", "output", ("output",))
-        self._takes(output.key, self._makers.of(root.result))
+        self._takes(output.key, self._producers.of(root.result))
         model = Group("model", one_line(model_row.class_name), [*items, output])
         return self._without_dead_ends(model)
 
@@ -115,7 +115,7 @@ class _Building:
                 items.append(group)
                 last = list(group.nodes())[-1:]
                 if last:
-                    self._makers.add_missing(last[0].key, child.result)
+                    self._producers.add_missing(last[0].key, child.result)
             else:
                 items.append(self._node(child))
         return items
@@ -143,7 +143,7 @@ class _Building:
         kind = "module" if event.is_module else "function"
         node = Node(self._key(), kind, event.name, tuple(lines), stage)
         self._note(node.key, event, row, lines)
-        self._takes(node.key, self._makers.call(node.key, event))
+        self._takes(node.key, self._producers.call(node.key, event))
         return node
 
     def _note(self, key: str, event: Event, row: LayerInfo | None, lines: Sequence[str] = ()) -> None:

@@ -14,7 +14,7 @@ from modelsummary.views.columns import COLUMNS
 from modelsummary.views.folded_tree import folded_tree
 from modelsummary.views.folding import is_folded
 from modelsummary.views.labels import check_depth, one_line, row_label
-from modelsummary.views.layout import Piece, Rectangle, heads_of, icicle, pieces, treemap
+from modelsummary.views.treemap_layout import Piece, Rectangle, heads_of, icicle, pieces, treemap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -35,7 +35,7 @@ def test_equal_models():
     assert not diff
     assert diff.changed is False
     assert found(diff) == []
-    assert "Nothing differs: Sequential and Sequential have the same 4 module(s)" in str(diff)
+    assert "Nothing differs: Sequential and Sequential have the same 4 modules" in str(diff)
     assert "Linear" not in str(diff)
     assert str(diff.table(all=True)).count("Linear") == 2
 

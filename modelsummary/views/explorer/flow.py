@@ -11,7 +11,7 @@ import torch
 
 from modelsummary.layer_info import LayerInfo
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
-from modelsummary.views.followed import Makers
+from modelsummary.views.producers import Producers
 
 __all__ = ["Dataflow", "FlowStep", "steps_of_record"]
 
@@ -87,7 +87,7 @@ class _Following:
         self._rows = {(row.fqn, row.call_index): row for row in root.walk()}
         self._root = root
         self._stage = {inner: number for number, calls in enumerate(stages) for call in calls for inner in call.walk()}
-        self._makers: Makers[int] = Makers()
+        self._producers: Producers[int] = Producers()
         self._steps: list[FlowStep] = []
 
     def steps(self, record: Record) -> list[FlowStep]:
@@ -97,13 +97,13 @@ class _Following:
         for name, values in given.items():
             step = FlowStep("input", name if len(given) > 1 else "input", self._root)
             step.result, step.result_bytes = _described(values)
-            self._makers.add(self._added(step), values)
+            self._producers.add(self._added(step), values)
         if event.children and not isinstance(self._root.module, torch.jit.ScriptModule):
             self._open(event, self._root)
         else:
             self._call(event, FlowStep("function", self._root.class_name, self._root, macs=event.macs))
         output = FlowStep("output", "output", self._root)
-        self._take(output, self._makers.of(event.result))
+        self._take(output, self._producers.of(event.result))
         output.result, output.result_bytes = _described(values_in(event.result))
         self._added(output)
         return _without_dead_ends(self._steps)
@@ -119,7 +119,7 @@ class _Following:
                 before = len(self._steps)
                 self._open(child, row or inside)
                 if len(self._steps) > before:
-                    self._makers.add_missing(len(self._steps) - 1, child.result)
+                    self._producers.add_missing(len(self._steps) - 1, child.result)
             elif row is not None:
                 self._call(child, FlowStep("module", "", row))
             else:
@@ -128,7 +128,7 @@ class _Following:
 
     def _call(self, event: Event, step: FlowStep) -> None:
         step.stage = next((self._stage[each] for each in event.walk() if each in self._stage), None)
-        self._take(step, self._makers.call(self._added(step), event))
+        self._take(step, self._producers.call(self._added(step), event))
         step.result, step.result_bytes = _described(values_in(event.result))
 
     @staticmethod

@@ -28,7 +28,7 @@ _FRAME_HEIGHT = 640
 
 
 class Page:
-    """A page as text; in a notebook it is shown in a frame.
+    """A page; in a notebook it is shown in a frame.
 
     Attributes:
         html: the whole document.
@@ -61,9 +61,6 @@ class Page:
             file.write(self.html)
         webbrowser.open(Path(file.name).as_uri())
         return Path(file.name)
-
-    def __str__(self) -> str:
-        return self.html
 
     def __repr__(self) -> str:
         size = format_number(len(self.html.encode()), "M")

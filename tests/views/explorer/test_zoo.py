@@ -14,6 +14,7 @@ from tests.zoo.catalogues import CATALOGUES, REQUIRES
 KINDS = {"module", "function", "input", "output", "range"}
 UNITS = {"count", "bytes", "ms"}
 EVERY = 4  # 1 tries all 120 of each library, which takes minutes
+PARTS = 5
 
 
 def check(stats):
@@ -40,11 +41,12 @@ def check(stats):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_pages(library):
+def test_pages(library, part):
     for module in REQUIRES[library]:
         pytest.importorskip(module, exc_type=(ImportError, RuntimeError))
     catalogue = importlib.import_module(CATALOGUES[library])
-    for name in catalogue.names()[:120:EVERY]:
+    for name in catalogue.names()[:120:EVERY][part::PARTS]:
         example = catalogue.make(name)
         check(Statistics(example.model, example.args, **example.kwargs))
