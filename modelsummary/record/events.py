@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.overrides import resolve_name
 
 from modelsummary._torch import OpOverload, OpOverloadPacket
 from modelsummary.capture.templates import Attribute, BatchSize, Marker, leaves_of
+from modelsummary.record.equal_calls import EqualCalls
 
 __all__ = [
     "Event",
@@ -118,6 +119,7 @@ class TorchFunction:
 _STANDINS = frozenset({"ShapeTensor.tolist", "ShapeTensor.numpy"})
 
 
+@lru_cache(maxsize=4096)  # finding the public name takes as long as the rest of the trace of a call
 def torch_function(function: Any) -> TorchFunction:
     """Return the ``TorchFunction`` of a function that ``__torch_function__`` got."""
     name = getattr(function, "__name__", "")
@@ -175,6 +177,7 @@ class Event:
         dtype_bound: whether an argument is a dtype (or a limit of it) that the calling code read from a tensor.
         training: mode of the module in the first run.
         is_decision: whether it is a function that returned values of tensors to the forward, given as ``result``.
+        equal_to: FQN of the module with an equal call, for which this one was left out of the run; empty if it ran.
     """
 
     fqn: str
@@ -196,6 +199,7 @@ class Event:
     dtype_bound: bool = False
     training: bool = False
     is_decision: bool = False
+    equal_to: str = ""
 
     @property
     def is_module(self) -> bool:
@@ -233,6 +237,7 @@ class Record:
         smallest_batch: the smallest batch size that the record holds for; many forwards treat a batch of 1 differently.
         unread: FQNs of the attributes that the forward assigns and does not depend on.
         storages_of: FQN of each parameter, buffer and plain tensor -> id of its memory in each run.
+        equal: calls that only the first run made, as equal ones stood for them in the others.
     """
 
     root: Event
@@ -243,3 +248,4 @@ class Record:
     smallest_batch: int
     unread: frozenset[str]
     storages_of: dict[str, tuple[int, ...]]
+    equal: EqualCalls = field(default_factory=EqualCalls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
 from modelsummary.layer_info import Sizes
+from modelsummary.record.equal_calls import EqualCalls
+from modelsummary.record.folded_calls import FoldedCalls
 
 __all__ = ["Fingerprint", "difference", "fingerprint"]
 
@@ -58,6 +61,8 @@ def fingerprint(
     *,
     grad: bool = False,
     other_mode: bool = False,
+    model: nn.Module | None = None,
+    equal: EqualCalls | None = None,
 ) -> Fingerprint:
     """Run ``forward`` on shapes or for real, leaving everything untouched, and return its fingerprint.
 
@@ -65,13 +70,16 @@ def fingerprint(
         modules: all modules that it calls.
         grad: whether gradients are enabled.
         other_mode: whether to switch every module to the other mode, train or eval.
+        model: root of the names in ``equal``.
+        equal: calls on shapes of which only the first of equal ones runs; None: every call runs.
     """
     with running(modules, call, on_shapes=execution == "shape", grad=grad) as (executes, args, kwargs):
         for module in modules if other_mode else ():
             module.training = not module.training
         if isinstance(executes, ShapeOnly):
             executes.log = []
-            with Operators(Uncounted(), executes):
+            folded = nullcontext() if model is None or equal is None else FoldedCalls(model, equal, executes).folding()
+            with folded, Operators(Uncounted(), executes):
                 out = forward(*args, **kwargs)
             return Fingerprint(executes.log, sizes_of(out), [])
         with Operators(Uncounted(), executes):
@@ -89,6 +97,7 @@ def difference(
     grad: bool,
     other_mode: bool = False,
     other_call: CallArguments | None = None,
+    equal: EqualCalls | None = None,
 ) -> str:
     """Return how ``other`` differs from the model; empty if both run the same, or the model cannot run this way.
 
@@ -96,13 +105,23 @@ def difference(
         modules: roots of all modules that ``other`` calls.
         other_call: arguments of ``other``; None: the arguments of the model.
         grad, other_mode: see ``fingerprint``. A forward that computes gradients does not run without them.
+        equal: calls that both make. Both run only the first of equal ones, unless this shows a difference.
     """
     every = list({id(each): each for root in (model, *modules) for each in root.modules()}.values())
-    try:
-        of_model = fingerprint(model, every, call, execution, grad=grad, other_mode=other_mode)
-    except RuntimeError:
-        if grad:
-            raise
-        return ""
-    of_other = fingerprint(other, every, other_call or call, execution, grad=grad, other_mode=other_mode)
-    return of_other.differs_from(of_model)
+
+    def found(equal: EqualCalls | None) -> str:
+        options: dict[str, Any] = {"grad": grad, "other_mode": other_mode, "model": model, "equal": equal}
+        try:
+            of_model = fingerprint(model, every, call, execution, **options)
+        except RuntimeError:
+            if grad:
+                raise
+            return ""
+        of_other = fingerprint(other, every, other_call or call, execution, **options)
+        return of_other.differs_from(of_model)
+
+    if equal is not None and equal.first_of:
+        with suppress(Exception):  # a call that was left out may be the reason
+            if not found(equal) and not equal.problem:
+                return ""
+    return found(None)

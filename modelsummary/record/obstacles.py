@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from modelsummary.capture.templates import Unknown
+from modelsummary.capture.templates import Unknown, leaves_of, objects_in, same_constant, taken_apart
 from modelsummary.record.events import TorchFunction
 from modelsummary.record.tensors import Token, is_tainted
-from modelsummary.record.torch_functions import HOOKS_TENSORS, READS_FACTS, READS_SIZE, TAKES_APART
+from modelsummary.record.torch_functions import HOOKS_TENSORS, READS_FACTS, READS_SIZE, TAKES_APART, is_question
 
-__all__ = ["obstacle_of_function", "obstacle_of_module", "obstacle_of_reading", "reads_size"]
+__all__ = [
+    "is_decision",
+    "obstacle_of_function",
+    "obstacle_of_module",
+    "obstacle_of_objects",
+    "obstacle_of_reading",
+    "reads_size",
+]
 
 
 def obstacle_of_module(module: nn.Module, kwargs: dict[str, Any]) -> str:
@@ -51,6 +59,28 @@ def obstacle_of_reading(name: str, inputs: list[Any]) -> str:
     if name in READS_FACTS:
         return "reads a size that depends on values" if name in READS_SIZE and _any_is_dynamic(inputs) else ""
     return f"decides by values of tensors: it calls {name.strip('_')}()" if any(map(is_tainted, inputs)) else ""
+
+
+def obstacle_of_objects(objects: Sequence[tuple[Any, Any]], out: Any, template: Callable[[Any], Any]) -> str:
+    """Return why a call that changes an object among its arguments cannot be repeated; empty if it returns the object.
+
+    Args:
+        objects: the objects, each with its template before the call.
+        template: function that makes a template.
+    """
+    returned = {id(each) for each in objects_in(out)} if objects else set()
+    for each, before in objects:
+        leaves = leaves_of(before), leaves_of(template(taken_apart(each)))
+        is_changed = len(leaves[0]) != len(leaves[1]) or not all(map(same_constant, *leaves))
+        if is_changed and id(each) not in returned:
+            return f"changes a {type(each).__name__} that it does not return"
+    return ""
+
+
+def is_decision(name: str, inputs: list[Any], out: Any) -> bool:
+    """Return True if a function on shapes reads values; they follow from integers of the input and from buffers."""
+    reads = is_question(name) and any(map(is_tainted, inputs))
+    return reads and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
 
 
 def reads_size(name: str, inputs: list[Any]) -> bool:

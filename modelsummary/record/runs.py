@@ -8,36 +8,37 @@ same object in every run (in evaluation ``dropout(x)`` is ``x``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
-from modelsummary.capture.templates import (
-    Attribute,
-    BatchSize,
-    ModeChoice,
-    Unknown,
-    leaves_of,
-    same_constant,
-    same_structure,
-    with_leaves,
-)
+from modelsummary.capture.templates import Unknown, leaves_of
 from modelsummary.errors import in_short
 from modelsummary.record.assignments import Unreadable, check_kept
-from modelsummary.record.events import Event, Record, Value
-from modelsummary.record.tensors import Foreign, Token
+from modelsummary.record.call_comparison import check_effects, equal_calls, same_but_folded
+from modelsummary.record.copied_events import NotEqual
+from modelsummary.record.equal_calls import EqualCalls
+from modelsummary.record.events import Event, Record
+from modelsummary.record.folded_calls import FoldedCalls
+from modelsummary.record.merging import Run, merged
+from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules
 from modelsummary.record.tracer import Tracer
 
 __all__ = ["record", "record_once"]
+
+Trace = Callable[..., Tracer]
+_NO_MODE = "it runs other calls in the other mode"
 
 
 def record(
@@ -68,32 +69,75 @@ def record(
     """
     for opened in (rules, replace(rules, checks_decisions=True)):
         trace = _tracing(model, execution, opened)
-        first = _Run(trace(call), None, is_other_mode=False)
-        yield from _records(first, call, trace, batch_dim, execution)
+        first = Run(trace(call), None, is_other_mode=False)
+        _check_assignments(first, call, trace)
+        equal = _folding(model, first, call, trace) if execution == "shape" else EqualCalls()
+        for folds in (equal, None) if equal.first_of else (None,):
+            # Whatever goes wrong when calls are left out, the runs with every call decide.
+            with nullcontext() if folds is None else suppress(Exception):
+                yield from _records(first, call, trace, batch_dim, execution, folds)
+                break
         if not first.tracer.decides:
             return
 
 
-def _records(first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str) -> Iterator[Record]:
-    _check_assignments(first, call, trace)
+def _folding(model: nn.Module, first: Run, call: CallArguments, trace: Trace) -> EqualCalls:
+    """Return the calls that later runs may leave out; none if leaving them out changes what the other calls do.
+
+    Three conditions make it sound to run only the first of equal calls:
+
+    - Equal calls make the same calls in the first run, and what their modules hold is equal. If a later run reads an
+      attribute in which they differ, or passes them other arguments, the later runs are repeated with every call.
+    - They have no effect besides their result, in the first run and whenever the first of them runs again.
+    - A run of the same input without the equal calls makes the same other calls.
+
+    The first comparison of stages with the model, before they are returned, runs every call.
+    """
+    with suppress(Exception):
+        equal = equal_calls(model, first.root, first.tracer.tensors)
+        control = trace(call, equal=equal) if equal.first_of else None
+        is_same = control is not None and control.root is not None and same_but_folded(first.root, control.root)
+        if is_same and not equal.problem:
+            return equal
+    return EqualCalls()
+
+
+def _records(
+    first: Run,
+    call: CallArguments,
+    trace: Trace,
+    batch_dim: int | None,
+    execution: str,
+    equal: EqualCalls | None,
+) -> Iterator[Record]:
+    """Yield the records of ``record``, made without the calls in ``equal``.
+
+    Raises:
+        NotEqual: these calls differ from the calls that should be equal.
+    """
+    trace = partial(trace, equal=equal)
     batches, dim, no_batch = _other_batches(first, call, trace, batch_dim, execution)
     modes, no_mode = _other_mode(batches[0][1] if batches else call, trace, batches[0][0].batch if batches else None)
+    if equal is not None and equal.problem:
+        raise NotEqual(equal.problem)
     if batches:
         same_mode = [first, *(run for run, _ in batches)]
         without_one = [run for run in same_mode if run is first or run.batch != 1]
         variants = [(same_mode, 1)] if len(without_one) == len(same_mode) else [(same_mode, 1), (without_one, 2)]
         for others, why in [(modes, no_mode), ([], _NO_MODE)] if modes else [(modes, no_mode)]:
             for runs, smallest in variants:
-                yield _merged([*runs, *others], dim, no_batch, why, smallest)
+                yield merged([*runs, *others], dim, no_batch, why, smallest, equal)
         no_batch = "it runs other calls at another batch size"
         modes, no_mode = _other_mode(call, trace, None)
-    again = [first, _Run(trace(call), None, is_other_mode=False)]  # a second run shows which values are made anew
+    again = [first, Run(trace(call), None, is_other_mode=False)]  # a second run shows which values are made anew
+    if equal is not None and equal.problem:
+        raise NotEqual(equal.problem)
     if modes:
-        yield _merged([*again, *modes], dim, no_batch, no_mode)
-    yield _merged(again, dim, no_batch, no_mode or _NO_MODE)
+        yield merged([*again, *modes], dim, no_batch, no_mode, equal=equal)
+    yield merged(again, dim, no_batch, no_mode or _NO_MODE, equal=equal)
 
 
-def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
+def _check_assignments(first: Run, call: CallArguments, trace: Trace) -> None:
     """Note the attributes that the forward assigns and does not depend on; a step of generation may read them.
 
     In both modes, the forward must run the same calls after another forward, and with ``Unreadable`` as their value.
@@ -103,12 +147,12 @@ def _check_assignments(first: _Run, call: CallArguments, trace: Trace) -> None:
         return
     plain = [first]
     with suppress(Exception):  # it has one mode only
-        plain.append(_Run(trace(call, other_mode=True), None, is_other_mode=False))
+        plain.append(Run(trace(call, other_mode=True), None, is_other_mode=False))
     for run, other_mode in zip(plain, (False, True), strict=False):
         for given in ({"is_second": True}, {"unreadable": assigned}):
             try:
-                again = _Run(trace(call, other_mode=other_mode, **given), None, is_other_mode=False)
-                both = _merged([run, again], 0, "", _NO_MODE)
+                again = Run(trace(call, other_mode=other_mode, **given), None, is_other_mode=False)
+                both = merged([run, again], 0, "", _NO_MODE)
                 pairs = list(zip(run.root.walk(), both.root.walk(), strict=True))
             except Exception:  # it reads the attributes, or runs other calls
                 return
@@ -127,8 +171,8 @@ def record_once(
     model: nn.Module, call: CallArguments, execution: str, device: Any = None, rules: TraceRules = WHOLE_LAYERS
 ) -> Record:
     """Record one run of a forward, for its batch size and mode only; on shapes, tensors report ``device`` if given."""
-    run = _Run(_tracing(model, execution, rules, device)(call), None, is_other_mode=False)
-    return _merged([run], 0, "it was run at one batch size", _NO_MODE)
+    run = Run(_tracing(model, execution, rules, device)(call), None, is_other_mode=False)
+    return merged([run], 0, "it was run at one batch size", _NO_MODE)
 
 
 def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS, device: Any = None) -> Trace:
@@ -141,6 +185,7 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
         other_mode: bool = False,
         is_second: bool = False,
         unreadable: frozenset[str] = frozenset(),
+        equal: EqualCalls | None = None,
     ) -> Tracer:
         with running(modules, call, on_shapes=execution == "shape", grad=True, device=device) as (runner, args, kwargs):
             if is_second:
@@ -149,48 +194,33 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
             for fqn in unreadable:
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
-            tracer = Tracer(model, runner, own, rules)
-            tracer.run(args, kwargs, other_mode=other_mode)
+            folded = None if equal is None or isinstance(runner, RealExecution) else FoldedCalls(model, equal, runner)
+            tracer = Tracer(model, runner, own, rules, folded)
+            with nullcontext() if folded is None else folded.checked():
+                tracer.run(args, kwargs, other_mode=other_mode)
+            if equal is not None and tracer.root is not None:
+                check_effects(equal, tracer.root, tracer.tensors)
             check_kept(model, unreadable)
         return tracer
 
     return trace
 
 
-_NO_MODE = "it runs other calls in the other mode"
-
-
-@dataclass
-class _Run:
-    tracer: Tracer
-    batch: int | None
-    is_other_mode: bool
-    unread: frozenset[str] = frozenset()  # assigned attributes that no later forward depends on
-
-    @property
-    def root(self) -> Event:
-        assert self.tracer.root is not None
-        return self.tracer.root
-
-
-Trace = Callable[..., Tracer]
-
-
 def _other_batches(
-    first: _Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str
-) -> tuple[list[tuple[_Run, CallArguments]], int, str]:
+    first: Run, call: CallArguments, trace: Trace, batch_dim: int | None, execution: str
+) -> tuple[list[tuple[Run, CallArguments]], int, str]:
     """Return runs at other batch sizes and the batch dimension; without such runs, also the reason."""
     reason = "no input has a batch dimension"
     for dim in (0, 1) if batch_dim is None else (batch_dim,):
         size = call.size_along(dim)
         if size is None or size == 0:
             continue
-        found: list[tuple[_Run, CallArguments]] = []
+        found: list[tuple[Run, CallArguments]] = []
         try:
             # On shapes, which need no memory, the sizes of ``_far_batches`` show more than a second size nearby.
             for batch in (size + 1,) if execution == "shape" and size > 1 else (size + 1, 2 * size + 3):
                 larger = call.with_batch(dim, size, batch)
-                found.append((_Run(trace(larger), batch, is_other_mode=False), larger))
+                found.append((Run(trace(larger), batch, is_other_mode=False), larger))
         except Exception as error:
             reason = f"batch size {batch} failed with {in_short(error)[:200]}"
             continue
@@ -201,7 +231,7 @@ def _other_batches(
 
 def _far_batches(
     size: int, dim: int, call: CallArguments, trace: Trace, execution: str
-) -> list[tuple[_Run, CallArguments]]:
+) -> list[tuple[Run, CallArguments]]:
     """Return runs on shapes at a batch of 1 and at a large batch, which reveal expressions like ``max(B, 2)``.
 
     A batch of 1 may fail (batch normalisation in training); such a run is left out.
@@ -210,189 +240,12 @@ def _far_batches(
     for batch in sorted({1, size + 257} - {size}) if execution == "shape" else ():
         with suppress(Exception):
             far = call.with_batch(dim, size, batch)
-            found.append((_Run(trace(far), batch, is_other_mode=False), far))
+            found.append((Run(trace(far), batch, is_other_mode=False), far))
     return found
 
 
-def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[_Run], str]:
+def _other_mode(call: CallArguments, trace: Trace, batch: int | None) -> tuple[list[Run], str]:
     try:
-        return [_Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
+        return [Run(trace(call, other_mode=True), batch, is_other_mode=True)], ""
     except Exception as error:
         return [], f"the other mode failed with {in_short(error)[:200]}"
-
-
-# ---------------------------------------------------------------------------------------------- merging
-
-
-def _merged(runs: list[_Run], batch_dim: int, no_batch: str, no_other_mode: str, smallest_batch: int = 1) -> Record:
-    root = _Merge(runs).event([run.root for run in runs], None)
-    storages = [run.tracer.tensors.storages_of for run in runs]
-    return Record(
-        root=root,
-        batch_size=None if no_batch else runs[0].batch,
-        batch_dim=batch_dim,
-        no_batch=no_batch,
-        no_other_mode=no_other_mode,
-        smallest_batch=smallest_batch,
-        unread=runs[0].unread,
-        storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},
-    )
-
-
-class _Merge:
-    """The merging of traces, event by event."""
-
-    def __init__(self, runs: Sequence[_Run]) -> None:
-        self._batches = [run.batch for run in runs if not run.is_other_mode]
-        self._mode_twin = None  # the run with the batch size of the run in the other mode
-        if runs[-1].is_other_mode:
-            self._mode_twin = next(
-                index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2
-            )
-        self._values: dict[tuple[int, ...], Value] = {}
-        self._unread = runs[0].unread
-
-    def event(self, events: Sequence[Event], parent: Event | None) -> Event:
-        first = events[0]
-        if parent is None:
-            self._define([(each.args, each.kwargs) for each in events])
-        event = Event(first.fqn, first.function, None, None, parent, first.call_index)
-        event.training, event.regions, event.is_decision = first.training, first.regions, first.is_decision
-        event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
-        event.checkpointed = self._constant([each.checkpointed for each in events], first.training)
-        if isinstance(event.checkpointed, Unknown):
-            event.args = (*event.args, event.checkpointed)
-        event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(each.reads_sizes for each in events)
-        event.dtype_bound = any(each.dtype_bound for each in events)
-        event.writes = tuple(each.writes[0] for each in events)
-        event.assigned = frozenset().union(*(each.assigned for each in events))
-        event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
-        read = sorted(event.assigned - self._unread)
-        if read:
-            event.block(f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}")
-        difference = self._difference(events)
-        if difference:
-            event.block(difference)
-        else:
-            for children in zip(*(each.children for each in events), strict=True):
-                event.children.append(self.event(children, event))
-        results = [each.result for each in events]
-        if not self._define(results):
-            event.block("returns a result whose structure differs between runs")
-        event.result = self._template(results, first.training)
-        return event
-
-    def _difference(self, events: Sequence[Event]) -> str:
-        """Return how the calls inside an event differ between the runs; empty if they do not."""
-        calls = [[(child.fqn, child.function) for child in each.children] for each in events]
-        n_batches = len(self._batches)
-        if any(each != calls[0] for each in calls[:n_batches]):
-            return "makes other calls at another batch size"
-        if self._mode_twin is not None and calls[-1] != calls[0]:
-            return "makes different calls in train and in eval mode"
-        if any(
-            child.grad != other.grad
-            for each in events[1:]
-            for child, other in zip(events[0].children, each.children, strict=True)
-        ):
-            return "switches gradients on or off by batch size or mode"
-        return ""
-
-    # ------------------------------------------------------------------------------------- templates
-
-    def _define(self, templates: Sequence[Any]) -> bool:
-        """Make a value for every tensor in ``templates``; return False if their numbers of leaves differ."""
-        every = [leaves_of(each) for each in templates]
-        if len({len(leaves) for leaves in every}) != 1:
-            return False
-        for leaves in zip(*every, strict=True):
-            if all(isinstance(leaf, Token) for leaf in leaves):
-                key = tuple(leaf.index for leaf in leaves)
-                if key not in self._values:
-                    self._values[key] = self._value(leaves)
-        return True
-
-    def _value(self, tokens: Sequence[Token]) -> Value:
-        first = tokens[0]
-        return Value(
-            index=len(self._values),
-            shape=first.shape,
-            dtype=first.dtype,
-            nbytes=first.nbytes,
-            requires_grad=first.requires_grad,
-            storages=tuple(token.storage for token in tokens),
-            sizes=self._sizes([token.shape for token in tokens[: len(self._batches)]]),
-            is_dynamic=any(token.is_dynamic for token in tokens),
-        )
-
-    def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int | BatchSize | None, ...]:
-        if len({len(shape) for shape in shapes}) != 1:
-            return (None,) * len(shapes[0])
-        every = [own[0] if len(set(own)) == 1 else self._by_batch(own) for own in zip(*shapes, strict=True)]
-        return tuple(None if isinstance(size, Unknown) else size for size in every)
-
-    def _template(self, templates: Sequence[Any], training: bool) -> Any:
-        """Return the template that holds in every run."""
-        every = [leaves_of(each) for each in templates]
-        if len({len(leaves) for leaves in every}) != 1 or any(
-            not same_structure(each, templates[0]) for each in templates[1:]
-        ):
-            return with_leaves(templates[0], [Unknown("arguments with varying structure")] * len(every[0]))
-        return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
-
-    def _leaf(self, leaves: Sequence[Any], training: bool) -> Any:
-        first = leaves[0]
-        if isinstance(first, Token):
-            if not all(isinstance(leaf, Token) for leaf in leaves):
-                return Unknown("a tensor that differs between runs")
-            value = self._values.get(tuple(leaf.index for leaf in leaves))
-            return value or Unknown("a tensor that differs between runs")
-        if isinstance(first, Foreign):
-            if all(isinstance(leaf, Foreign) and leaf.tensor is first.tensor for leaf in leaves):
-                return first.tensor
-            return Unknown("a tensor made outside of torch functions")
-        if isinstance(first, Unknown):
-            return first
-        if isinstance(first, Attribute):
-            return first if all(leaf == first for leaf in leaves) else Unknown("a parameter that differs between runs")
-        return self._constant(leaves, training)
-
-    def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
-        own = leaves[: len(self._batches)]
-        constant = own[0] if all(same_constant(each, own[0]) for each in own) else self._by_batch(own)
-        if (
-            self._mode_twin is None
-            or same_constant(leaves[-1], leaves[self._mode_twin])
-            or isinstance(constant, Unknown)
-        ):
-            return constant
-        if isinstance(constant, BatchSize):
-            return Unknown(f"{own[0]!r}, which depends on the batch size and the mode,")
-        return ModeChoice(constant, leaves[-1]) if training else ModeChoice(leaves[-1], constant)
-
-    def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
-        if all(type(each) is int for each in constants) and len(constants) > 2:
-            batches = [batch or 0 for batch in self._batches]
-            for found in _linear(batches, constants):
-                if all(found.at(batch) == each for batch, each in zip(batches, constants, strict=True)):
-                    return found
-        return Unknown(f"{constants[0]!r}, which becomes {constants[-1]!r} at another batch size,")
-
-
-# Divisors of the batch size: a half, a third (of queries, keys and values), a quarter, an eighth.
-_DIVISORS = (2, 3, 4, 8)
-_FEWEST_FOR_FRACTIONS = 4  # number of batch sizes from which a fraction is inferred
-
-
-def _linear(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[BatchSize]:
-    """Yield functions of the batch size that may give these sizes: linear ones, then fractions rounded down or up."""
-    factor = (sizes[1] - sizes[0]) // (batches[1] - batches[0])
-    yield BatchSize(factor, sizes[0] - factor * batches[0])
-    if len(sizes) < _FEWEST_FOR_FRACTIONS:
-        return
-    widest = max(range(len(batches)), key=batches.__getitem__)
-    rise, run = sizes[widest] - sizes[0], batches[widest] - batches[0]
-    for divisor in _DIVISORS:
-        factor = round(rise * divisor / run)
-        for rounding in (0, divisor - 1):
-            yield BatchSize(factor, rounding, divisor)

@@ -17,9 +17,9 @@ from modelsummary.capture.templates import Attribute, Marker, OwnDevice, Unknown
 from modelsummary.capture.values import sizes_of
 from modelsummary.costs.tensor_bytes import nbytes_of, storage_of
 
-__all__ = ["Foreign", "TensorsOfRun", "Token", "is_tainted"]
+__all__ = ["CONSTANTS", "Foreign", "TensorsOfRun", "Token", "is_tainted"]
 
-_CONSTANTS: tuple[type, ...] = (
+CONSTANTS: tuple[type, ...] = (
     int,
     float,
     bool,
@@ -32,7 +32,7 @@ _CONSTANTS: tuple[type, ...] = (
     torch.memory_format,
     type,
 )
-_CONSTANTS += (range, type(Ellipsis), FunctionType, BuiltinFunctionType, enum.Enum)
+CONSTANTS += (range, type(Ellipsis), FunctionType, BuiltinFunctionType, enum.Enum)
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ class TensorsOfRun:
             return Foreign(leaf)
         if isinstance(leaf, torch.device):
             return OwnDevice() if leaf == self._device else leaf
-        if isinstance(leaf, _CONSTANTS) or not _holds_tensors(leaf):
+        if isinstance(leaf, CONSTANTS) or not _holds_tensors(leaf):
             return leaf
         return Unknown(f"a {type(leaf).__name__} that holds tensors")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch.utils.checkpoint
 from torch import nn
 
-__all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer"]
+__all__ = ["WHOLE_LAYERS", "TraceRules", "checkpoints_opened", "is_layer", "is_of_checkpointing"]
 
 # Opened if a cut falls inside. nn.TransformerEncoderLayer is not, as in evaluation it is one fused kernel.
 _CONTAINERS = (
@@ -64,6 +65,20 @@ WHOLE_LAYERS = TraceRules()
 
 # Generators that yield once, around the function under non-reentrant checkpointing. (2.13 has the first.)
 _GENERATORS = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
+
+
+def is_of_checkpointing(function: Any) -> bool:
+    """Return True for a call that torch's checkpointing makes itself: before torch 2.13, it saves inputs by a function.
+
+    It looks at the caller of its caller, so only ``__torch_function__`` may ask about a function.
+
+    Args:
+        function: class of an autograd function, or another function.
+    """
+    library = torch.utils.checkpoint.__name__
+    if isinstance(function, type):
+        return (function.__module__, function.__qualname__) == (library, "_NoopSaveInputs")
+    return function is torch.empty and sys._getframe(2).f_globals.get("__name__") == library
 
 
 @contextmanager

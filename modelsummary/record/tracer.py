@@ -7,7 +7,7 @@ that a list of calls cannot repeat (read values, assign attributes, draw random 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
@@ -25,7 +25,6 @@ from modelsummary.capture.templates import (
     leaves_of,
     map_template,
     objects_in,
-    same_constant,
     taken_apart,
     tells_dtype,
 )
@@ -42,10 +41,18 @@ from modelsummary.record.changes import (
 )
 from modelsummary.record.effects import Effects, Noted
 from modelsummary.record.events import Event, TorchFunction, torch_function
-from modelsummary.record.obstacles import obstacle_of_function, obstacle_of_module, obstacle_of_reading, reads_size
+from modelsummary.record.folded_calls import FoldedCalls
+from modelsummary.record.obstacles import (
+    is_decision,
+    obstacle_of_function,
+    obstacle_of_module,
+    obstacle_of_objects,
+    obstacle_of_reading,
+    reads_size,
+)
 from modelsummary.record.tensors import TensorsOfRun, Token, is_tainted
-from modelsummary.record.torch_functions import TAKES_SHAPE, is_question, keeps_first
-from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened
+from modelsummary.record.torch_functions import TAKES_SHAPE, keeps_first
+from modelsummary.record.trace_rules import WHOLE_LAYERS, TraceRules, checkpoints_opened, is_of_checkpointing
 
 __all__ = ["Tracer"]
 
@@ -56,6 +63,7 @@ class Tracer(TorchFunctionMode):
     Args:
         device: device of the model in a real run.
         rules: modules to open, and functions to substitute.
+        folded: calls that are replaced by the result of an equal one; None if every call runs.
 
     Attributes:
         root: the call of the model.
@@ -65,10 +73,16 @@ class Tracer(TorchFunctionMode):
     """
 
     def __init__(
-        self, model: nn.Module, execution: Execution, device: torch.device, rules: TraceRules = WHOLE_LAYERS
+        self,
+        model: nn.Module,
+        execution: Execution,
+        device: torch.device,
+        rules: TraceRules = WHOLE_LAYERS,
+        folded: FoldedCalls | None = None,
     ) -> None:
         super().__init__()
         self._model = model
+        self._folded = folded
         self._rules = rules
         self._regions: list[int] = []  # of activation checkpointing, around the running code
         self._next_region: Counter[tuple[int, ...]] = Counter()  # regions -> number of the next one inside them
@@ -94,7 +108,8 @@ class Tracer(TorchFunctionMode):
         for module in self._model.modules() if other_mode else ():
             module.training = not module.training
         self._states = {id(module): state_of(module) for module in self._model.modules()}
-        with self._every_call(), self._operators, self:
+        noted = nullcontext() if self._folded is None else self._folded.reads_noted()
+        with noted, self._every_call(), self._operators, self:
             self._model(*args, **kwargs)
 
     @contextmanager
@@ -105,7 +120,7 @@ class Tracer(TorchFunctionMode):
             substitute = self._rules.substitutes.get(original)
             if substitute is not None and self._sees():
                 return substitute(*args, **kwargs)
-            if not self._sees():
+            if not self._sees() or is_of_checkpointing(cls):
                 return original(*args, **kwargs)
             if any(callable(leaf) and not isinstance(leaf, Tensor) for leaf in leaves_of((args, kwargs))):
                 # It calls functions that may use any modules and tensors, as torch's checkpointing does.
@@ -135,8 +150,7 @@ class Tracer(TorchFunctionMode):
     @contextmanager
     def _region(self) -> Iterator[None]:
         """Return a context for a region of activation checkpointing."""
-        parent = self._stack[-1] if self._sees() else None
-        if parent is None:
+        if not self._sees():
             yield
             return
         self._regions.append(self._next_region[tuple(self._regions)])
@@ -154,7 +168,8 @@ class Tracer(TorchFunctionMode):
         if get_ident() != self._thread or fqn is None or not (begins or self.is_open):
             return original(module, *args, **kwargs)
         self.is_open = False  # what follows is not the model's code
-        is_whole = self._rules.is_whole(module)
+        equal_to = "" if self._folded is None else self._folded.first_of(fqn)
+        is_whole = bool(equal_to) or self._rules.is_whole(module)
         if not is_whole:
             self._at_boundary()
         given = objects_in((args, kwargs)) if begins else ()
@@ -165,7 +180,8 @@ class Tracer(TorchFunctionMode):
         self._stack.append(event)
         try:
             self.is_open = not is_whole
-            out = self._rules.layer_shapes.get(type(module), original)(module, *args, **kwargs)
+            run = self._rules.layer_shapes.get(type(module), original)
+            out = (run if self._folded is None else self._folded.around(fqn, run))(module, *args, **kwargs)
             self.is_open = False
             if not is_whole:
                 self._at_boundary()
@@ -179,8 +195,9 @@ class Tracer(TorchFunctionMode):
         self._note_state(event, module, before)
         event.macs = own.macs + sum(child.macs for child in event.children)
         event.writes = (frozenset(own.writes.union(*(child.writes[0] for child in event.children))),)
-        event.result = self._result_of_module(event, module, out)
-        self._note_objects(event, objects, out)
+        event.equal_to = equal_to
+        event.result = self._result_of_module(event, out, is_whole=is_whole)
+        event.block(obstacle_of_objects(objects, out, self.tensors.template))
         self.is_open = not begins
         return out
 
@@ -214,14 +231,14 @@ class Tracer(TorchFunctionMode):
             self._note_dtypes(event, parent)
         return event, before
 
-    def _result_of_module(self, event: Event, module: nn.Module, out: Any) -> Any:
+    def _result_of_module(self, event: Event, out: Any, *, is_whole: bool) -> Any:
         inputs = [leaf for leaf in leaves_of((event.args, event.kwargs)) if isinstance(leaf, Token)]
         is_dynamic = any(token.is_dynamic for token in inputs)
 
         def known(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or self.tensors.knows(leaf):
                 return self.tensors.leaf(leaf)
-            if not self._rules.is_whole(module):
+            if not is_whole:
                 event.block("makes its result outside of torch functions")
             return self.tensors.new(leaf, tainted=True, dynamic=is_dynamic)
 
@@ -241,15 +258,6 @@ class Tracer(TorchFunctionMode):
         is_gone = before.keys() - after.keys()
         if is_number or is_gone or name in module._parameters or name in module._buffers:  # may be in a state dict
             event.block(f"assigns its attribute {name!r}")
-
-    def _note_objects(self, event: Event, objects: Sequence[tuple[Any, Any]], out: Any) -> None:
-        """Block an event that changes an object among its arguments, unless it returns the object."""
-        returned = {id(each) for each in objects_in(out)} if objects else set()
-        for each, before in objects:
-            leaves = leaves_of(before), leaves_of(self.tensors.template(taken_apart(each)))
-            is_changed = len(leaves[0]) != len(leaves[1]) or not all(map(same_constant, *leaves))
-            if is_changed and id(each) not in returned:
-                event.block(f"changes a {type(each).__name__} that it does not return")
 
     def _note_dtypes(self, event: Event, parent: Event) -> None:
         """Note whether an argument is a dtype (or a limit of it) that the caller read from a tensor or was given."""
@@ -279,7 +287,7 @@ class Tracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._sees():
+        if not self._sees() or is_of_checkpointing(func):
             return func(*args, **kwargs)
         if func in self._rules.substitutes:
             return self._substituted(func, args, kwargs)
@@ -313,22 +321,20 @@ class Tracer(TorchFunctionMode):
         templates = self.tensors.template(args), self.tensors.template(kwargs)
         inputs = leaves_of(templates)
         around, self.running = self.running, Effects()
-        if self._on_shapes:
-            func = self._rules.shapes.get(func, func)
+        func = self._rules.shapes.get(func, func) if self._on_shapes else func
         try:
             out = func(*args, **kwargs)
         finally:
             own, self.running = self.running, around
         if isinstance(out, Iterator):
-            out = list(out)
-            function = TorchFunction("list", function.name)
+            out, function = list(out), TorchFunction("list", function.name)
         made = list(tensors_of(out))
         if not made and not own.writes:
             if isinstance(out, torch.dtype) and out.is_floating_point:
                 self._dtypes[parent].add(out)
             self.running.macs += own.macs
             name = function.name if function.kind == "get" else name
-            if self._is_decision(name, inputs, out):
+            if self._on_shapes and is_decision(name, inputs, out):
                 self.decides = True
                 if self._rules.checks_decisions:
                     parent.children.append(self._decision(function, templates, out))
@@ -361,12 +367,6 @@ class Tracer(TorchFunctionMode):
                     token.is_dynamic = False
                     asked = self._decision(torch_function(Tensor.size), ((token,), {}), tuple(tensor.shape))
                     self._stack[-1].children.append(asked)
-
-    def _is_decision(self, name: str, inputs: list[Any], out: Any) -> bool:
-        """Return True if a function on shapes reads values; they follow from integers of the input and from buffers."""
-        if not self._on_shapes or not is_question(name):
-            return False
-        return any(map(is_tainted, inputs)) and all(type(leaf) in (bool, int, float) for leaf in leaves_of(out))
 
     def _decision(self, function: TorchFunction, templates: tuple[Any, Any], out: Any) -> Event:
         parent = self._stack[-1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 
 from modelsummary.capture.live import LiveModel
+from modelsummary.capture.run import no_collection
 from modelsummary.capture.state.process_state import surroundings
 from modelsummary.errors import SplitError
 from modelsummary.layer_info import LayerInfo
@@ -51,8 +53,9 @@ class ModelSplitter:
 
     def split(self, by: By, wishes: Wishes) -> Stages:
         """Return the stages that ``Statistics.split`` returns, checked against the model."""
-        stages = self._splitter.split(by, wishes)
-        self._check(stages)
+        with self._paused_collection():
+            stages = self._splitter.split(by, wishes)
+            self._check(stages)
         return stages
 
     def split_around(self, n_stages: int, whole: frozenset[str]) -> Stages:
@@ -61,20 +64,28 @@ class ModelSplitter:
 
     def facts(self, n_stages: int, by: By) -> list[StageFacts] | None:
         """Return the facts of the stages without building them; None if the model has too few places to cut."""
-        return self._splitter.facts(n_stages, by)
+        with self._paused_collection():
+            return self._splitter.facts(n_stages, by)
+
+    def _paused_collection(self) -> AbstractContextManager[None]:
+        """Return a context without garbage collection, except in real runs, whose tensors need memory."""
+        return no_collection() if self._execution == "shape" else nullcontext()
 
     def _check(self, stages: Stages) -> None:
         """Raise ``SplitError`` unless the stages run the same operators as the model.
 
-        Runs are compared without gradients, with gradients at another batch size, and in the other mode.
+        Runs are compared without gradients, with gradients at another batch size, and in the other mode. In the first
+        comparison every call runs. In the others, of equal modules that no stage opens, only the first runs: the model
+        and the stages call the same module there, so they can differ around it only, and that is compared.
         """
         recorded, model, call = stages.record, self._model, self._call
         assert recorded is not None
         differs = partial(difference, model, stages, stages, execution=self._execution)
+        folding = partial(differs, equal=recorded.equal.without(_opened(stages)))
         other = call
         if recorded.batch_size is not None:
             other = call.with_batch(recorded.batch_dim, recorded.batch_size, 3 * recorded.batch_size + 2)
-        found = differs(call=other, grad=True)
+        found = folding(call=other, grad=True)
         if not found and differs(call=call, grad=False):
             found = differs(call=call, grad=True)
             if not found:
@@ -82,10 +93,21 @@ class ModelSplitter:
                     "the model runs other operators without gradients; it can only be run as one stage", possible=1
                 )
         if not recorded.no_other_mode:
-            found = found or differs(call=other, grad=False, other_mode=True)
+            found = found or folding(call=other, grad=False, other_mode=True)
         if found:
             raise SplitError(
                 f"the stages differ from the model: they run {found}. The forward does something between its layers "
                 "that cannot be recorded (a TorchScript function, a global hook, an overridden __call__); move it into "
                 "a layer"
             )
+
+
+def _opened(stages: Stages) -> set[str]:
+    """Return the FQNs of the modules that stages do not call as a whole, but some of their calls."""
+    opened: set[str] = set()
+    for event in (event for calls in stages.calls for event in calls):
+        fqn = event.fqn.rpartition(".")[0] if event.is_module else event.fqn
+        while fqn and fqn not in opened:
+            opened.add(fqn)
+            fqn = fqn.rpartition(".")[0]
+    return opened

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from modelsummary.errors import InputError
 from modelsummary.tables import Printed, Report
-from modelsummary.units import decimals, percent
+from modelsummary.units import decimals, duration, percent
 
 __all__ = ["IN_V", "SCHEDULES", "Action", "Simulation", "StageLoad", "checked_per_device", "order_of", "simulate"]
 
@@ -70,6 +70,7 @@ class Simulation(Printed):
         busy: time that each device computes, in the unit of the loads.
         peak_activation_bytes: the most bytes of activations that each device holds at one time.
         actions: timed actions of each device, in order.
+        unit: unit of the loads: ``"s"``, or the cost that stands for the time, such as ``"macs"``; empty if unknown.
     """
 
     schedule: str
@@ -79,6 +80,7 @@ class Simulation(Printed):
     busy: list[float]
     peak_activation_bytes: list[float]
     actions: list[list[Action]]
+    unit: str = ""
 
     def timeline(self, width: int = 100) -> str:
         """Return the step as text with one line per device: time runs to the right, dots are waiting.
@@ -105,12 +107,19 @@ class Simulation(Printed):
 
     def _report(self) -> Report:
         rows = [
-            [number, f"{busy:.4g}", percent(1 - busy / self.makespan), decimals(peak, 0)]
+            [number, self._time(busy), percent(1 - busy / self.makespan), decimals(peak, 0)]
             for number, (busy, peak) in enumerate(zip(self.busy, self.peak_activation_bytes, strict=True))
         ]
         headers = ["Device", "Busy", "Waiting", "Peak activations (B)"]
-        summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self.makespan:.4g}"
+        summary = f"{self.schedule}, {self.n_microbatches} micro-batches: step {self._time(self.makespan)}"
         return Report(rows, headers, "rrrr", below=[f"{summary}, bubble {percent(self.bubble)}"])
+
+    def _time(self, time: float) -> str:
+        """Return a time with its unit."""
+        if self.unit == "s":
+            return duration(1e3 * time)
+        number = f"{time:,.0f}" if time >= 1000 else f"{time:.4g}"
+        return f"{number} {self.unit}".rstrip()
 
 
 def simulate(
@@ -120,6 +129,7 @@ def simulate(
     *,
     stages_per_device: int | None = None,
     bandwidth: float | None = None,
+    unit: str = "",
 ) -> Simulation:
     """Simulate one training step.
 
@@ -130,6 +140,7 @@ def simulate(
         stages_per_device: stages per device of the interleaved schedule. Default: 2. Device ``d`` of ``p`` has the
             stages d, d + p ... in ``"zbv"`` and ``"dualpipev"`` the stages d and 2 p - 1 - d.
         bandwidth: bytes per unit of time between two stages; None: transfers take no time.
+        unit: unit of the loads, for the printed table: ``"s"`` or the name of a cost.
 
     Raises:
         InputError: an argument is out of range, or the stages cannot be dealt evenly to devices.
@@ -152,7 +163,7 @@ def simulate(
     busy = [sum(action.end - action.begin for action in each) for each in actions]
     bubble = 1 - sum(busy) / (n_devices * makespan) if makespan else 0.0
     peaks = [_peak(each, loads) for each in actions]
-    return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions)
+    return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions, unit)
 
 
 def checked_per_device(n_stages: int, n_microbatches: int, schedule: str, stages_per_device: int | None) -> int:

@@ -22,7 +22,7 @@ from modelsummary.split.stage_facts import Crossing, StageFacts, load_of, loads_
 from modelsummary.split.stage_table import stage_table
 from modelsummary.split.verify import StageVerification, verify
 from modelsummary.tables import Printed, Report
-from modelsummary.units import PREFIXES, auto_prefix, percent
+from modelsummary.units import PREFIXES, auto_prefix, number_of, percent
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -35,6 +35,7 @@ _SCALED = (
     "crossing_bytes",
     "activation_bytes",
 )  # written in suitable units in a table that is too wide
+_COUNTS = ("macs", "flops", "params", "param_bytes", "activation_bytes")
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,8 @@ class Stages(Printed, Sequence[nn.Sequential]):
             loads = [
                 load_of(*each) for each in zip(self.facts, *zip(*self._checked(seconds), strict=True), strict=True)
             ]
-        return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth)
+        unit = "s" if seconds is not None else self.by if self.by in _COUNTS else ""
+        return simulate(loads, n_microbatches, schedule, bandwidth=bandwidth, unit=unit)
 
     def _checked(self, seconds: Sequence[Sequence[float]]) -> list[tuple[float, float, float]]:
         """Return the three times of each stage. Raise ``InputError`` if ``seconds`` does not have them."""
@@ -362,7 +364,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
         return [{"stage": number, **asdict(each)} for number, each in enumerate(self.facts)]
 
     def _report(self) -> Report:
-        summary = [f"{self._class_name} in {len(self)} stage(s) by {self.by}: {self._balance_line()}"]
+        summary = [f"{self._class_name} in {number_of(len(self), 'stage')} by {self.by}: {self._balance_line()}"]
         for limit in self.limits:
             summary.append(f"Limited by {limit.name}, {percent(limit.share)} of the cost: {limit.reason}")
         if self._validity:

@@ -14,7 +14,8 @@ from torch import nn
 from modelsummary import DataDependentError
 from modelsummary.capture.inputs import call_arguments
 from modelsummary.capture.templates import Attribute, BatchSize, ModeChoice, OwnDevice, Unknown, leaves_of
-from modelsummary.record.runs import _linear, record
+from modelsummary.record.merging import _linear
+from modelsummary.record.runs import record
 from tests.idioms import Gpt2, MixtureOfExperts, ids, rows
 from tests.models import CachesTensors, Call
 from tests.untouched import untouched

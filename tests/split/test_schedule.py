@@ -99,6 +99,10 @@ def test_the_picture_and_the_table():
     result = simulate(_equal(2), 2, "1f1b")
     assert result.timeline(18).splitlines() == ["  0 0011....aaaa..bbbb", "  1 ..00aaaa11bbbb...."]
     assert str(result).splitlines()[-1] == "1f1b, 2 micro-batches: step 9, bubble 33.3%"
+    costs = simulate([StageLoad(1e6, 1e6, 1e6)] * 2, 2, "1f1b", unit="macs")
+    assert str(costs).splitlines()[-1] == "1f1b, 2 micro-batches: step 9,000,000 macs, bubble 33.3%"
+    times = simulate([StageLoad(1e-3, 1e-3, 1e-3)] * 2, 2, "1f1b", unit="s")
+    assert str(times).splitlines()[-1] == "1f1b, 2 micro-batches: step 9.00 ms, bubble 33.3%"
 
 
 @pytest.mark.parametrize(

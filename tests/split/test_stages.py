@@ -101,7 +101,7 @@ def test_sequence_protocol():
     assert len(stages) == 3
     assert stages[-1] is list(stages)[2]
     assert stages[1:] == [stages[1], stages[2]]
-    assert "3 stage(s)" in repr(stages)
+    assert "3 stages" in repr(stages)
 
 
 @recent
@@ -195,7 +195,7 @@ def test_the_table_and_the_records():
         "      1  1        2             2        90     160    71.4%              --                 80",
         line,
         # the mean is (64 + 128 + 32) / 2 = 112, and one layer has more than that
-        "Sequential in 2 stage(s) by macs: largest stage 160, 1.429 of the ideal",
+        "Sequential in 2 stages by macs: largest stage 160, 1.429 of the ideal",
         "Limited by 1, 57.1% of the cost: it is a single layer or operator",
         line,
     ]
@@ -324,4 +324,4 @@ def test_stages_that_version_0_1_0_pickled():
     stages = saved["stages"]
     assert len(stages) == 2
     assert torch.allclose(stages(torch.ones(3, 4)), saved["y"], rtol=1e-5, atol=1e-6)
-    assert "2 stage(s) by macs" in str(stages)
+    assert "2 stages by macs" in str(stages)

@@ -24,12 +24,6 @@ needs_top_hooks = pytest.mark.skipif(
 )
 
 
-needs_plain_checkpoints = pytest.mark.skipif(
-    hasattr(torch.utils.checkpoint, "_NoopSaveInputs"),
-    reason="before torch 2.13 a checkpoint saves inputs by a function that looks like the model's: refused",
-)
-
-
 class Counter:
     def __init__(self):
         self.n = 0
@@ -446,7 +440,6 @@ def test_checkpointed_functions():
 
 
 @needs_top_hooks
-@needs_plain_checkpoints
 def test_checkpointed_layers_stay_checkpointed():
     runs = []
 

@@ -1,0 +1,253 @@
+"""Merge the traces of several runs of the same model into one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from modelsummary.capture.templates import (
+    Attribute,
+    BatchSize,
+    ModeChoice,
+    Unknown,
+    leaves_of,
+    same_constant,
+    same_structure,
+    with_leaves,
+)
+from modelsummary.record.copied_events import CopiedEvents
+from modelsummary.record.equal_calls import EqualCalls
+from modelsummary.record.events import Event, Record, Value
+from modelsummary.record.tensors import Foreign, Token
+from modelsummary.record.tracer import Tracer
+
+__all__ = ["Run", "merged"]
+
+
+@dataclass
+class Run:
+    """One traced run.
+
+    Attributes:
+        batch: batch size; None if no input has one.
+        unread: assigned attributes that no later forward depends on.
+    """
+
+    tracer: Tracer
+    batch: int | None
+    is_other_mode: bool
+    unread: frozenset[str] = frozenset()
+
+    @property
+    def root(self) -> Event:
+        """The call of the model."""
+        assert self.tracer.root is not None
+        return self.tracer.root
+
+
+def merged(
+    runs: list[Run],
+    batch_dim: int,
+    no_batch: str,
+    no_other_mode: str,
+    smallest_batch: int = 1,
+    equal: EqualCalls | None = None,
+) -> Record:
+    """Return the record over all runs, of which the first is complete; see ``Record`` for the other arguments.
+
+    Raises:
+        NotEqual: a call that another one stood for differs from it.
+    """
+    root = _Merge(runs).event([run.root for run in runs], None)
+    storages = [run.tracer.tensors.storages_of for run in runs]
+    return Record(
+        root=root,
+        batch_size=None if no_batch else runs[0].batch,
+        batch_dim=batch_dim,
+        no_batch=no_batch,
+        no_other_mode=no_other_mode,
+        smallest_batch=smallest_batch,
+        unread=runs[0].unread,
+        storages_of={fqn: tuple(each.get(fqn, 0) for each in storages) for fqn in storages[0]},
+        equal=equal or EqualCalls(),
+    )
+
+
+class _Merge:
+    """The merging of traces, event by event."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._batches = [run.batch for run in runs if not run.is_other_mode]
+        self._mode_twin = None  # the run with the batch size of the run in the other mode
+        if runs[-1].is_other_mode:
+            self._mode_twin = next(
+                index for index, run in enumerate(runs) if run.batch == runs[-1].batch or len(runs) == 2
+            )
+        self._values: dict[tuple[int, ...], Value] = {}
+        self._unread = runs[0].unread
+        self._storages_of = [run.tracer.tensors.storages_of for run in runs]
+        self._new_storage = count(-1, -1).__next__
+        self._ran: dict[str, Event] = {}  # FQN of a module -> its latest call
+
+    def event(self, events: Sequence[Event], parent: Event | None) -> Event:
+        first = events[0]
+        if parent is None:
+            self._define([(each.args, each.kwargs) for each in events])
+        event = Event(first.fqn, first.function, None, None, parent, first.call_index)
+        event.training, event.regions, event.is_decision = first.training, first.regions, first.is_decision
+        event.args, event.kwargs = self._template([(each.args, each.kwargs) for each in events], first.training)
+        event.checkpointed = self._constant([each.checkpointed for each in events], first.training)
+        if isinstance(event.checkpointed, Unknown):
+            event.args = (*event.args, event.checkpointed)
+        event.grad, event.macs, event.reads_sizes = first.grad, first.macs, any(each.reads_sizes for each in events)
+        event.dtype_bound = any(each.dtype_bound for each in events)
+        event.writes = tuple(each.writes[0] for each in events)
+        equal_to = events[-1].equal_to
+        event.assigned = frozenset().union(*(each.assigned for each in events))
+        event.obstacle = next((each.obstacle for each in events if each.obstacle), "")
+        read = sorted(event.assigned - self._unread)
+        if read:
+            event.block(f"assigns its attribute {read[0].removeprefix(f'{event.fqn}.')!r}")
+        difference = "" if equal_to else self._difference(events)
+        if difference:
+            event.block(difference)
+        elif not equal_to:
+            for children in zip(*(each.children for each in events), strict=True):
+                event.children.append(self.event(children, event))
+        results = [each.result for each in events]
+        if not self._define(results):
+            event.block("returns a result whose structure differs between runs")
+        event.result = self._template(results, first.training)
+        if equal_to:
+            like = self._ran[equal_to]
+            copies = CopiedEvents(like, event, self._storages_of, self._add, self._new_storage)
+            event.children = copies.children(like, first, event)
+            event.writes, event.reads_sizes = copies.writes(like), like.reads_sizes
+            event.block(like.obstacle)
+        elif event.is_module:
+            self._ran[event.fqn] = event
+        return event
+
+    def _add(self, value: Value, token: Token) -> Value:
+        """Return a new value like ``value``, which is ``token`` in the first run."""
+        made = replace(value, index=len(self._values), requires_grad=token.requires_grad)
+        # Several values may be one tensor in the first run: in evaluation, a dropout returns what it takes.
+        self._values[token.index, -len(self._values)] = made
+        return made
+
+    def _difference(self, events: Sequence[Event]) -> str:
+        """Return how the calls inside an event differ between the runs; empty if they do not."""
+        calls = [[(child.fqn, child.function) for child in each.children] for each in events]
+        n_batches = len(self._batches)
+        if any(each != calls[0] for each in calls[:n_batches]):
+            return "makes other calls at another batch size"
+        if self._mode_twin is not None and calls[-1] != calls[0]:
+            return "makes different calls in train and in eval mode"
+        if any(
+            child.grad != other.grad
+            for each in events[1:]
+            for child, other in zip(events[0].children, each.children, strict=True)
+        ):
+            return "switches gradients on or off by batch size or mode"
+        return ""
+
+    # ------------------------------------------------------------------------------------- templates
+
+    def _define(self, templates: Sequence[Any]) -> bool:
+        """Make a value for every tensor in ``templates``; return False if their numbers of leaves differ."""
+        every = [leaves_of(each) for each in templates]
+        if len({len(leaves) for leaves in every}) != 1:
+            return False
+        for leaves in zip(*every, strict=True):
+            if all(isinstance(leaf, Token) for leaf in leaves):
+                key = tuple(leaf.index for leaf in leaves)
+                if key not in self._values:
+                    self._values[key] = self._value(leaves)
+        return True
+
+    def _value(self, tokens: Sequence[Token]) -> Value:
+        first = tokens[0]
+        return Value(
+            index=len(self._values),
+            shape=first.shape,
+            dtype=first.dtype,
+            nbytes=first.nbytes,
+            requires_grad=first.requires_grad,
+            storages=tuple(token.storage for token in tokens),
+            sizes=self._sizes([token.shape for token in tokens[: len(self._batches)]]),
+            is_dynamic=any(token.is_dynamic for token in tokens),
+        )
+
+    def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int | BatchSize | None, ...]:
+        if len({len(shape) for shape in shapes}) != 1:
+            return (None,) * len(shapes[0])
+        every = [own[0] if len(set(own)) == 1 else self._by_batch(own) for own in zip(*shapes, strict=True)]
+        return tuple(None if isinstance(size, Unknown) else size for size in every)
+
+    def _template(self, templates: Sequence[Any], training: bool) -> Any:
+        """Return the template that holds in every run."""
+        every = [leaves_of(each) for each in templates]
+        if len({len(leaves) for leaves in every}) != 1 or any(
+            not same_structure(each, templates[0]) for each in templates[1:]
+        ):
+            return with_leaves(templates[0], [Unknown("arguments with varying structure")] * len(every[0]))
+        return with_leaves(templates[0], [self._leaf(leaves, training) for leaves in zip(*every, strict=True)])
+
+    def _leaf(self, leaves: Sequence[Any], training: bool) -> Any:
+        first = leaves[0]
+        if isinstance(first, Token):
+            if not all(isinstance(leaf, Token) for leaf in leaves):
+                return Unknown("a tensor that differs between runs")
+            value = self._values.get(tuple(leaf.index for leaf in leaves))
+            return value or Unknown("a tensor that differs between runs")
+        if isinstance(first, Foreign):
+            if all(isinstance(leaf, Foreign) and leaf.tensor is first.tensor for leaf in leaves):
+                return first.tensor
+            return Unknown("a tensor made outside of torch functions")
+        if isinstance(first, Unknown):
+            return first
+        if isinstance(first, Attribute):
+            return first if all(leaf == first for leaf in leaves) else Unknown("a parameter that differs between runs")
+        return self._constant(leaves, training)
+
+    def _constant(self, leaves: Sequence[Any], training: bool) -> Any:
+        own = leaves[: len(self._batches)]
+        constant = own[0] if all(same_constant(each, own[0]) for each in own) else self._by_batch(own)
+        if (
+            self._mode_twin is None
+            or same_constant(leaves[-1], leaves[self._mode_twin])
+            or isinstance(constant, Unknown)
+        ):
+            return constant
+        if isinstance(constant, BatchSize):
+            return Unknown(f"{own[0]!r}, which depends on the batch size and the mode,")
+        return ModeChoice(constant, leaves[-1]) if training else ModeChoice(leaves[-1], constant)
+
+    def _by_batch(self, constants: Sequence[Any]) -> BatchSize | Unknown:
+        if all(type(each) is int for each in constants) and len(constants) > 2:
+            batches = [batch or 0 for batch in self._batches]
+            for found in _linear(batches, constants):
+                if all(found.at(batch) == each for batch, each in zip(batches, constants, strict=True)):
+                    return found
+        return Unknown(f"{constants[0]!r}, which becomes {constants[-1]!r} at another batch size,")
+
+
+# Divisors of the batch size: a half, a third (of queries, keys and values), a quarter, an eighth.
+_DIVISORS = (2, 3, 4, 8)
+_FEWEST_FOR_FRACTIONS = 4  # number of batch sizes from which a fraction is inferred
+
+
+def _linear(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[BatchSize]:
+    """Yield functions of the batch size that may give these sizes: linear ones, then fractions rounded down or up."""
+    factor = (sizes[1] - sizes[0]) // (batches[1] - batches[0])
+    yield BatchSize(factor, sizes[0] - factor * batches[0])
+    if len(sizes) < _FEWEST_FOR_FRACTIONS:
+        return
+    widest = max(range(len(batches)), key=batches.__getitem__)
+    rise, run = sizes[widest] - sizes[0], batches[widest] - batches[0]
+    for divisor in _DIVISORS:
+        factor = round(rise * divisor / run)
+        for rounding in (0, divisor - 1):
+            yield BatchSize(factor, rounding, divisor)
