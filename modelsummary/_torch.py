@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -42,10 +43,10 @@ __all__ = [
     "fake_store",
     "flex_attention",
     "flex_attention_backward",
+    "fsdp_groups",
     "functional_collectives",
     "has_kernel",
     "has_kernel_for",
-    "include_dispatch_key",
     "is_any_autocast_enabled",
     "is_cudnn_sdp_enabled",
     "is_excluded",
@@ -55,6 +56,7 @@ __all__ = [
     "is_onednn_enabled",
     "is_xpu_built",
     "kernels_for",
+    "meta_kernels",
     "next_node_number",
     "number_of_function_modes",
     "pop_function_mode",
@@ -67,7 +69,6 @@ __all__ = [
     "strided_shard",
     "top_saved_tensors_hooks",
     "type_hints_once",
-    "without_fakes",
 ]
 
 # Context: torch functions reach no mode, so that a trace does not mistake our own calls for the model's.
@@ -127,18 +128,15 @@ number_of_function_modes: Any = torch._C._len_torch_function_stack
 VF: Any = torch._VF
 # The holder of the device set by ``torch.set_default_device``.
 GLOBAL_DEVICE_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
+# Context: operators run the kernels of meta tensors, and reach no mode, no subclass and no autograd. It restores all
+# keys: in torch 2.6, the guard that adds one key leaves the key's backend behind.
+meta_kernels: Any = partial(
+    torch._C._ForceDispatchKeyGuard,
+    torch._C.DispatchKeySet(torch._C.DispatchKey.Meta),
+    torch._C._dispatch_keyset_full() - torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python),
+)
 # Innermost default hooks of saved tensors; None on torch 2.6.
 top_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
-def include_dispatch_key(key: Any) -> Any:
-    """Return a context in which operators run with an additional dispatch key.
-
-    It restores all keys. In torch 2.6 the guard made for this leaves the key's backend behind, so that later operators
-    of the process run on that backend.
-    """
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return torch._C._ForceDispatchKeyGuard(included | torch._C.DispatchKeySet(key), excluded)
 
 
 def exclude_dispatch_key(key: Any) -> Any:
@@ -207,15 +205,22 @@ def functional_collectives() -> Any:
     return torch.ops._c10d_functional
 
 
+def fsdp_groups(module: torch.nn.Module) -> list[Any]:
+    """Return the groups of parameters that FSDP2 gathers together for a module; [] if it does not shard the module.
+
+    Each has ``fsdp_params``, whose objects hold a shard and the gathered parameter.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: FSDP is not in use
+    if fsdp is None or not isinstance(module, getattr(fsdp, "FSDPModule", ())):
+        return []
+    sharded: Any = module
+    state = sharded._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return list(groups) if groups is not None else [each for each in (state._fsdp_param_group,) if each is not None]
+
+
 def strided_shard(dim: int, split_factor: int) -> Any:
     """Return the placement of a dimension that is ``split_factor`` pieces, each cut into chunks."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=split_factor)
-
-
-def without_fakes() -> Any:
-    """Return a context in which tensors are real again, inside of a mode of fake tensors."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    return unset_fake_temporarily()

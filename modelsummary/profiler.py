@@ -26,6 +26,7 @@ from modelsummary.errors import InputError, ProfilerError
 from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.latency.timings import IN_THREADS, Timings, fill
 from modelsummary.statistics.model_statistics import ModelStatistics
+from modelsummary.units import number_of
 
 __all__ = ["Profiler", "TIDSProfiler", "profile"]
 
@@ -270,7 +271,7 @@ class _Session:
     def note(self, alike: _Alike) -> str:
         """Return a note on the steps that do not count, or an empty string."""
         others = sum(each.count for each in self._alike.values()) - alike.count + self._uncaptured
-        return f"{others} more step(s) had other inputs or another mode" if others else ""
+        return f"{number_of(others, 'more step')} had other inputs or another mode" if others else ""
 
 
 TIDSProfiler = Profiler

@@ -23,6 +23,7 @@ __all__ = [
     "format_number",
     "grouped",
     "in_parentheses",
+    "number_of",
     "parse_amount",
     "parse_bytes",
     "percent",
@@ -159,6 +160,15 @@ def percent(share: float | None, digits: int = 1) -> str:
     '12.5%'
     """
     return NOTHING if share is None else f"{share:.{digits}%}"
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is one.
+
+    >>> number_of(1, "stage"), number_of(1200, "module")
+    ('1 stage', '1,200 modules')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(milliseconds: float) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +24,15 @@ class Call(nn.Module):
 
     def forward(self, *args, **kwargs):
         return self.function(self, *args, **kwargs)
+
+
+@contextmanager
+def zeros_as_parameters() -> Iterator[None]:
+    """Build a large model quickly: ``nn.init`` fills tensors with zeros instead of random numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (each for each in dir(nn.init) if each.endswith("_") and not each.startswith("_")):
+            patch.setattr(nn.init, name, lambda tensor, *_, **__: tensor.detach().zero_())
+        yield
 
 
 def encoder():

@@ -49,7 +49,7 @@ def test_a_training_loop_is_the_same_with_it():
     assert stats.latency_overhead.runs == 3
     assert stats["0"].input_size == [5, 4]
     assert stats["0"].macs == 5 * 32
-    assert "median of 3 run(s)" in str(stats)
+    assert "median of 3 runs" in str(stats)
 
 
 def test_the_most_frequent_size_counts():
@@ -58,7 +58,7 @@ def test_the_most_frequent_size_counts():
     stats = prof.generate_profile()
     assert stats.root.input_size == [3, 4]
     assert stats.latency_overhead.runs == 2
-    assert "1 more step(s) had other inputs or another mode" in stats.root.note
+    assert "1 more step had other inputs or another mode" in stats.root.note
 
 
 def test_the_mode_of_the_steps_counts():
@@ -238,7 +238,7 @@ def test_other_arguments_and_modes_are_other_steps():
     stats = prof.generate_profile()
     assert stats.latency_overhead.runs == 2
     assert not stats["b"].executed
-    assert "2 more step(s)" in stats.root.note
+    assert "2 more steps" in stats.root.note
 
 
 def test_marks_go_with_the_graph(by_hand):

@@ -70,8 +70,11 @@ def test_kernels_of_convolutions():
 
 def test_dispatch_keys_are_restored():
     before = torch._C._dispatch_tls_local_include_set().raw_repr()
-    with _torch.include_dispatch_key(_torch.DispatchKey.Meta):
+    x = torch.ones(2, requires_grad=True)
+    with _torch.meta_kernels():
         assert torch._C._dispatch_tls_local_include_set().raw_repr() != before
+        assert _torch.is_excluded(_torch.DispatchKey.Python)
+        assert not (x * 2).requires_grad
     assert torch._C._dispatch_tls_local_include_set().raw_repr() == before
     nn.Linear(2, 2)
 
@@ -88,3 +91,20 @@ def test_flags_of_tensors():
 
 def test_the_serializer_knows_dtypes():
     assert torch.float32 in _torch.export_serializer()._SERIALIZE_TO_TORCH_DTYPE.values()
+
+
+@pytest.mark.skipif(TORCH < (2, 10), reason="a fake process group of older versions runs no FSDP")
+def test_the_parameters_that_fsdp_gathers():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from modelsummary.parallel.fake_world import fake_world
+
+    model = nn.Linear(4, 2)
+    assert _torch.fsdp_groups(model) == []
+    with fake_world(0, 2):
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        (group,) = _torch.fsdp_groups(model)
+        weight, bias = group.fsdp_params
+        assert weight.sharded_param is model.weight
+        assert bias._sharded_param_data.shape == (1,)

@@ -68,8 +68,7 @@ def available_device(device: torch.device | str) -> torch.device:
     place = named_device(device)
     if not is_there(place):
         raise InputError(
-            f"device={str(place)!r} is not available on this machine; leave device out: "
-            "shape-only execution needs no device"
+            f"device={str(place)!r} is not available on this machine; leave device out: the model's own is used"
         )
     return place
 

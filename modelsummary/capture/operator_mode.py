@@ -94,20 +94,20 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        is_usual = len(types) == 1 and types[0] is ShapeTensor  # spares most operators the checks below
-        # A distributed tensor replaces an operator by collectives and by operators on the shard of this process.
-        if not is_usual and "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):
-            return NotImplemented
         rule = self._rules.get(id(func))  # operators live as long as the process
         if rule is None:
-            rule = self._rules[id(func)] = op_rule(func)
-        if rule.name in _QUESTIONS:
-            return NotImplemented
+            rule = op_rule(func)
+            if rule.name in _QUESTIONS:
+                return NotImplemented
+            self._rules[id(func)] = rule
         kwargs = kwargs or {}
-        # A lazy module looks at its own parameter; a distributed tensor infers the shape of a result with fake tensors.
-        is_of_lazy = args and type(args[0]) is not ShapeTensor and is_lazy(args[0])
-        if is_of_lazy or (not is_usual and _torch.fake_mode() is not self._fake_mode):
-            return func(*args, **kwargs)
+        if len(types) != 1 or types[0] is not ShapeTensor:  # spares most operators these checks
+            # A distributed tensor replaces an operator by collectives and by operators on the shard of this process.
+            if "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):
+                return NotImplemented
+            # A lazy module looks at its own parameter; a distributed tensor infers shapes of results with fake tensors.
+            if (args and is_lazy(args[0])) or _torch.fake_mode() is not self._fake_mode:
+                return func(*args, **kwargs)
         if rule.is_composite and rule.formula is None and not _is_nested(args):
             with self:
                 out = func.decompose(*args, **kwargs)

@@ -20,6 +20,7 @@ from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
+from modelsummary.capture.execution.shards import mesh_device
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import ModuleFacts, module_facts, modules_of, tensors_of_modules
 from modelsummary.capture.state.unchanged import unchanged
@@ -259,6 +260,8 @@ def running(
         The execution, and the positional and keyword arguments to call the model with.
     """
     own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
+    if own.type == "meta":
+        own = mesh_device(modules) or own  # FSDP2 refuses parameters on meta
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     with pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:

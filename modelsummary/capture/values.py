@@ -32,7 +32,8 @@ __all__ = [
 _OBJECT_DEPTH = 3
 _DEPTH = 50
 _PLAIN = (ShapeTensor, Tensor)
-_LEAVES = frozenset({ShapeTensor, Tensor, nn.Parameter, int, float, bool, str, torch.dtype, torch.device})
+_LEAVES = frozenset({ShapeTensor, Tensor, nn.Parameter, int, float, bool, str, type(None)})
+_LEAVES |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 

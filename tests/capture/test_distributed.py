@@ -73,7 +73,11 @@ def summarise(rank, kind):
     hook.remove()
     if knows_shapes and rank == 0:
         with untouched(model):
-            assert Statistics(model, x).execution == "shape"
+            stats = Statistics(model, x)
+            once, again = (stats.memory(optimizer="adamw", accumulates=accumulates) for accumulates in (False, True))
+            assert stats.execution == once.execution == again.execution == "shape"
+        assert once.grads == again.grads == once.params  # all parameters get a gradient
+        assert once.optimizer_state == again.optimizer_state > 2 * once.params
     trains()
 
 

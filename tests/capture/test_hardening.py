@@ -106,6 +106,17 @@ def train(model):
     return losses
 
 
+def test_a_forward_may_summarise_another_model():
+    def forward(_, x):
+        return x * Statistics(nn.Linear(4, 2), (2, 4)).total_params
+
+    model = Call(forward)
+    with untouched(model):
+        stats = Statistics(model, (3, 4))
+    assert (stats.execution, stats.root.output_size) == ("shape", [3, 4])
+    assert {"resize_", "size"}.isdisjoint(vars(torch.UntypedStorage))
+
+
 def test_another_thread_may_train_another_model():
     model = encoder().eval()  # all threads share the random number generator
     expected = train(copy.deepcopy(model))

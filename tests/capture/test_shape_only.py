@@ -87,6 +87,19 @@ def test_views_share_their_storage_each_time():
         assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
+def test_views_begin_where_their_argument_does():
+    """The result of the second call is made from the first one's sizes and its offset in its argument."""
+    shapes = ShapeOnly(torch.device("cpu"))
+    whole = shapes.input(torch.rand(3, 8))
+    for row in range(3):
+        argument = run(shapes, aten.select.int, whole, 0, row)
+        halves = run(shapes, aten.split.Tensor, argument, 4)
+        assert [half.storage_offset() for half in halves] == [8 * row, 8 * row + 4]
+        assert all(half.untyped_storage()._cdata == whole.untyped_storage()._cdata for half in halves)
+        assert run(shapes, aten.as_strided.default, argument, [2], [1], 1).storage_offset() == 1
+        assert run(shapes, aten.select.int, torch.empty(3, 8, device="meta"), 0, row).is_meta  # made by the forward
+
+
 def executed(function, **modules):
     model = Call(function, **modules)
     x = torch.rand(2, 4)

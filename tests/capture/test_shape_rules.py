@@ -131,6 +131,20 @@ def test_options(name, args, dtype):
     assert SHAPE_RULES[func](x.double(), *args, 2j) is None
 
 
+def test_the_order_of_dimensions_is_kept():
+    x = plain((3, 4, 5, 6)).permute(0, 2, 3, 1)[:, :, ::2]
+    for func, args in ((aten.gelu.default, ()), (aten.mul.Tensor, (0.5,)), (aten.add.Tensor, (x,))):
+        assert check(func, x, *args)
+    assert check(aten.sub.Tensor, plain((4, 1, 6)), plain((4, 6, 1)))
+    assert check(aten.add.Tensor, plain((1, 4, 3, 6)), plain((1, 4, 1, 6)))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors_have_no_rule():
+    x = torch.empty_like(torch.eye(4).to_sparse_csr(), device="meta")
+    assert SHAPE_RULES[aten.add.Tensor](x, x) is None
+
+
 @given(
     SHAPES,
     st.sets(st.integers(0, 4)),
@@ -256,6 +270,23 @@ def test_along_dimensions(shape, dtype, order, dim, other, keepdim):
 def test_embedding():
     assert check(aten.embedding.default, plain((7, 3)), plain((2, 4), torch.int64))
     assert check(aten.embedding.default, plain((7, 3)), plain((), torch.int64), 2)
+
+
+@given(SHAPES, SHAPES, st.permutations(range(5)), st.sampled_from([torch.float32, torch.int64]))
+@settings(max_examples=100, deadline=None)
+def test_rows_by_position(shape, positions, order, dtype):
+    x = tensor(shape, dtype, order)
+    index = plain(positions, torch.int64)
+    assert check(aten.index.Tensor, x, [index]) == is_canonical(x)
+    assert SHAPE_RULES[aten.index.Tensor](x, [index, index]) is None
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.integers(0, 4), st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_cat_of_strided_tensors(shape, dim, step):
+    x = plain([step * size for size in shape])[tuple(slice(None, None, step) for _ in shape[:-1])][..., : shape[-1]]
+    assert check(aten.cat.default, [x, x], dim % len(shape)) or shape[1] == 1
+    assert SHAPE_RULES[aten.cat.default]([x, x.double()], 0) is None
 
 
 grouped_mm = pytest.mark.skipif(not hasattr(aten, "_grouped_mm"), reason="torch has no grouped_mm before 2.8")

@@ -18,12 +18,21 @@ from modelsummary import _torch
 from modelsummary.capture.values import map_leaves
 from modelsummary.costs.operators import OpRule, tensors_in
 
-__all__ = ["KnownValues"]
+__all__ = ["KnownValues", "is_small"]
 
 _CPU = torch.device("cpu")
 # Largest tensors whose values are followed: enough for positions and masks, too small to cost time.
 _MAX_ELEMENTS = 2**16
 _MAX_ELEMENTS_OF_PARAMETER = 16
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Return True if the values of a tensor of the model are followed; the values of weights never are.
+
+    >>> is_small(torch.zeros(100)), is_small(nn.Parameter(torch.zeros(100)))
+    (True, False)
+    """
+    return tensor.numel() <= (_MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS)
 
 
 class _Value:
@@ -81,7 +90,6 @@ class KnownValues:
         """
         if tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
-        most = _MAX_ELEMENTS_OF_PARAMETER if isinstance(tensor, nn.Parameter) else _MAX_ELEMENTS
         with _torch.DisableTorchFunction():  # otherwise a trace would record this as a call of the model
             storage = tensor.untyped_storage()
         if storage._cdata in self._owners:
@@ -90,11 +98,11 @@ class KnownValues:
                 self._forget(id(first))
             return
         if copy:
-            if tensor.numel() <= most:
+            if is_small(tensor):
                 self._set(twin, _Value(tensor.detach().clone()))
             return
         self._owners[storage._cdata] = (storage, weakref.ref(twin))
-        if tensor.numel() <= most and storage.nbytes() == tensor.nbytes:
+        if is_small(tensor) and storage.nbytes() == tensor.nbytes:
             self._set(twin, _Value(tensor, borrowed=True))
 
     def set(self, tensor: Tensor, value: Tensor) -> None:

@@ -24,15 +24,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from modelsummary import _torch
-from modelsummary._torch import FakeTensor, OpOverload
+from modelsummary._torch import OpOverload
 from modelsummary.capture.execution.device_results import CPU_RESULTS, DEVICE_RESULTS
 from modelsummary.capture.execution.known_values import KnownValues
+from modelsummary.capture.execution.results import Remake, remake_of
 from modelsummary.capture.execution.shape_rules import SHAPE_RULES
 from modelsummary.capture.execution.shape_tensor import (
     OnMeta,
     ShapeTensor,
-    Spec,
-    new_tensor,
     run_on_metadata,
     spec_of,
     storages_resized,
@@ -50,13 +49,13 @@ _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _STRIDED = torch.strided
 _TO_COPY = torch.ops.aten._to_copy.default
-_AS_STRIDED = torch.ops.aten.as_strided.default
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default  # a view that its schema does not declare
 _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout, torch.memory_format})
 # Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _MASKS = (torch.bool, torch.uint8)
-_REPLACED = (nn.Parameter, Tensor, FakeTensor)
+# Operators whose result or cost may depend on values.
+_SPECIAL = frozenset({*BLOCK_MASKED, "aten.index"})
 
 
 class ShapeOnly:
@@ -81,7 +80,7 @@ class ShapeOnly:
         self.obstacle: str | None = None
         self.needs_values = False
         self.log: list[Any] | None = None
-        self._results: dict[tuple[Any, ...], tuple[Spec | tuple[Spec, ...] | None, OpCost]] = {}
+        self._results: dict[tuple[Any, ...], tuple[Remake | None, OpCost]] = {}
         self._known = KnownValues()
         self._twins = Twins(device, dtype, self._known, self._note_obstacle)
 
@@ -120,6 +119,11 @@ class ShapeOnly:
         with _disable_current_modes(), _torch.DisableTorchFunction():
             return self._value_of(tensor)
 
+    def knows_values_of(self, tensor: Tensor) -> bool:
+        """Return True if the values of a tensor of the run are known."""
+        with _torch.DisableTorchFunction():
+            return self._known.cover((tensor,))
+
     # ---------------------------------------------------------------------------------- one operator
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
@@ -128,25 +132,8 @@ class ShapeOnly:
         Raises:
             DataDependentError: it needs values that are not known. Exceptions of its meta kernel propagate.
         """
-        key = [func]
-        out, cost = self._run(func, rule, args, kwargs, key)
-        if rule.name in BLOCK_MASKED:
-            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, self._value_of))
-        if self.log is None:
-            return out, cost
-        if rule.writes or next(tensors_in(out), None) is not None:  # else it only returns a value to Python
-            self.log.append(tuple(key))
-        return out, cost
-
-    def _run(
-        self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any]
-    ) -> tuple[Any, OpCost]:
-        """Run one operator, and append the items that identify the call to ``key``."""
-        written = _written(rule, args, kwargs)
-        # The write would change only the twin, while Python would read the tensor itself.
-        if written and not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
-            raise self._needing_values(rule.name)
-        copies_to_cpu = func is _TO_COPY and kwargs.get("device") == _CPU
+        written = self._writable(rule, args, kwargs) if rule.may_write else ()
+        key: list[Any] = [id(func)]  # operators live as long as the process, and hashing one takes time
         tensors: list[Tensor] = []
         args = tuple(self._to_twins(args, key, tensors))
         if kwargs:
@@ -156,16 +143,51 @@ class ShapeOnly:
         if rule.formula is outer_product_macs:
             key.append(is_outer_product(*args[:2]))
         known = not (rule.is_random or rule.is_collective) and self._known.cover(tensors)
+        if known or written or rule.needs_values or rule.name in _SPECIAL:
+            out, cost = self._run_with_values(func, rule, args, kwargs, tensors, key, written, known=known)
+        else:
+            try:
+                out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
+            except Exception:
+                self._note_obstacle(rule.name)
+                raise
+        if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
+            self.log.append((func, *key[1:]))  # it does not only return a value to Python
+        return out, cost
+
+    def _writable(self, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
+        """Return the tensors that an operator writes. Raise ``DataDependentError`` if one of them is not a twin."""
+        written = _written(rule, args, kwargs)
+        # The write would change only the twin, while Python would read the tensor itself.
+        if not all(type(tensor) is ShapeTensor or tensor.is_meta for tensor in written):
+            raise self._needing_values(rule.name)
+        return written
+
+    def _run_with_values(
+        self,
+        func: Any,
+        rule: OpRule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+        key: list[Any],
+        written: Sequence[Tensor],
+        *,
+        known: bool,
+    ) -> tuple[Any, OpCost]:
+        """Run an operator that reads or writes values that are known, or that needs them."""
         by_mask = selects_by_mask(rule, args)
         if by_mask and not known:
-            out, _ = self._run(func, rule, (args[0], self._places(args[1])), kwargs, key)
+            tensors = []
+            by_place = tuple(self._to_twins((args[0], self._places(args[1])), key, tensors))
+            out, _ = self._run_on_shapes(func, rule, by_place, kwargs, tensors, key)
             return out, op_cost(rule, args, kwargs, out)
         if by_mask or rule.needs_values:
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
         for tensor in written:
             self._known.before_write(tensor)
         try:
-            out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, tuple(key))
+            out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
         except Exception:
             if not known:
                 self._note_obstacle(rule.name)
@@ -175,7 +197,10 @@ class ShapeOnly:
         if not (known and isinstance(func, OpOverload) and self._known.follow(func, rule, args, kwargs, out)):
             for tensor in written:
                 self._known.overwritten(tensor)
-        if copies_to_cpu and known and self.device.type != "cpu":  # return the values, as .cpu().numpy() needs them
+        if rule.name in BLOCK_MASKED:
+            cost = cost._replace(skipped_macs=skipped_macs(rule.name, args, self._value_of))
+        # A copy to the CPU has its values, as .cpu().numpy() needs them.
+        if func is _TO_COPY and known and kwargs.get("device") == _CPU and self.device.type != "cpu":
             value = self._known.value(out)
             return (out if value is None else value), cost
         return out, cost
@@ -195,27 +220,26 @@ class ShapeOnly:
         args: Any,
         kwargs: dict[str, Any],
         tensors: Sequence[Tensor],
-        key: tuple[Any, ...],
+        key: Sequence[Any],
     ) -> tuple[Any, OpCost]:
-        device = self._place(kwargs, tensors)
+        device = self._place(kwargs, tensors) if kwargs or self._several_devices else self.device
+        identity = tuple(key)
         try:
-            remembered = self._results.get(key)
+            remembered = self._results.get(identity)
         except TypeError:  # an unhashable argument
-            remembered, key = None, ()
+            remembered, identity = None, ()
         if remembered is None:
             out = self._run_kernel(func, rule, args, kwargs, tensors, device)
             cost = op_cost(rule, args, kwargs, out)
-            if key:
-                self._results[key] = (None if _shares_storage(func, rule) else _specs(out), cost)
+            if identity:
+                shares = _shares_storage(func, rule)
+                self._results[identity] = remake_of(func, shares, args, tensors, out), cost
             return out, cost
-        specs, cost = remembered
+        remake, cost = remembered
         if rule.keeps_shape:
             return args[0], cost
-        if specs is None or device is None:
-            return self._run_kernel(func, rule, args, kwargs, tensors, device), cost
-        if isinstance(specs, Spec):
-            return new_tensor(specs, device), cost
-        return tuple(new_tensor(spec, device) for spec in specs), cost
+        out = None if remake is None or device is None else remake(args, device)
+        return (self._run_kernel(func, rule, args, kwargs, tensors, device) if out is None else out), cost
 
     def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> torch.device | None:
         """Return the device of an operator's results; None for tensors that the forward makes on meta."""
@@ -276,17 +300,25 @@ class ShapeOnly:
         replaced = []
         for value in values:
             kind = type(value)
-            if kind in _ATOMS:
+            if kind is ShapeTensor:
+                key += (value.shape, value.stride(), value.dtype)
+                tensors.append(value)
+                replaced.append(value)
+            elif kind in _ATOMS:
                 key += (kind, value)  # 1, 1.0 and True are equal, but promote to different dtypes
                 replaced.append(value)
             elif isinstance(value, Tensor):
-                twin = value if kind is ShapeTensor else self._twins.of(value)
+                twin = self._twins.of(value)
                 key += (twin.shape, twin.stride() if twin.layout is _STRIDED else object(), twin.dtype)
                 tensors.append(twin)
                 replaced.append(twin)
             elif isinstance(value, (list, tuple)):
                 key.append(len(value))
-                replaced.append(kind(self._to_twins(value, key, tensors)))
+                if _ATOMS.issuperset(map(type, value)):  # sizes, nearly always
+                    key += (*map(type, value), *value)
+                    replaced.append(value)
+                else:
+                    replaced.append(kind(self._to_twins(value, key, tensors)))
             elif isinstance(value, dict):
                 key.extend(value)
                 replaced.append(dict(zip(value, self._to_twins(value.values(), key, tensors), strict=True)))
@@ -326,12 +358,9 @@ def _written(rule: OpRule, args: Any, kwargs: dict[str, Any]) -> Sequence[Tensor
     if rule.writes:
         places = (kwargs.get(place) if isinstance(place, str) else args[place : place + 1] for place in rule.writes)
         return [tensor for value in places for tensor in tensors_in(value)]
-    if rule.name in _WRITES_STATISTICS and args[5]:  # in training; the schema does not declare it
-        return list(tensors_in(args[3:5]))
-    return ()
+    return list(tensors_in(args[3:5])) if args[5] else ()  # of a normalisation, in training
 
 
-_WRITES_STATISTICS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
 _SAME_DTYPE = frozenset(f"aten.{name}" for name in ("mm", "addmm", "mv", "addmv", "dot", "vdot", "baddbmm"))
 _NORMS = frozenset({"aten.native_layer_norm", "aten.native_batch_norm", "aten.native_group_norm"})
 
@@ -359,12 +388,3 @@ def _identity(value: Any) -> Any:
 def selects_by_mask(rule: OpRule, args: Any) -> bool:
     """Return True for ``x[mask]``, where the values of the mask decide the size of the result."""
     return rule.name == "aten.index" and any(index.dtype in _MASKS for index in tensors_in(args[1]))
-
-
-def _specs(out: Any) -> Spec | tuple[Spec, ...] | None:
-    """Return the specs from which to make an output like ``out``; None unless it is one or a tuple of shape tensors."""
-    if type(out) is ShapeTensor:
-        return spec_of(out)
-    if type(out) is tuple and out and all(type(each) is ShapeTensor for each in out):
-        return tuple(map(spec_of, out))
-    return None

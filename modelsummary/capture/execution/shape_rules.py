@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from numbers import Real
 from typing import Any
 
@@ -34,6 +35,24 @@ def _contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]
     return tuple(strides)
+
+
+@lru_cache(maxsize=4096)
+def _strides_in_order(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the strides of a dense tensor with its dimensions in the order of ``strides``; None if several may be.
+
+    Results element by element keep the order of the dimensions of their operand (``reorder_dimensions`` in
+    TensorIterator.cpp).
+    """
+    inner_first = sorted(range(len(shape)), key=strides.__getitem__)
+    is_first_inside = shape[:1] == (1,) and inner_first[-1] != 0
+    if is_first_inside or 0 in shape or 1 in shape[1:] or 0 in strides or len(set(strides)) < len(strides):
+        return None
+    dense, elements = [0] * len(shape), 1
+    for dim in inner_first:
+        dense[dim] = elements
+        elements *= shape[dim]
+    return tuple(dense)
 
 
 def _is_plain(x: Any) -> bool:
@@ -65,9 +84,15 @@ def new_contiguous(shape: Shape, dtype: torch.dtype) -> Tensor:
 
 def _same(x: Tensor, *options: Any, **named: Any) -> Tensor | None:
     """Return the result of an operator with one result per element, of the dtype of ``x``."""
-    if not all(map(_is_usual, (*options, *named.values()))):
+    return _like(x, x.dtype) if all(map(_is_usual, (*options, *named.values()))) else None
+
+
+def _like(x: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return a tensor of the shape of ``x`` with its dimensions in the same order."""
+    if x.dtype not in _FLOATS or x.layout is not torch.strided:
         return None
-    return new_contiguous(x.shape, x.dtype) if _are_plain_floats(x) else None
+    strides = _contiguous_strides(x.shape) if _is_plain(x) else _strides_in_order(x.shape, x.stride())
+    return None if strides is None else torch.empty_strided(x.shape, strides, dtype=dtype, device=_META)
 
 
 def _is_usual(option: Any) -> bool:
@@ -81,21 +106,26 @@ def _clamp(x: Tensor, *bounds: Any) -> Tensor | None:
 
 
 def _broadcast(a: Tensor, b: Tensor) -> torch.Size | None:
-    """Return the broadcast shape if ``a`` or ``b`` has it already; None otherwise, as the strides are complicated."""
+    """Return the broadcast shape of plain tensors; None if the strides of the result are complicated."""
     if a.shape == b.shape:
         return a.shape
-    large, small = (a.shape, b.shape) if a.dim() >= b.dim() and a.numel() >= b.numel() else (b.shape, a.shape)
-    kept = large[len(large) - len(small) :]
-    fits = len(small) <= len(large) and all(own in (1, size) for own, size in zip(small, kept, strict=True))
-    return large if fits and 1 not in large else None
+    pairs = list(zip_longest(reversed(a.shape), reversed(b.shape), fillvalue=1))[::-1]
+    if any(own != other and 1 not in (own, other) for own, other in pairs):
+        return None
+    shape = torch.Size(map(max, pairs))
+    return None if 1 in shape[1:] else shape
 
 
 def _two(a: Any, b: Any, dtype: torch.dtype | None = None) -> Tensor | None:
     if not isinstance(a, Tensor):
         return None
     if isinstance(b, Real):
-        return new_contiguous(a.shape, dtype or a.dtype) if _are_plain_floats(a) else None
-    if not isinstance(b, Tensor) or not _are_plain_floats(a, b):
+        return _like(a, dtype or a.dtype)
+    if not isinstance(b, Tensor) or a.dtype is not b.dtype:
+        return None
+    if a.layout is b.layout is torch.strided and a.shape == b.shape and a.stride() == b.stride():
+        return _like(a, dtype or a.dtype)
+    if not _are_plain_floats(a, b):
         return None
     shape = _broadcast(a, b)
     return None if shape is None else new_contiguous(shape, dtype or a.dtype)
@@ -229,6 +259,14 @@ def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor | None:
     return new_contiguous((*indices.shape, weight.shape[1]), weight.dtype) if indices.dtype is torch.int64 else None
 
 
+def _index(x: Tensor, indices: Sequence[Any]) -> Tensor | None:
+    """Return rows of ``x``, selected by one tensor of positions."""
+    if len(indices) != 1 or indices[0].dtype is not torch.int64 or not x.dim():
+        return None
+    shape = (*indices[0].shape, *x.shape[1:])
+    return new_contiguous(shape, x.dtype) if _is_plain(x) and _is_plain(indices[0]) else None
+
+
 # ------------------------------------------------------------------------------------- along dimensions
 
 
@@ -250,18 +288,26 @@ def _reduction(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtyp
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: Any = False) -> Tensor | None:
-    if half_to_float not in (False, None) or _dims_of(x, [dim]) is None:
+    if half_to_float not in (False, None) or _dims_of(x, [dim]) is None or not _are_plain_floats(x):
         return None
-    return _same(x)
+    return new_contiguous(x.shape, x.dtype)
 
 
 def _roll(x: Tensor, shifts: Shape, dims: Shape = ()) -> Tensor | None:
-    return _same(x) if _dims_of(x, dims) is not None and len(shifts) == len(dims) else None
+    fits = _dims_of(x, dims) is not None and len(shifts) == len(dims) and _are_plain_floats(x)
+    return new_contiguous(x.shape, x.dtype) if fits else None
+
+
+def _ends_with_rows(x: Tensor) -> bool:
+    """Return True if the last dimension is the innermost in memory: then the format is not channels-last."""
+    return x.dtype in _FLOATS and x.dim() > 1 and 0 not in x.shape and x.stride()[-1] == 1 and x.shape[1] > 1
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = tensors[0]
-    if _dims_of(first, [dim]) is None or not _are_plain_floats(first, *tensors[1:]):
+    if _dims_of(first, [dim]) is None or any(tensor.dtype is not first.dtype for tensor in tensors):
+        return None
+    if not (_are_plain_floats(*tensors) or all(map(_ends_with_rows, tensors))):
         return None
     shape = list(first.shape)
     shape[dim] = -1
@@ -342,6 +388,7 @@ SHAPE_RULES: dict[Any, Callable[..., Any]] = {
     **rules_for(_grouped_mm, "_grouped_mm"),
     **rules_for(_convolution, "convolution"),
     **rules_for(_embedding, "embedding"),
+    **rules_for(_index, "index.Tensor"),
     **rules_for(_reduction, "mean.dim sum.dim_IntList"),
     **rules_for(_softmax, "_safe_softmax _softmax _log_softmax"),
     **rules_for(_roll, "roll"),

@@ -7,7 +7,7 @@ call last arrives in Python. The device itself is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,11 +26,11 @@ __all__ = [
     "run_on_metadata",
     "spec_of",
     "storages_resized",
+    "view_of",
     "without_history",
 ]
 
 _META = torch.device("meta")
-_META_KEY = _torch.DispatchKey.Meta
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _DETACH = torch.ops.aten.detach.default
 _RESIZE = torch.ops.aten.resize_.default
@@ -126,27 +126,41 @@ def new_tensor(spec: Spec, device: torch.device) -> Tensor:
     return made
 
 
+def view_of(base: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
+    """Return a view of a shape tensor with other sizes, whose first element is ``offset`` elements after the base's."""
+    with _torch.meta_kernels():
+        return _as_shape_tensor(base.as_strided(shape, stride, base.storage_offset() + offset))
+
+
 @contextmanager
 def storages_resized() -> Iterator[None]:
-    """Return a context in which resizing a storage without memory is ignored, where torch raises.
+    """Return a context in which a storage without memory can be resized: ``size`` then returns the new size.
 
-    FSDP frees the storages of gathered parameters and allocates them again.
+    FSDP frees the storages of gathered parameters and allocates them again. Torch itself would raise.
     """
     original: Any = _torch.StorageBase.resize_
 
-    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+    def resize_(storage: Any, size: int) -> Any:
         if storage.device.type != "meta":
             try:
                 storage.data_ptr()
             except RuntimeError:  # it has no memory
+                storage._resized = size
                 return storage
         return original(storage, size)
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment,method-assign]
+    def size(storage: Any) -> int:
+        return int(getattr(storage, "_resized", storage.nbytes()))
+
+    kind: Any = torch.UntypedStorage
+    outer = {name: vars(kind)[name] for name in ("resize_", "size") if name in vars(kind)}  # a run inside a forward
+    kind.resize_, kind.size = resize_, size
     try:
         yield
     finally:
-        del torch.UntypedStorage.resize_
+        del kind.resize_, kind.size
+        for name, method in outer.items():
+            setattr(kind, name, method)
 
 
 def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -154,9 +168,9 @@ def run_on_metadata(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     Results share the storage of the arguments.
     """
-    with _torch.DisableTorchDispatch(), _torch.include_dispatch_key(_META_KEY):
+    with _torch.meta_kernels():
         out = func(*args, **kwargs)
-    return tree_map_only(Tensor, _as_shape_tensor, out) if type(out) is not Tensor else _as_shape_tensor(out)
+    return _as_shape_tensor(out) if isinstance(out, Tensor) else tree_map_only(Tensor, _as_shape_tensor, out)
 
 
 def _as_shape_tensor(tensor: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ Here they are made; ``shape_only`` runs the operators on them.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,8 @@ from modelsummary import _torch
 from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
-from modelsummary.costs.tensor_bytes import is_distributed, is_wrapper
+from modelsummary.capture.execution.shards import replace_shards
+from modelsummary.costs.tensor_bytes import is_wrapper
 
 __all__ = ["Twins"]
 
@@ -69,7 +69,8 @@ class Twins:
     def replace_tensors_of(self, modules: Iterable[nn.Module]) -> None:
         """Replace parameters, buffers and plain tensor attributes by twins."""
         modules = list(modules)
-        keeps_distributed = any(map(_is_fully_sharded, modules))
+        for group in {id(group): group for module in modules for group in _torch.fsdp_groups(module)}.values():
+            replace_shards(group, self._of_shard, self._dtype)
         for module in modules:
             places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
             for tensors in places:
@@ -78,14 +79,17 @@ class Twins:
                 for name, tensor in tensors.items():
                     if not isinstance(tensor, Tensor):
                         continue
-                    replaced = _is_plain(tensor) or (
-                        is_wrapper(tensor) and not (keeps_distributed and is_distributed(type(tensor)))
-                    )
-                    if replaced and not is_lazy(tensor):
+                    if (_is_plain(tensor) or is_wrapper(tensor)) and not is_lazy(tensor):
                         tensors[name] = self._of_own(tensor)
             if isinstance(module, nn.RNNBase):
                 flat = module._flat_weights
                 module._flat_weights = [weight if weight is None else self.of(weight) for weight in flat]
+
+    def _of_shard(self, tensor: Tensor) -> Tensor:
+        """Return the twin of a tensor of FSDP2, which is then its own twin where a module has it."""
+        twin = self._of_own(tensor)
+        self._twins[id(twin)] = (twin, twin)
+        return twin
 
     def _adopt(self, tensor: Tensor, is_stray: bool = False) -> Tensor:
         """Return the twin of a tensor whose values are known until they are overwritten.
@@ -169,9 +173,3 @@ def _is_plain(value: Any) -> bool:
     if kind in _REPLACED:
         return True
     return isinstance(value, Tensor) and kind.__torch_dispatch__ is _torch.disabled_dispatch
-
-
-def _is_fully_sharded(module: nn.Module) -> bool:
-    """Return True for a module of FSDP2, which replaces its parameters itself and refuses them on meta."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: FSDP is not in use
-    return fsdp is not None and isinstance(module, getattr(fsdp, "FSDPModule", ()))

@@ -1,7 +1,7 @@
 """The state that a forward can reach and change: attributes, containers, objects, closures, classes, globals.
 
 ``Held.save`` walks from the modules and the arguments and saves everything that it meets. ``Held.put_back`` writes back
-only the parts that changed.
+only the parts that changed, and ``Held.has_changed`` says whether there are any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import is_
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class Held:
     >>> cache, held = {"length": 0}, Held()
     >>> held.save([cache])
     >>> cache["length"] = 8
+    >>> held.has_changed()
+    True
     >>> held.put_back()
     >>> cache
     {'length': 0}
@@ -59,6 +61,8 @@ class Held:
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
         self._slots: list[tuple[Any, str, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._cells: list[tuple[CellType, Any]] = []
         self._containers: list[tuple[Any, Any, Any]] = []  # base class, container, copy
         self._empty: list[Any] = []
         self._states: list[tuple[Callable[[Any], object], Any]] = []
@@ -212,11 +216,10 @@ class Held:
         """Save the outer variables and globals that a method may assign. Those that hooks assign are not restored."""
         for cell in method.__closure__ or ():
             with suppress(ValueError):
-                self._states.append((functools.partial(setattr, cell, "cell_contents"), cell.cell_contents))
+                self._cells.append((cell, cell.cell_contents))
                 self._save_memory(cell.cell_contents)
         for name in _globals_set_in(method.__code__):
-            put = functools.partial(_put_global, method.__globals__, name)
-            self._states.append((put, method.__globals__.get(name, _MISSING)))
+            self._globals.append((method.__globals__, name, method.__globals__.get(name, _MISSING)))
 
     def _save_memory(self, function: Any) -> None:
         """Arrange that a memoised function that ran forgets its results, as they may be tensors of this run."""
@@ -229,10 +232,26 @@ class Held:
 
             self._states.append((forget, None))
 
+    def has_changed(self) -> bool:
+        """Return True if an attribute, an outer variable, a global, or the content of a container differs."""
+        return (
+            any(self._empty)
+            or not all(_same_contents(container, contents) for _, container, contents in self._containers)
+            or not all(_same_contents(owner.__dict__, attributes) for owner, _, attributes in self._objects)
+            or any(getattr(owner, name, _MISSING) is not value for owner, name, value in self._slots)
+            or any(values.get(name, _MISSING) is not value for values, name, value in self._globals)
+            or any(_content(cell) is not value for cell, value in self._cells)
+            or any(_changed_in_class(*each) for each in self._classes)
+        )
+
     def put_back(self) -> None:
         """Write back all state that differs from the saved one."""
         for put, state in self._states:
             put(state)
+        for namespace, name, value in self._globals:
+            _put_global(namespace, name, value)
+        for cell, value in self._cells:
+            cell.cell_contents = value
         for container in self._empty:
             if container:
                 container.clear()
@@ -274,6 +293,13 @@ def _globals_set_in(code: CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return _MISSING
+
+
 def _put_global(namespace: dict[str, Any], name: str, value: Any) -> None:
     if value is _MISSING:
         namespace.pop(name, None)
@@ -300,14 +326,19 @@ def _same_contents(container: Any, contents: Any) -> bool:
     return all(map(is_, container, contents))
 
 
+def _changed_in_class(kind: type, saved: dict[str, Any]) -> list[str]:
+    """Return the names of the attributes that differ; Python itself adds some dunder attributes, at any time."""
+    now = vars(kind)
+    names = [name for name in {**saved, **now} if not name.startswith("__")]
+    return [name for name in names if now.get(name, _MISSING) is not saved.get(name, _MISSING)]
+
+
 def _put_back_class(kind: type, saved: dict[str, Any]) -> None:
-    attributes = vars(kind)
-    for name in attributes.keys() - saved.keys():
-        if not name.startswith("__"):  # Python adds some dunder attributes itself, at any time
+    for name in _changed_in_class(kind, saved):
+        if name in saved:
+            type.__setattr__(kind, name, saved[name])
+        else:
             type.__delattr__(kind, name)
-    for name, value in saved.items():
-        if attributes.get(name, _MISSING) is not value and not name.startswith("__"):
-            type.__setattr__(kind, name, value)
 
 
 def _put_back_attributes(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
