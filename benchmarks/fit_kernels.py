@@ -10,6 +10,7 @@
    events on an idle device, are fitted, too, and left out of what is kept.
    The held-out errors are of a fit without the held-out device; what is kept is fitted to all devices.
 2. Half precision, on whole models of timm: a third of the models is held out.
+   Half-precision products of data center devices have a fit of their own, ``fit_products.py``.
 3. A check, on training iterations of A100s without tensor and pipeline parallelism: nothing of the device is fitted.
 
 ``--write`` puts the coefficients and the errors into ``modelsummary/costs/kernel_fits.json``.
@@ -32,7 +33,9 @@ from whole_steps import check_a100, fit_half, roofline_step, step_ratios, timm_m
 
 from modelsummary import DeviceSpec
 from modelsummary.costs import kernel_time
+from modelsummary.costs.device_table import WATTS
 from modelsummary.costs.kernel_time import DeviceModel
+from modelsummary.costs.sustained import vector_share
 
 JSON = Path(kernel_time.__file__).with_name("kernel_fits.json")
 SOURCES = [
@@ -60,7 +63,7 @@ def main() -> None:
     default = {what: float(np.mean([each[what] for each in seen])) for what in ("simt", "stream")}
     spec = DeviceSpec(HELD_OUT_DEVICE)
     per_joule = _flops_per_joule(others, without=HELD_OUT_DEVICE)
-    unseen = DeviceModel(spec, others.coefficients, default["stream"], 1.0, kernel_time.sustained(spec, per_joule))
+    unseen = DeviceModel(spec, others.coefficients, default["stream"], 1.0, vector_share(spec, per_joule))
     rows = others.table(unseen)
     kernels = KernelFit(options.folder, coefficients)
     kernels.fit()
@@ -114,7 +117,7 @@ def _flops_per_joule(kernels: KernelFit, without: str = "") -> dict[str, float]:
     for name, own in kernels.devices.items():
         spec = DeviceSpec(name)
         if name != without and "simt" in own:
-            value = own["simt"] * spec.peak(F32) / kernel_time.WATTS[name] / 1e9
+            value = own["simt"] * spec.peak(F32) / WATTS[name] / 1e9
             found[_PROCESS[spec.generation]].append(value)
     return {each: float(max(found[process])) for each, process in _PROCESS.items()} | _NEWER
 
@@ -128,7 +131,8 @@ def _write(
     rows: list[list[Any]],
 ) -> None:
     per_joule = _flops_per_joule(kernels)
-    simt = kernel_time.sustained(DeviceSpec("RTX 3090"), per_joule)
+    old = kernel_time.fits()  # ``fit_products.py`` made the part of half-precision products
+    simt = vector_share(DeviceSpec("RTX 3090"), per_joule)
     devices: dict[str, Any] = {
         "RTX 3090": {"generation": "ampere", "tensor": 1.0, "simt": simt, "stream": 0.92, "error": errors["infer"]},
         "A100": {
@@ -151,20 +155,26 @@ def _write(
         }
     found = {
         "date": date,
-        "sources": SOURCES,
-        "held_out_error": {**{row[0]: row[1] for row in rows}, **{k: f"{v:.1%}" for k, v in errors.items()}},
+        "sources": SOURCES + [each for each in old["sources"] if "aiconfigurator" in each],
+        "held_out_error": {
+            **old["held_out_error"],
+            **{row[0]: row[1] for row in rows},
+            **{k: f"{v:.1%}" for k, v in errors.items()},
+        },
         "unseen_error": max(errors["infer"], errors["train"], errors["a100"], 0.15),
         "flops_per_joule": per_joule,
         "coefficients": coefficients,
+        "half": old["half"],
         "devices": devices,
         "default": {"simt": default["simt"], "stream": 0.87, "error": 0.15},
     }
-    JSON.write_text(json.dumps(_rounded(found), indent=1) + "\n", encoding="utf-8")
+    JSON.write_text(json.dumps(rounded(found), indent=1) + "\n", encoding="utf-8")
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return numbers with four digits, also in nested dicts."""
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: rounded(each) for name, each in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -6,6 +6,7 @@ import csv
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy.optimize import least_squares
 from single_kernels import put_value
 
 from modelsummary import DeviceSpec
-from modelsummary.costs.kernel_time import DeviceModel, tensor_factor
+from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.operator_work import Work, is_free, work_of
 
 F16 = torch.float16
@@ -91,7 +92,7 @@ HALF_START: dict[tuple[str, ...], float] = {
     ("tensor", "conv", "efficiency"): 1.0,
     ("tensor", "conv_passes"): 1.2,
     ("tensor", "depthwise"): 0.045,
-    ("tensor", "attention"): 0.9,
+    ("tensor", "attention"): 0.75,
     ("moving", "batch_norm"): 0.7,
     ("moving", "batch_norm inference"): 0.95,
     ("moving", "batch_norm backward"): 0.6,
@@ -195,7 +196,7 @@ def check_a100(folder: Path, coefficients: dict[str, Any]) -> np.ndarray:
     """Predicted over measured iterations of half of the runs; the host's time per layer is fitted to the others."""
     runs = list(iterations(folder))
     spec = DeviceSpec("A100 80GB")
-    device = DeviceModel(spec, coefficients, 0.87, tensor_factor(spec, coefficients), 1.0)
+    device = replace(device_model(spec), coefficients=coefficients)
 
     def ratios(part: list[Any], host: float) -> np.ndarray:
         return np.array([iteration_seconds(run, device, host) / seconds for run, seconds in part])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelsummary.costs.device_table import TABLE
+from modelsummary.costs.device_table import TABLE, USABLE_GIB
 from modelsummary.errors import InputError
 
 __all__ = ["Bound", "DeviceSpec"]
@@ -46,7 +46,7 @@ class DeviceSpec:
         peak_flops: dtype (or ``"tf32"``) -> dense floating point operations per second of matrix products.
         bandwidth: bytes per second between the device and its memory.
         source: where the figures are from.
-        memory_bytes: size of the memory.
+        memory_bytes: bytes of the memory that torch sees; for a few devices of the table, the data sheet's.
         interconnect: bytes per second to other devices of the node, both directions together.
         units: number of streaming multiprocessors, compute units or tensor cores that share the work.
         cache_bytes: size of the last level of the cache.
@@ -58,7 +58,7 @@ class DeviceSpec:
 
     >>> spec = DeviceSpec("A100")
     >>> spec.name, spec.memory_bytes, spec.source
-    ('A100 80GB', 80000000000, 'A100 taken as A100 80GB: NVIDIA A100 data sheet, SXM4, 2021')
+    ('A100 80GB', 84975927951, 'A100 taken as A100 80GB: NVIDIA A100 data sheet, SXM4, 2021')
     """
 
     name: str
@@ -136,18 +136,24 @@ class DeviceSpec:
         """
         return isinstance(dtype, (str, torch.dtype)) and dtype in self.peak_flops
 
-    def peak(self, dtype: Precision) -> float:
+    def peak(self, dtype: Precision, argument: str = "dtype") -> float:
         """Return the peak of a dtype in operations per second.
 
+        Args:
+            dtype: a ``torch.dtype``, or ``"tf32"``.
+            argument: name of the argument that the error names.
+
         Raises:
-            InputError: the peak is not known.
+            InputError: the peak is not known; names other floating point dtypes for a floating point dtype.
 
         >>> DeviceSpec("A100").peak("tf32")
         156000000000000.0
         """
         if not self.has(dtype):
-            known = ", ".join(map(str, self.peak_flops))
-            raise InputError(f"the peak of {self.name} with {dtype} is not known; pass dtype= one of {known}")
+            is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            known = [each for each in self.peak_flops if not is_floating or _runs_forwards(each)]
+            one_of = ", ".join(map(str, known or self.peak_flops))
+            raise InputError(f"the peak of {self.name} with {dtype} is not known; pass {argument}= one of {one_of}")
         return self.peak_flops[dtype]
 
     def bound(self, flops: float, moved_bytes: float, dtype: Precision) -> Bound:
@@ -161,6 +167,11 @@ class DeviceSpec:
         """
         computing, moving = flops / self.peak(dtype), moved_bytes / self.bandwidth
         return Bound(max(computing, moving), "compute" if computing >= moving else "memory")
+
+
+def _runs_forwards(dtype: Precision) -> bool:
+    """Return True for a floating point dtype of two bytes or more, in which all operators of a forward run."""
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _existing(device: torch.device | str) -> torch.device:
@@ -198,7 +209,7 @@ def _known_name(name: str) -> str:
         if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
             return best
     near = [known for known in TABLE if words & set(known.upper().split())]
-    near += get_close_matches(str(name).upper(), TABLE, n=3, cutoff=0.3)
+    near += get_close_matches(str(name).upper(), TABLE, n=3, cutoff=0.5)
     hint = f"; the nearest are {', '.join(dict.fromkeys(near))}" if near else ""
     raise InputError(
         f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
@@ -220,7 +231,7 @@ def _from_table(known: str, name: str) -> dict[str, Any]:
         "source": figures.source
         if str(name).upper() == known.upper()
         else f"{name} taken as {known}: {figures.source}",
-        "memory_bytes": int(figures.memory * 1e9),
+        "memory_bytes": int(USABLE_GIB[known] * 2**30 if known in USABLE_GIB else figures.memory * 1e9),
         "interconnect": figures.interconnect * 1e9,
         "units": figures.units,
         "cache_bytes": int(figures.cache_mb * 1e6),

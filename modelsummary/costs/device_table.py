@@ -2,8 +2,13 @@
 
 Peaks are dense, in 10^12 operations per second at the boost clock of the data sheet. The float32 peak holds for
 vector units: PyTorch uses TF32 for products only if asked to. The half-precision peak of GeForce cards holds for
-float32 accumulation, which PyTorch uses. Bandwidth is in 10^12 bytes per second, memory in 10^9 bytes, and the
-interconnect in 10^9 bytes per second, both directions together.
+float32 accumulation, which PyTorch uses. Bandwidth is in 10^12 bytes per second, and the interconnect in 10^9 bytes per
+second, both directions together.
+
+Memory is in 10^9 bytes, as a data sheet has it, although most data sheets mean GiB, of which a device keeps some for
+itself. ``USABLE_GIB`` is what torch sees instead: ``total_memory`` of ``torch.cuda.get_device_properties``, or "total
+capacity" in a message of CUDA or HIP being out of memory, the least of several that public repositories show. The
+context of CUDA, some 0.5 GiB, still comes off. Devices that are not listed count their data sheet's 10^9 bytes.
 
 ``achievable`` is the highest speed that a search over sizes of bfloat16 products reached, in 10^12 operations per
 second, from the table of Maximum Achievable Matmul FLOPS of Stas Bekman's "Machine Learning Engineering Open Book"
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["TABLE", "WATTS", "DeviceFigures"]
+__all__ = ["TABLE", "USABLE_GIB", "WATTS", "DeviceFigures"]
 
 _Peaks = dict[tuple[str, ...], float]
 
@@ -137,6 +142,33 @@ TABLE: dict[str, DeviceFigures] = {
     "TPU v5e": _F({_BFLOAT16: 197, _INT8: 394}, 0.819, 16, 400, 4, 128, "tpu", "Google Cloud TPU v5e documentation"),
     "TPU v5p": _F({_BFLOAT16: 459, _INT8: 918}, 2.765, 95, 1200, 8, 128, "tpu", "Google Cloud TPU v5p documentation"),
     "TPU v6e": _F({_BFLOAT16: 918, _INT8: 1836}, 1.64, 32, 800, 2, 128, "tpu", "Google Cloud TPU v6e documentation"),
+}
+
+USABLE_GIB: dict[str, float] = {
+    "P100": 15.89,
+    "V100": 31.73,
+    "V100 PCIe": 31.73,
+    "T4": 14.56,
+    "A10": 22.05,
+    "A100 80GB": 79.14,
+    "A100 40GB": 39.38,
+    "A100 80GB PCIe": 79.14,
+    "A100 40GB PCIe": 39.38,
+    "RTX 3090": 23.68,
+    "L4": 22.03,
+    "L40S": 44.39,
+    "RTX 4090": 23.64,
+    "H100": 79.18,
+    "H100 PCIe": 79.1,
+    "H200": 139.72,
+    "B200": 178.35,
+    "GB200": 184.31,
+    "B300": 267.69,
+    "RTX 5090": 31.34,
+    "MI250": 127.96,
+    "MI300X": 191.98,
+    "MI325X": 255.98,
+    "MI355X": 287.98,
 }
 
 # Board power in watts, from the data sheets. Vector units slow down on a board with little power for its peak.

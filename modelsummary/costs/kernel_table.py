@@ -1,9 +1,10 @@
 """``KernelTable``: measured times of operator calls on one machine, and predictions for calls that were not measured.
 
 An entry is one operator call (``OperatorCall.key``): its seconds with the parameters in the last level of the cache,
-its seconds with the parameters in memory, and the bytes that its kernel allocates and frees while it runs. A call that
-is not in the table is predicted from its neighbours: the measured time of a neighbour divided by its roofline gives the
-efficiency of such calls.
+its seconds with the parameters in memory, and the bytes that its kernel allocates and frees while it runs. A machine
+has slower minutes, so a call may be measured in several visits, of which the median counts. A call that is not in the
+table is predicted from its neighbours: the measured time of a neighbour divided by its roofline gives the efficiency of
+such calls.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from math import exp, log
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
 
@@ -26,7 +29,9 @@ from modelsummary.errors import InputError
 
 __all__ = ["Entry", "KernelTable", "Machine", "cache_folder", "device_here", "machine_of", "table_of"]
 
-_VERSION = 1
+_VERSION = 2
+_VISITS = ("visits", "cold_visits")
+_VISITS_KEPT = 50
 _NEIGHBOURS = 4
 _NEAR = 2.0  # largest distance, in powers of two, of a neighbour that counts as interpolation
 _OTHER_OPERATOR = 1.0  # squared distance added for another operator of the class
@@ -63,6 +68,14 @@ class Entry:
         seconds: time with all arguments in the last level of the cache; None if not measured.
         cold_seconds: time with the parameters in memory; None if not measured.
         workspace: bytes that its kernel allocates beside its results; None if not measured.
+        visits, cold_visits: the times measured in each visit, the latest last; ``seconds`` and ``cold_seconds`` are
+            their medians.
+
+    >>> entry = Entry("aten.relu", "elementwise", "float32", [8], 8, 64)
+    >>> for seconds in (2e-6, 5e-6, 3e-6):
+    ...     entry.visit(seconds)
+    >>> entry.seconds
+    3e-06
     """
 
     name: str
@@ -74,6 +87,15 @@ class Entry:
     seconds: float | None = None
     cold_seconds: float | None = None
     workspace: int | None = None
+    visits: list[float] = field(default_factory=list)
+    cold_visits: list[float] = field(default_factory=list)
+
+    def visit(self, seconds: float | None = None, cold_seconds: float | None = None) -> None:
+        """Add the times of one visit; None for a time that it did not measure."""
+        if seconds is not None:
+            self.seconds = _after_visit(self.visits, seconds)
+        if cold_seconds is not None:
+            self.cold_seconds = _after_visit(self.cold_visits, cold_seconds)
 
     @classmethod
     def of(cls, work: Work) -> Entry:
@@ -91,11 +113,13 @@ class KernelTable:
         entries: ``OperatorCall.key`` -> entry.
         facts: speeds that the machine reaches (``"flops_per_second"``, ``"bytes_per_second"``), seconds of the host
             for a ``"view"``, a ``"module"`` call and an ``"operator"``, and ``"cache_bytes"`` of the last level.
+        visits: name of a fact -> what each visit found; facts are their medians.
     """
 
     machine: Machine
     entries: dict[str, Entry] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
+    visits: dict[str, list[float]] = field(default_factory=dict)
     _spaces: dict[tuple[str, str], list[Entry]] = field(default_factory=dict, repr=False)
     _groups: dict[tuple[str, str, bool], list[tuple[Entry, list[float], float]]] = field(
         default_factory=dict, repr=False
@@ -115,7 +139,8 @@ class KernelTable:
             if stored["version"] != _VERSION or stored["machine"] != asdict(machine):
                 raise ValueError("another machine or version wrote it")
             entries = {key: Entry(**each) for key, each in stored["entries"].items()}
-            return cls(machine, entries, {name: float(value) for name, value in stored["facts"].items()})
+            visits = {name: [float(value) for value in values] for name, values in stored["visits"].items()}
+            return cls(machine, entries, {name: float(value) for name, value in stored["facts"].items()}, visits)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = f"{type(error).__name__}: {error}"
             warnings.warn(f"the kernel table {path} is ignored: {said:.120}; calibrate again", stacklevel=2)
@@ -126,10 +151,15 @@ class KernelTable:
         path = self.machine.path
         path.parent.mkdir(parents=True, exist_ok=True)
         entries = {
-            key: {name: value for name, value in asdict(each).items() if value is not None}
+            key: {
+                name: value
+                for name, value in asdict(each).items()
+                if value is not None and (value or name not in _VISITS)
+            }
             for key, each in self.entries.items()
         }
-        facts = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts, "entries": entries}
+        facts: dict[str, Any] = {"version": _VERSION, "machine": asdict(self.machine), "facts": self.facts}
+        facts |= {"visits": self.visits, "entries": entries}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(json.dumps(facts), encoding="utf-8")
         unfinished.replace(path)
@@ -219,6 +249,18 @@ class KernelTable:
         self.entries[key] = entry
         self._groups.clear()
         self._spaces.clear()
+
+    def add_facts(self, found: Mapping[str, float]) -> None:
+        """Add the facts of one visit."""
+        for name, value in found.items():
+            self.facts[name] = _after_visit(self.visits.setdefault(name, []), value)
+
+
+def _after_visit(visits: list[float], found: float) -> float:
+    """Add what a visit found; return the median of the visits."""
+    visits.append(found)
+    del visits[:-_VISITS_KEPT]
+    return median(visits)
 
 
 def _features(sizes: Iterable[int], flops: int, nbytes: int) -> list[float]:

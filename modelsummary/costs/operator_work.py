@@ -203,6 +203,20 @@ def _addmm(call: OperatorCall) -> list[Work]:
     return _mm(call, 1)
 
 
+def _grouped_mm(call: OperatorCall) -> list[Work]:
+    """Return the work of one product per group; rows are taken to be shared out evenly."""
+    a, b = call.args[:2]
+    groups = next((each.shape[0] for each in (a, b, call.outputs[0]) if len(each.shape) == 3), 1)
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    if len(a.shape) == len(b.shape) == 2:
+        k //= groups
+    elif len(a.shape) == 2:
+        m //= groups
+    elif len(b.shape) == 2:
+        n //= groups
+    return [_work(call, "gemm", (groups, max(m, 1), max(n, 1), max(k, 1)))]
+
+
 def _linear(call: OperatorCall) -> list[Work]:
     x, weight = call.args[:2]
     k = x.shape[-1]
@@ -280,10 +294,13 @@ def _attention(call: OperatorCall) -> list[Work]:
     query, key, value = tensors[1:4] if "backward" in call.name else tensors[:3]
     outer = prod(query.shape[:-2])
     sizes = (outer, query.shape[-2], key.shape[-2], max(query.shape[-1], value.shape[-1]))
-    causal = any(each is True for each in (*call.args[4:6], call.kwargs.get("is_causal")))
-    if "backward" in call.name:
-        causal = any(each is True for each in call.args[6:])
-    return [_work(call, "attention", sizes, "causal" if causal else "")]
+    return [_work(call, "attention", sizes, "causal" if _is_causal(call) else "")]
+
+
+def _is_causal(call: OperatorCall) -> bool:
+    """Return True for attention with a causal mask; its place among the arguments differs between kernels."""
+    place = [argument.name for argument in call.func._schema.arguments].index("is_causal")
+    return bool(call.args[place] if place < len(call.args) else call.kwargs.get("is_causal", False))
 
 
 def _rnn(call: OperatorCall) -> list[Work]:
@@ -295,6 +312,7 @@ def _rnn(call: OperatorCall) -> list[Work]:
 _MAKERS: dict[str, Callable[[OperatorCall], list[Work]]] = {
     **dict.fromkeys("mm bmm _int_mm mv dot".split(), _mm),
     **dict.fromkeys("addmm baddbmm addmv _addmm_activation addbmm".split(), _addmm),
+    **dict.fromkeys("_grouped_mm _scaled_grouped_mm".split(), _grouped_mm),
     **dict.fromkeys("linear mkldnn_linear".split(), _linear),
     "convolution": _convolution,
     "convolution_overrideable": _convolution,

@@ -70,6 +70,8 @@ _PER_INPUT = re.compile(
     r"|count_nonzero$|logsumexp$|norm$|std$|var$|(std|var)_mean$|max$|min$"
 )
 _PER_OUTPUT = re.compile(r"_?upsample|_?grid_sampler|cudnn_grid_sampler|native_dropout|_weight_norm_interface")
+# In training they write the running statistics, which their schemas do not declare.
+_WRITES_STATISTICS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
 # Tagged with a dynamic shape, which they have for some arguments only (a boolean mask, a LAPACK driver).
 _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 # Not tagged, but the size of their result depends on values.
@@ -96,7 +98,8 @@ class OpRule:
         matrix_like: a call without a formula is listed in the ledger of uncounted operators.
         returns_alias: the result shares storage with an argument.
         writes: positions (names of keyword-only ones) of the arguments that are written in place.
-        keeps_shape: works in place on its first argument, whose shape stays.
+        may_write: writes arguments, declared or, as the running statistics of a normalisation, not declared.
+        keeps_shape: works in place on its first argument, whose shape stays, and returns it.
         moves_shape: changes the shape or the storage of its first argument in place.
         is_random: draws random numbers.
         is_collective: other processes take part; the result does not follow from the arguments.
@@ -112,6 +115,7 @@ class OpRule:
     matrix_like: bool = False
     returns_alias: bool = False
     writes: tuple[int | str, ...] = ()
+    may_write: bool = False
     keeps_shape: bool = False
     moves_shape: bool = False
     is_random: bool = False
@@ -149,14 +153,16 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     moves_shape = torch.Tag.inplace_view in func.tags or base in {"set_", "resize_", "resize_as_"}
+    name = f"{namespace}.{base}"
     return OpRule(
-        name=f"{namespace}.{base}",
+        name=name,
         formula=formula,
         matrix_like=_may_multiply(namespace, base),
         returns_alias=any(result.alias_info is not None for result in func._schema.returns),
         writes=writes if namespace != "c10d" else (0,),  # its schemas do not mark what they write
+        may_write=bool(writes) or namespace == "c10d" or name in _WRITES_STATISTICS,
         moves_shape=moves_shape,
-        keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape,
+        keeps_shape=writes == (0,) and base.endswith("_") and not moves_shape and bool(func._schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         is_collective=namespace in _COLLECTIVES,
         needs_values=base in _UNTAGGED_DYNAMIC

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from modelsummary.costs.device_spec import DeviceSpec, Precision
 from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import Printed, Report
-from modelsummary.units import decimals, grouped, percent
+from modelsummary.units import NOTHING, decimals, grouped, percent
 
 __all__ = ["Roofline", "RooflineRow", "dtype_of", "estimate", "roofline"]
 
@@ -64,8 +64,13 @@ class Roofline(Printed, tuple[RooflineRow, ...]):
     """Rows in printed order, as a tuple that prints as a table."""
 
     def _report(self) -> Report:
-        headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", "Bound (ms)", "Limited by"]
-        headers += ["Predicted (ms)", "Latency (ms)"]
+        unit, factor = ("ms", 1) if max((row.bound_ms for row in self), default=1) >= 1 else ("us", 1000)
+
+        def time(milliseconds: float | None) -> str:
+            return decimals(None if milliseconds is None else factor * milliseconds, 3)
+
+        headers = ["Layer", "Class", "FLOPs", "Bytes moved", "FLOPs/B", f"Bound ({unit})", "Limited by"]
+        headers += [f"Predicted ({unit})", f"Latency ({unit})"]
         rows = [
             [
                 row.fqn or "(model)",
@@ -73,10 +78,10 @@ class Roofline(Printed, tuple[RooflineRow, ...]):
                 grouped(row.flops),
                 grouped(row.moved_bytes),
                 decimals(row.arithmetic_intensity, 2),
-                decimals(row.bound_ms, 4),
-                row.limited_by,
-                decimals(row.predicted_ms, 3),
-                decimals(row.latency_ms, 3),
+                time(row.bound_ms),
+                row.limited_by if row.bound_ms else NOTHING,
+                time(row.predicted_ms),
+                time(row.latency_ms),
                 percent(row.part_of_roof),
             ]
             for row in self

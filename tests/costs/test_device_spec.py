@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from modelsummary import DeviceSpec, InputError
-from modelsummary.costs.device_table import TABLE
+from modelsummary.costs.device_table import TABLE, USABLE_GIB
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_an_unknown_name_gets_the_nearest():
 
 def test_a_name_alone_says_which_device_it_took():
     spec = DeviceSpec("A100")
-    assert (spec.name, spec.memory_bytes, spec.units) == ("A100 80GB", 80 * 10**9, 108)
+    assert (spec.name, spec.memory_bytes, spec.units) == ("A100 80GB", int(79.14 * 2**30), 108)
     assert spec.bandwidth == pytest.approx(2.039e12)
     assert spec.source.startswith("A100 taken as A100 80GB: NVIDIA A100 data sheet")
     assert spec.achievable_flops[torch.bfloat16] == 271.2e12
@@ -59,6 +59,15 @@ def test_every_device_of_the_table_has_a_source(name):
     for dtype, reached in spec.achievable_flops.items():
         assert 0.4 * spec.peak(dtype) < reached < spec.peak(dtype)
     assert max(spec.peak_flops.values()) > spec.bandwidth  # FLOP/s and B/s were not confused
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_memory_is_what_torch_sees(name):
+    usable, sheet = DeviceSpec(name).memory_bytes, TABLE[name].memory
+    if name in USABLE_GIB:  # between the data sheet's figure in GB and in GiB, less what the device keeps
+        assert 0.85 * sheet * 2**30 < usable <= sheet * 2**30
+    else:
+        assert usable == sheet * 10**9
 
 
 def test_bound():

@@ -71,3 +71,38 @@ def test_the_table_of_another_machine_is_ignored(machine):
     machine.path.rename(other.path)
     with pytest.warns(UserWarning, match="another machine"):
         assert KernelTable.load(other).entries == {}
+
+
+def test_the_median_of_the_visits_counts(machine):
+    table = filled(machine)
+    entry = Entry.of(product(8, 8, 8))
+    for seconds, cold in ((4.0, None), (1.0, 9.0), (2.0, 7.0)):
+        entry.visit(seconds, cold)
+    table.add("mm 8", entry)
+    assert (entry.seconds, entry.cold_seconds) == (2.0, 8.0)
+    for operator in (1.0, 5.0, 2.0):
+        table.add_facts({"operator": operator})
+    assert table.facts["operator"] == 2.0
+    table.save()
+    stored = KernelTable.load(machine)
+    stored.entries["mm 8"].visit(3.0)
+    stored.add_facts({"operator": 3.0})
+    assert stored.entries["mm 8"].seconds == 2.5  # of 4, 1, 2 and 3
+    assert stored.facts["operator"] == 2.5
+
+
+def test_an_entry_without_sizes_is_stored(machine):
+    table = KernelTable(machine)
+    table.add("scalar", Entry("aten.add", "elementwise", "float32", [], 0, 4, seconds=1e-6, workspace=0))
+    table.save()
+    assert KernelTable.load(machine).entries == table.entries
+
+
+def test_old_visits_are_forgotten():
+    entry = Entry.of(product(8, 8, 8))
+    for _ in range(60):
+        entry.visit(9.0)
+    for _ in range(26):
+        entry.visit(1.0)
+    assert len(entry.visits) == 50
+    assert entry.seconds == 1.0

@@ -81,6 +81,24 @@ def test_classes(func, arguments, op_class):
     assert work.op_class == op_class
 
 
+@pytest.mark.parametrize(
+    ("func", "arguments"),
+    [  # what stands between value and is_causal differs
+        (aten._scaled_dot_product_flash_attention.default, (0.0,)),
+        (aten._scaled_dot_product_efficient_attention.default, (None, True, 0.0)),
+        (aten._scaled_dot_product_cudnn_attention.default, (None, True, 0.0)),
+    ],
+)
+def test_each_fused_attention_says_whether_it_is_causal(func, arguments):
+    tensors = [meta(2, 4, 16, 8, dtype=torch.float16) for _ in range(3)]
+    names = []
+    for is_causal in (False, True):
+        (work,) = work_of(call(func, *tensors, *arguments, is_causal))
+        assert work.sizes == (8, 16, 16, 8)
+        names.append(work.name)
+    assert names == [f"{func._schema.name.replace('::', '.')}{part}" for part in ("", " (causal)")]
+
+
 def test_views_and_allocations_are_no_kernels():
     assert work_of(call(aten.t.default, meta(4, 8))) == ()
     assert work_of(call(aten.empty_like.default, meta(4, 8))) == ()

@@ -56,6 +56,17 @@ def test_roofline():
     assert "Limited by" in text
     assert "76.8%" in text
     assert len(text.splitlines()) == 2
+    assert "Bound (ms)" in text
+
+
+def test_short_times_are_printed_in_microseconds():
+    # 6 floats in and 6 out at 24 GB/s take 2 ns; the identity does nothing, so nothing limits it
+    model = nn.Sequential(nn.Identity(), nn.ReLU())
+    roofline = Statistics(model, (2, 3)).roofline(DeviceSpec("small", {torch.float32: 1e9}, 24e9))
+    _, whole, identity, _ = str(roofline).splitlines()
+    assert "Bound (us)" in str(roofline)
+    assert whole.split()[:7] == ["(model)", "Sequential", "0", "48", "0.00", "0.002", "memory"]
+    assert identity.split()[:7] == ["0", "Identity", "0", "0", "--", "0.000", "--"]
 
 
 def test_functions_of_a_forward_are_counted():
