@@ -1,26 +1,36 @@
 """Predicted latency beside the measured one, on this machine, over models of several families and two batch sizes.
 
-    python benchmarks/latency_truth.py [--models 25] [--rounds 5] [--threads 2] [--backward] [--plot FILE]
+    python benchmarks/latency_truth.py [--models 25] [--rounds 3] [--threads 2] [--backward [N]] [--plot FILE]
 
-Three predictions: ``own``: after ``calibrate`` with the model's own operator calls; ``grid``: with the standard grid
-alone, which was chosen for no model; ``own, forward + backward`` with ``--backward``. Models take turns; the lower
-quartile of the runs of each counts, without runs in which the process lost its core, where there are others.
-The first line says how quiet the machine was: the share of a core that busy waiting had, and the spread of the runs.
-Tables of kernels are made anew in a temporary folder.
+Three predictions: from the model's own operator calls; from the standard grid alone, which was chosen for no model;
+with ``--backward`` also of forward + backward, in N of the rounds. Models take turns, and ``calibrate`` visits the
+calls of each model in every round. Meanwhile the model itself runs between rounds of calls, so both see the same fast
+and slow seconds of the machine. Of a visit, the lower quartile of a model's runs counts, without runs in which the
+process lost its core, where there are others; of the visits, the median, as in the table of kernels. One line compares
+predictions from the first visit with the runs of later ones. The grid is measured once, at the beginning.
+
+Predictions leave out page faults, and glibc keeps freed memory while ``calibrate`` measures, as other allocators do.
+Forwards before that run as the C library is by default; they have a line of their own.
+
+The first lines say how well the truth repeats itself: the share of a core that busy waiting had, the spread of the
+runs, and the difference between two visits of a model. Tables of kernels are made anew in a temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import platform
+import shutil
 import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +40,9 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.costs.kernel_table import cache_folder
-from modelsummary.latency import calibrate_grid
+from modelsummary.latency import calibrate_grid, kernel_rounds
 from modelsummary.latency.calibrate import _cpu_share
-from modelsummary.latency.kernel_measure import preemptions
+from modelsummary.latency.host_time import minor_faults, preemptions
 
 TORCHVISION = (
     "resnet18 resnet50 mobilenet_v2 mobilenet_v3_large densenet121 shufflenet_v2_x1_0 efficientnet_b0 vgg11"
@@ -84,29 +94,79 @@ def cases() -> list[tuple[str, Callable[[], nn.Module], Callable[[int], torch.Te
     return found
 
 
+Run = tuple[float, float]  # milliseconds, share of a core
+
+
 class Subject:
-    """A model, its predictions in milliseconds, and its measured runs."""
+    """A model, its predictions in milliseconds, and its measured runs, one list per visit."""
 
     def __init__(self, name: str, model: nn.Module, x: torch.Tensor) -> None:
         self.name, self.model, self.x = name, model.eval(), x
+        self.stats = Statistics(self.model, x)
         self.predicted: dict[str, float] = {}
-        self.runs: list[tuple[float, float]] = []  # milliseconds, share of a core
-        self.steps: list[tuple[float, float]] = []
+        self.rounds: list[list[Run]] = []
+        self.steps: list[list[Run]] = []
+        self.by_default: list[Run] = []  # with the default settings of the C library
+        self.faults: list[int] = []  # of the same runs
 
-    def run(self, times: int) -> None:
-        """Time forwards, after two that bring the model back into the caches."""
-        with torch.no_grad(), no_collection():
-            for _ in range(times + 2):
-                self.runs.append(timed(lambda: self.model(self.x)))
-        del self.runs[-times - 2 : -times]
+    def forwards_by_default(self, times: int) -> None:
+        """Time forwards after two that do not count, and their page faults."""
+        before = minor_faults()
+        with torch.no_grad():
+            self.by_default = [timed(lambda: self.model(self.x)) for _ in range(times + 2)][2:]
+        self.faults.append((minor_faults() - before) // (times + 2))
 
-    def step(self, times: int) -> None:
-        """Time forwards with their backwards."""
-        with no_collection():
-            for _ in range(times + 1):
+    def visit(self, tables: Path, *, backward: bool) -> None:
+        """Measure the calls of the model for the tables in a folder, and the model itself between their rounds."""
+        os.environ["MODELSUMMARY_CACHE"] = str(tables)
+        forwards: list[Run] = []
+        steps: list[Run] = []
+
+        def run() -> None:
+            with torch.no_grad():
+                self.model(self.x)  # brings the model back into the caches
+                forwards.append(timed(lambda: self.model(self.x)))
+            if backward:
+                with torch.enable_grad():
+                    steps.append(timed(lambda: scalar(self.model(self.x)).backward()))
                 self.model.zero_grad(set_to_none=True)
-                self.steps.append(timed(lambda: scalar(self.model(self.x)).backward()))
-        del self.steps[-times - 1]
+
+        with between_rounds(run):
+            self.stats.calibrate(**step_of(backward), again=True)
+        self.rounds.append(forwards)
+        if backward:
+            self.steps.append(steps)
+        if len(self.rounds) == 1:
+            self.predicted["once"] = self.stats.estimate_latency()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The forwards of all rounds."""
+        return [run for each in self.rounds for run in each]
+
+
+@contextmanager
+def between_rounds(run: Callable[[], None]) -> Iterator[None]:
+    """Call a function between rounds of operator calls, in about half of the time; collect garbage before."""
+    round_of_calls = kernel_rounds._round
+    latest = [0.0, 0.0]  # seconds that the function took, and when it ended
+
+    def followed(*args: Any) -> Any:
+        found = round_of_calls(*args)
+        begin = time.perf_counter()
+        if begin - latest[1] >= latest[0]:
+            run()
+            latest[:] = time.perf_counter() - begin, time.perf_counter()
+        return found
+
+    gc.collect()
+    gc.disable()
+    kernel_rounds._round = followed
+    try:
+        yield
+    finally:
+        kernel_rounds._round = round_of_calls
+        gc.enable()
 
 
 def scalar(output: Any) -> torch.Tensor:
@@ -115,18 +175,7 @@ def scalar(output: Any) -> torch.Tensor:
     return tensor.sum()
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Collect garbage before, not during or between runs: it would push the model out of the caches."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def timed(run: Callable[[], object]) -> tuple[float, float]:
+def timed(run: Callable[[], object]) -> Run:
     """Milliseconds, and the share of a core that this thread had; 0 if another thread of the process lost its core."""
     lost = preemptions()
     cpu, begin = time.thread_time(), time.perf_counter()
@@ -136,8 +185,8 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
     return 1e3 * seconds, 0.0 if torch.get_num_threads() > 1 and preemptions() > lost else share
 
 
-def typical(runs: list[tuple[float, float]], *, cpu_time: bool = False) -> float:
-    """The lower quartile of the runs that had their core; of their CPU time where that counts."""
+def typical(runs: list[Run], *, cpu_time: bool = False) -> float:
+    """The lower quartile of the runs of a visit that had their core; of their CPU time where that counts."""
     if cpu_time:
         runs = [(run * min(share, 1.0), 1.0) for run, share in runs]
     quiet = [run for run, share in runs if share > 0.95]
@@ -145,14 +194,16 @@ def typical(runs: list[tuple[float, float]], *, cpu_time: bool = False) -> float
     return chosen[len(chosen) // 4]
 
 
-def predict(subject: Subject, folder: Path, *, own: bool, backward: bool) -> float:
-    """Milliseconds from the table in a folder, after measuring the model's own calls where asked for."""
+def step_of(backward: bool) -> dict[str, Any]:
+    """The arguments of a prediction."""
+    return {"backward": True, "loss": scalar} if backward else {}
+
+
+def predict(subjects: list[Subject], what: str, folder: Path, *, backward: bool = False) -> None:
+    """Predict each model from the tables in a folder."""
     os.environ["MODELSUMMARY_CACHE"] = str(folder)
-    stats = Statistics(subject.model, subject.x)
-    options: dict[str, Any] = {"backward": backward, "loss": scalar} if backward else {}
-    if own:
-        stats.calibrate(**options)
-    return float(stats.estimate_latency(**options))
+    for each in subjects:
+        each.predicted[what] = each.stats.estimate_latency(**step_of(backward))
 
 
 def kendall(first: list[float], second: list[float]) -> float:
@@ -169,7 +220,6 @@ def summary(what: str, predicted: list[float], measured: list[float]) -> list[st
     shares = [f"{sum(error < limit for error in errors) / len(errors):.0%}" for limit in (0.1, 0.2)]
     return [
         what,
-        str(len(errors)),
         f"{statistics.mean(errors):.1%}",
         f"{bias:+.1%}",
         *shares,
@@ -182,49 +232,83 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=25)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--runs", type=int, default=3, help="of a model in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=3, help="of a model with the C library's defaults")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--backward", type=int, nargs="?", const=0, help="in so many rounds; without a number in all")
     parser.add_argument("--filter", default="")
     parser.add_argument("--skip-grid", action="store_true", help="the standard grid, which takes a minute")
     parser.add_argument(
         "--cpu-time", action="store_true", help="of this thread counts: for one thread, on a busy machine"
     )
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--save", type=Path, help="folder for all runs and tables")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     if options.threads:
         torch.set_num_threads(options.threads)
     chosen = [case for case in cases() if options.filter in case[0]][: options.models]
     shares = [_cpu_share()]
+    with_steps = spread(options.backward or options.rounds, options.rounds) if options.backward is not None else set()
+    subjects = [made for case in chosen for batch in options.batches for made in subject_of(*case, batch)]
+    for subject in subjects:
+        subject.forwards_by_default(options.runs)
     with tempfile.TemporaryDirectory() as folder:
         grid, tables = Path(folder) / "grid", Path(folder) / "own"
         os.environ["MODELSUMMARY_CACHE"] = str(grid)
         assert cache_folder() == grid
         if not options.skip_grid:
-            print(calibrate_grid(torch.device("cpu")))
-        subjects = []
-        for name, make, inputs in chosen:
-            for batch in options.batches:
-                subject = Subject(f"{name} x {batch}", make(), inputs(batch))
-                try:
-                    subject.predicted["own"] = predict(subject, tables, own=True, backward=False)
-                    if not options.skip_grid:
-                        subject.predicted["grid"] = predict(subject, grid, own=False, backward=False)
-                    if options.backward:
-                        subject.predicted["step"] = predict(subject, tables, own=True, backward=True)
-                except Exception as error:
-                    print(f"left out: {subject.name}: {type(error).__name__}: {str(error)[:100]}")
-                    continue
-                subjects.append(subject)
-        for _ in range(options.rounds):
+            print(calibrate_grid(torch.device("cpu")), flush=True)
+            predict(subjects, "grid", grid)
+        for number in range(options.rounds):
+            begin = time.perf_counter()
             shares.append(_cpu_share())
             for subject in subjects:
-                subject.run(options.runs)
-                if options.backward:
-                    subject.step(options.runs)
-    report(subjects, shares, options)
+                subject.visit(tables, backward=number in with_steps)
+            predict(subjects, "own", tables)
+            if any(each.steps for each in subjects):
+                predict(subjects, "step", tables, backward=True)
+            print(f"round {number + 1}: {time.perf_counter() - begin:.0f} s", flush=True)
+            report(subjects, shares, options)
+            if options.save:
+                save(subjects, Path(folder), options.save)
+
+
+def spread(count: int, rounds: int) -> set[int]:
+    """The numbers of some rounds, evenly spread over all."""
+    return {(2 * number + 1) * rounds // (2 * count) for number in range(count)}
+
+
+def subject_of(
+    name: str, make: Callable[[], nn.Module], inputs: Callable[[int], torch.Tensor], batch: int
+) -> list[Subject]:
+    """A model with its input; none if it cannot be followed on shapes."""
+    try:
+        return [Subject(f"{name} x {batch}", make(), inputs(batch))]
+    except Exception as error:
+        print(f"left out: {name} x {batch}: {type(error).__name__}: {str(error)[:100]}")
+        return []
+
+
+def save(subjects: list[Subject], tables: Path, folder: Path) -> None:
+    """Write all runs and the tables of kernels into a folder."""
+    shutil.copytree(tables, folder, dirs_exist_ok=True)
+    runs = [
+        {"name": each.name, "predicted": each.predicted, "rounds": each.rounds, "steps": each.steps}
+        for each in subjects
+    ]
+    (folder / "runs.json").write_text(json.dumps(runs))
+
+
+def repeatability(subjects: list[Subject], *, cpu_time: bool) -> str:
+    """Tell by how much two visits of the same model differ."""
+    found = []
+    for each in subjects:
+        medians = [statistics.median(run * (share if cpu_time else 1) for run, share in runs) for runs in each.rounds]
+        found += [abs(a / b - 1) for a, b in combinations(sorted(medians), 2)]
+    if not found:
+        return "one visit: no repetition to compare with"
+    return f"two visits of a model differ by {statistics.mean(found):.1%} (mean), {max(found):.0%} at most"
 
 
 def undisturbed(subjects: list[Subject]) -> float:
@@ -235,36 +319,50 @@ def undisturbed(subjects: list[Subject]) -> float:
 
 def report(subjects: list[Subject], shares: list[float], options: argparse.Namespace) -> None:
     """Print the tables, and draw the picture."""
-    measured = [typical(each.runs, cpu_time=options.cpu_time) for each in subjects]
+
+    def time_of(rounds: list[list[Run]]) -> float:
+        return statistics.median(typical(runs, cpu_time=options.cpu_time) for runs in rounds)
+
+    measured = [time_of(each.rounds) for each in subjects]
     spreads = [statistics.median(run for run, _ in each.runs) / typical(each.runs) - 1 for each in subjects]
     print(
         f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; a core was free"
         f" {min(shares):.0%} to {max(shares):.0%} of the time; medians of runs lie {statistics.mean(spreads):.0%} above"
         f" their lower quartiles; {undisturbed(subjects):.0%} of the runs were undisturbed"
     )
-    predictions = [what for what in ("own", "grid") if what in subjects[0].predicted]
-    rows = [
-        [
-            each.name,
-            f"{real:.2f}",
-            f"{each.predicted['own'] / real:.3f}",
-            f"{each.predicted.get('grid', 0.0) / real:.3f}",
-        ]
-        + (
-            [f"{each.predicted['step'] / typical(each.steps, cpu_time=options.cpu_time):.3f}"]
-            if options.backward
-            else []
-        )
-        for each, real in zip(subjects, measured, strict=True)
+    print(repeatability(subjects, cpu_time=options.cpu_time))
+    known = [
+        ("the model's own calls", "own", measured),
+        (
+            "the model's own calls, visited minutes before",
+            "once",
+            [time_of(each.rounds[1:] or each.rounds) for each in subjects],
+        ),
+        ("the standard grid alone", "grid", measured),
+        (
+            "the model's own calls, forward + backward",
+            "step",
+            [time_of(each.steps or each.rounds) for each in subjects],
+        ),
+        ("the model's own calls, glibc by default", "own", [time_of([each.by_default]) for each in subjects]),
     ]
-    headers = ["model", "measured (ms)", "own / measured", "grid / measured", "step / measured"]
-    print(tabulate(rows, headers[: len(rows[0])], tablefmt="github", disable_numparse=True))
-    lines = [summary(what, [each.predicted[what] for each in subjects], measured) for what in predictions]
-    if options.backward:
-        steps = [typical(each.steps, cpu_time=options.cpu_time) for each in subjects]
-        lines.append(summary("own, forward + backward", [each.predicted["step"] for each in subjects], steps))
-    headers = ["prediction", "models", "mean error", "bias", "within 10 %", "within 20 %", "Kendall's tau"]
-    print(tabulate(lines, headers, tablefmt="github", disable_numparse=True))
+    lines = [
+        summary(title, [each.predicted[what] for each in subjects], real)
+        for title, what, real in known
+        if what in subjects[0].predicted
+    ]
+    headers = ["table of kernels", "mean error", "bias", "within 10 %", "within 20 %", "Kendall's tau"]
+    print(tabulate(lines, headers, tablefmt="github", disable_numparse=True), flush=True)
+    if len(subjects[0].rounds) < options.rounds:
+        return
+    headers = ["model", "measured (ms)", "own / measured", "grid / measured", "by default (ms)", "its page faults"]
+    headers += ["step / measured"] if subjects[0].steps else []
+    rows = []
+    for each, real in zip(subjects, measured, strict=True):
+        row = [each.name, f"{real:.2f}", *(f"{each.predicted.get(what, 0.0) / real:.3f}" for what in ("own", "grid"))]
+        row += [f"{time_of([each.by_default]):.2f}", f"{max(each.faults):,}"]
+        rows.append(row + ([f"{each.predicted['step'] / time_of(each.steps):.3f}"] if each.steps else []))
+    print(tabulate(rows, headers, tablefmt="github", disable_numparse=True))
     if options.plot:
         draw(subjects, measured, options.plot)
 

@@ -20,7 +20,7 @@ def calibrate(arguments: Sequence[str]) -> int:
     parser = Parser(
         "modelsummary calibrate",
         description="Measure how long operators take on this machine, each alone, and what they allocate: the calls of "
-        "a model, or without one a grid of some 300 common calls (about a minute). What is known is not repeated.",
+        "a model, or without one a grid of some 650 common calls (about a minute). What is known is not repeated.",
         allow_abbrev=False,
     )
     add = parser.add_argument

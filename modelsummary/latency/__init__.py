@@ -44,9 +44,9 @@ __all__ = [
 def target(device: DeviceSpec | torch.device | str | None, options: TimeOptions) -> Target:
     """Return the target of a prediction. Raise ``InputError`` for an unknown device, or a dtype that it lacks."""
     found = target_of(device, tf32=options.get("dtype") == "tf32")
-    for dtype in (options.get("dtype"), options.get("autocast")):
+    for name, dtype in (("dtype", options.get("dtype")), ("autocast", options.get("autocast"))):
         if dtype is not None and found.model is not None:
-            found.model.spec.peak(dtype)
+            found.model.spec.peak(dtype, name)
     return found
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
 from modelsummary.latency.grid import standard_grid
-from modelsummary.latency.kernel_measure import Caches, is_measurable, seconds_of, workspaces_of
-from modelsummary.progress import followed
+from modelsummary.latency.host_time import host_seconds, page_seconds
+from modelsummary.latency.kernel_measure import is_measurable, workspaces_of
+from modelsummary.latency.kernel_rounds import seconds_of
 
 __all__ = ["Calibration", "calibrate_calls", "calibrate_grid"]
 
@@ -58,7 +59,11 @@ class Calibration:
 
 def calibrate_grid(device: torch.device, *, again: bool = False) -> Calibration:
     """Measure the standard grid; see ``calibrate_calls``."""
-    return calibrate_calls(standard_grid(), device, cold=None, again=again)
+    calls = standard_grid()
+    # Calls of similar size run together, as in a model, and between two calls of an operator others run.
+    order = random.Random(0)
+    calls.sort(key=lambda call: (_bytes_of(call).bit_length() // 2, order.random()))
+    return calibrate_calls(calls, device, cold=None, again=again)
 
 
 def calibrate_calls(
@@ -70,14 +75,14 @@ def calibrate_calls(
         calls: calls to measure, without views and calls whose arguments cannot be made.
         device: the CPU, or a CUDA device.
         cold: True: parameters come from memory; False: from the cache; None: measure both.
-        again: also measure calls that the table has.
+        again: also measure calls that the table has; the table takes the median of all visits.
     """
     begin = time.perf_counter()
     table = KernelTable.load(machine_of(device))
     share = _cpu_share()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are drawn at random
         if not table.facts or again:
-            table.facts = _facts(device)
+            table.add_facts(_facts(device))
         counts = _measure_missing(table, calls, device, cold=cold, again=again)
     path = table.save()
     took = time.perf_counter() - begin
@@ -88,36 +93,61 @@ def _measure_missing(
     table: KernelTable, calls: Iterable[OperatorCall], device: torch.device, *, cold: bool | None, again: bool
 ) -> tuple[int, int, int]:
     """Measure the calls that the table lacks; return the numbers of measured, known and failed calls."""
-    caches = Caches(device, int(table.facts["cache_bytes"]))
     wanted = {call.key: call for call in calls if not is_free(call)}
     missing = [call for call in wanted.values() if again or _lacks(table, call, cold)]
-    usable = [call for call in missing if is_measurable(call)]
-    spaces = workspaces_of(usable, device)
-    failed = len(missing) - len(usable)
-    for call, space in followed(list(zip(usable, spaces, strict=True)), "kernels", "call"):
+    spaces = _known_workspaces(table, missing)
+    new = [call for call in missing if call.key not in spaces]
+    spaces.update(zip([call.key for call in new], _workspaces(new, device), strict=True))
+    usable = [call for call in missing if spaces[call.key] is not None]
+    few = len(missing) < len(wanted) / 2
+    page = table.facts.get("page", 0.0)
+    warm = [call for call in usable if cold is not True or not _has_params(call)]
+    from_memory = [call for call in usable if cold is not False and _has_params(call)]
+    cold_bytes = 2 * int(table.facts["cache_bytes"])
+    options: dict[str, Any] = {"page": page, "crowded": few}
+    seconds = _by_key(warm, seconds_of(warm, device, **options))
+    cold_seconds = _by_key(from_memory, seconds_of(from_memory, device, cold_bytes=cold_bytes, **options))
+    failed = 0
+    for call in missing:
         entry = table.entries.get(call.key) or Entry.of(whole_call(call))
-        entry.workspace = space
-        has_params = any(spec.is_param for spec in call.tensors)
-        try:
-            if space is None:
-                raise RuntimeError("the call does not run alone")
-            if cold is not True or not has_params:
-                entry.seconds = seconds_of(call, device, caches, cold=False)
-            if cold is not False and has_params:
-                entry.cold_seconds = seconds_of(call, device, caches, cold=True)
-        except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+        entry.workspace = spaces[call.key]
+        entry.visit(seconds.get(call.key), cold_seconds.get(call.key))
+        if call.key in seconds or call.key in cold_seconds:
+            table.add(call.key, entry)
+        else:
             failed += 1
-            continue
-        table.add(call.key, entry)
     return len(missing) - failed, len(wanted) - len(missing), failed
+
+
+def _bytes_of(call: OperatorCall) -> int:
+    return sum(spec.nbytes for spec in (*call.tensors, *call.outputs))
+
+
+def _workspaces(calls: Sequence[OperatorCall], device: torch.device) -> list[int | None]:
+    """Return the workspace of each call; None for a call that does not run alone."""
+    found = iter(workspaces_of([call for call in calls if is_measurable(call)], device))
+    return [next(found) if is_measurable(call) else None for call in calls]
+
+
+def _known_workspaces(table: KernelTable, calls: Iterable[OperatorCall]) -> dict[str, int | None]:
+    """Return the workspaces of the calls that were measured before; unlike seconds, they do not vary."""
+    entries = {call.key: table.entries.get(call.key) for call in calls}
+    return {key: each.workspace for key, each in entries.items() if each is not None and each.workspace is not None}
+
+
+def _by_key(calls: Sequence[OperatorCall], seconds: Sequence[float | None]) -> dict[str, float]:
+    return {call.key: each for call, each in zip(calls, seconds, strict=True) if each is not None}
+
+
+def _has_params(call: OperatorCall) -> bool:
+    return any(spec.is_param for spec in call.tensors)
 
 
 def _lacks(table: KernelTable, call: OperatorCall, cold: bool | None) -> bool:
     entry = table.entries.get(call.key)
     if entry is None:
         return True
-    has_params = any(spec.is_param for spec in call.tensors)
-    wants_cold, wants_warm = cold is not False and has_params, cold is not True or not has_params
+    wants_cold, wants_warm = cold is not False and _has_params(call), cold is not True or not _has_params(call)
     return (wants_cold and entry.cold_seconds is None) or (wants_warm and entry.seconds is None)
 
 
@@ -134,33 +164,31 @@ def _cpu_share() -> float:
 
 def _facts(device: torch.device) -> dict[str, float]:
     """Measure the speeds that the machine reaches, and the seconds that the host needs per call."""
-    square = torch.rand(1024, 1024, device=device)
-    source = torch.rand(2**24, device=device)
+    on_cuda = device.type == "cuda"
+    width = 4096 if on_cuda else 1024  # so large that queuing a kernel does not count
+    square = torch.rand(width, width, device=device)
+    source = torch.rand(2**26 if on_cuda else 2**24, device=device)
     target = torch.empty_like(source)
     one = torch.rand(1, device=device)
-    repetitions = 200
 
-    def least(run: Any, count: int) -> float:
+    def least(run: Callable[[], object], count: int) -> float:
         times = []
         for _ in range(count):
             begin = time.perf_counter()
             run()
-            if device.type == "cuda":
+            if on_cuda:
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - begin)
         return min(times)
 
-    def many(run: Any) -> float:
-        return least(lambda: [run() for _ in range(repetitions)], 5) / repetitions
-
-    empty = nn.Identity()
+    repetitions = 200
     with torch.no_grad():
         return {
-            "flops_per_second": 2 * 1024**3 / least(lambda: square @ square, 7),
+            "flops_per_second": 2 * width**3 / least(lambda: square @ square, 7),
             "bytes_per_second": 2 * source.nbytes / least(lambda: target.copy_(source), 5),
-            "operator": many(lambda: torch.relu(one)),
-            "view": many(lambda: one.view(1)),
-            "module": many(lambda: empty(one)),
+            "operator": least(lambda: [torch.relu(one) for _ in range(repetitions)], 5) / repetitions,
+            **host_seconds(),
+            "page": 0.0 if on_cuda else page_seconds(),
             "cache_bytes": float(_cache_bytes(device)),
         }
 

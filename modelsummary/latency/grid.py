@@ -1,4 +1,4 @@
-"""The standard grid: some 300 common operator calls, from which the calls of any model are predicted."""
+"""The standard grid: some 650 common operator calls, from which the calls of any model are predicted."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ _CONVOLUTIONS = (  # batch, image, input and output channels, kernel, stride, gr
     *[(b, s, c, c, k, 1, c) for b in (1, 8) for k in (3, 5, 7) for s, c in ((56, 96), (28, 192), (14, 384), (7, 768))],
     *[(b, s, c, c, 3, 2, c) for b in (1, 8) for s, c in ((112, 64), (56, 128), (28, 240))],
     *[(b, s, c, c, 3, 1, c // 32) for b in (1, 8) for s, c in ((28, 256), (14, 512))],
+    *[(b, s, c, 3 * c, 1, 1, 1) for b in (1, 8) for s, c in ((112, 16), (56, 24), (28, 40), (14, 80), (7, 160))],
+    *[(b, s, 3 * c, c, 1, 1, 1) for b in (1, 8) for s, c in ((56, 16), (28, 24), (14, 64), (7, 112))],
+    *[(b, s, c, c, k, 1, c) for b in (1, 8) for k in (3, 5) for s, c in ((112, 16), (56, 32), (28, 64), (14, 96))],
+    *[(b, s, c, c, 3, 1, 1) for b in (1, 8) for s, c in ((56, 16), (28, 32), (14, 64), (7, 128))],
     *[(b, 1, c, c // 4, 1, 1, 1) for b in (1, 8) for c in (96, 480, 1152)],
     *[(b, 1, c // 4, c, 1, 1, 1) for b in (1, 8) for c in (96, 480, 1152)],
 )
@@ -36,13 +40,19 @@ _LINEARS = (  # rows, inputs, outputs
         for m in (64, 197, 512, 1576)
         for k, n in ((192, 768), (384, 384), (768, 768), (768, 3072), (3072, 768))
     ],
+    *[(m, k, n) for m in (49, 196, 784) for k, n in ((64, 64), (64, 256), (256, 64), (256, 256))],
     *[(m, k, n) for m in (3136, 25088) for k, n in ((96, 96), (96, 384), (384, 96), (64, 64))],
 )
-_BATCHED = [(b, m, n, k) for b in (12, 96) for m, n, k in ((64, 64, 64), (197, 197, 64), (197, 64, 197), (49, 49, 32))]
+_BATCHED = [
+    (b, m, n, k)
+    for b in (4, 12, 96)
+    for m, n, k in ((64, 64, 64), (197, 197, 64), (197, 64, 197), (49, 49, 32), (16, 16, 32))
+]
 _ATTENTION = [
     (b, h, s, d) for b in (1, 8) for h, s, d in ((12, 128, 64), (12, 197, 64), (6, 784, 32), (3, 49, 32), (16, 512, 64))
 ]
 _IMAGES = [(b, c, s, s) for b in (1, 8) for c, s in ((64, 112), (64, 56), (256, 28), (512, 14), (1024, 7))]
+_SMALL = [(b, c, s, s) for b in (1, 8) for c, s in ((16, 112), (24, 56), (40, 28), (96, 14), (160, 7), (240, 1))]
 _TOKENS = [(b, s, c) for b in (1, 8) for s, c in ((128, 768), (197, 384), (197, 3072), (784, 192), (3136, 96))]
 
 
@@ -81,6 +91,8 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         turned = _weight(n, k).t()
         turned._is_weight = True  # type: ignore[attr-defined]
         yield aten.addmm.default, (_weight(n), _x(m, k), turned)
+        if m < 1000:
+            yield aten.mm.default, (_x(m, k), turned)
     for b, m, n, k in _BATCHED:
         yield aten.bmm.default, (_x(b, m, k), _x(b, k, n))
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -98,6 +110,7 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield aten.cat.default, ([x, _x(*shape)], 1)
         yield aten.max_pool2d_with_indices.default, (x, [3, 3], [2, 2], [1, 1])
         yield aten.avg_pool2d.default, (x, [2, 2], [2, 2])
+    yield from _calls_on_small_images()
     for tokens in _TOKENS:
         x, weight = _x(*tokens), _weight(tokens[-1])
         yield aten.native_layer_norm.default, (x, [tokens[-1]], weight, weight, 1e-5)
@@ -106,6 +119,7 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield aten.mul.Tensor, (x, _x(*tokens))
         yield aten.clone.default, (x.transpose(1, 2),)
         yield aten.tanh.default, (x,)
+        yield aten.roll.default, (x, [1], [1])
         yield aten.pow.Tensor_Scalar, (x, 2)
         yield aten.mean.dim, (x, [-1], True)
     for b, h, s in ((1, 12, 128), (8, 12, 197), (8, 3, 784), (64, 3, 49)):
@@ -113,3 +127,20 @@ def _calls() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         yield aten.masked_fill.Scalar, (_x(b, h, s, s), torch.empty(s, s, dtype=torch.bool, device="meta"), 0.0)
     for rows, words, width in ((128, 30522, 768), (1024, 50257, 768), (512, 1000, 64)):
         yield aten.embedding.default, (_weight(words, width), torch.empty(rows, dtype=torch.long, device="meta"))
+
+
+def _calls_on_small_images() -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    for shape in _SMALL:
+        x, weight, statistic = _x(*shape), _weight(shape[1]), _x(shape[1])
+        yield aten.native_batch_norm.default, (x, weight, weight, statistic, statistic, False, 0.1, 1e-5)
+        for func in (aten.relu_.default, aten.silu_.default, aten.hardswish_.default, aten.hardtanh_.default):
+            yield func, (x,)
+        for func in (aten.sigmoid.default, aten.hardsigmoid.default, aten.gelu.default):
+            yield func, (x,)
+        for func in (aten.add.Tensor, aten.add_.Tensor, aten.mul.Tensor):
+            yield func, (x, _x(*shape))
+        yield aten.div.Tensor, (x, 2.0)
+        yield aten.mean.dim, (x, [-1, -2], True)
+        yield aten.cat.default, ([x, _x(*shape)], 1)
+        yield aten.clone.default, (x.view(shape[0], 2, -1, *shape[2:]).transpose(1, 2),)
+        yield aten.upsample_nearest2d.default, (x, [2 * shape[2]] * 2)

@@ -28,6 +28,7 @@ from modelsummary.latency.timings import IN_THREADS, TimedRun, Timings, fill
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_error import as_step_error
 from modelsummary.progress import counted
+from modelsummary.units import number_of
 
 __all__ = ["LatencyOverhead", "MarkedRuns", "measure_latency"]
 
@@ -83,7 +84,7 @@ class LatencyOverhead(NamedTuple):
         return cls(**{**figures, **both})
 
     def __str__(self) -> str:
-        text = f"Latency: median of {self.runs} run(s) on {self.device}"
+        text = f"Latency: median of {number_of(self.runs, 'run')} on {self.device}"
         if self.forward is not None:
             text += f"; a forward took {self.forward.plain_ms:,.3f} ms, with marks {self.forward.ratio:.3f} times that"
         if self.backward is not None:

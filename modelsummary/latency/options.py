@@ -49,7 +49,7 @@ def time_plan(
     if unknown:
         known = TimeOptions.__annotations__
         raise InputError(
-            f"unknown option of a step: {unknown[0]!r}{close_to(unknown[0], known)}; expected {', '.join(known)}"
+            f"unknown option of a step: {unknown[0]!r}; expected {', '.join(known)}{close_to(unknown[0], known)}"
         )
     if not isinstance(backward, bool):
         raise InputError(f"backward must be True or False, got {backward!r}")

@@ -147,7 +147,7 @@ def test_latency_as_an_argument_and_in_the_table():
     table = str(stats)
     assert "Latency (ms)" in table
     assert "Latency %" in table
-    assert "Latency: median of 10 run(s) on cpu; a forward took" in table
+    assert "Latency: median of 10 runs on cpu; a forward took" in table
     again = pickle.loads(pickle.dumps(stats))
     assert str(again) == table
     assert "Latency" not in str(Statistics(nn.Linear(2, 2), (1, 2)))

@@ -1,0 +1,220 @@
+"""Seconds of operator calls, measured in rounds, with the caches as a model leaves them.
+
+A round runs every call once, in the model's order, each alone. Before a call runs, its first argument is written, as
+the operator before it does in a model: small arguments are then in the cores' own caches, large ones are not. The
+other arguments were used some calls earlier. Parameters were, too, unless the model is too large for the last level of
+the cache: a round then begins by reading other data, which pushes them into memory. Between two runs of a call all
+other calls run, so its code is as cold as in a model.
+
+A machine has slower seconds, such as those in which a neighbour shares its cores. They slow whole rounds, of which the
+faster half counts. Slower minutes cannot be seen by a measurement of seconds: for these, ``KernelTable`` takes the
+median of several visits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from itertools import cycle
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.latency.host_time import minor_faults, other_operators, preemptions
+from modelsummary.latency.kept_memory import kept_memory
+from modelsummary.latency.kernel_measure import arguments_of, tensors_of
+from modelsummary.progress import counted
+
+__all__ = ["seconds_of"]
+
+_LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS_OF_ROUNDS = 5, 60, 0.7
+_OTHERS_PER_CALL = 10
+_AHEAD = 4  # calls between the use of an argument by another operator and the call
+_GROUP_BYTES = 2**29  # arguments and results that exist at the same time
+_GROUP_CALLS = 64  # more would be colder than in a model
+_UNDISTURBED = 0.95  # least share of a core in a run that counts
+_CLOCK_SECONDS = 2e-6  # between the readings of the two clocks
+
+_Timed = Callable[[Callable[[], object]], tuple[float, bool]]  # seconds, and whether no other process took a core
+
+
+def seconds_of(
+    calls: Sequence[OperatorCall],
+    device: torch.device,
+    *,
+    cold_bytes: int = 0,
+    page: float = 0.0,
+    crowded: bool = False,
+) -> list[float | None]:
+    """Return the seconds of each call; None for a call that fails with random arguments.
+
+    Args:
+        calls: calls in the order in which a model runs them.
+        device: the CPU, or a CUDA device.
+        cold_bytes: bytes that push the parameters out of the cache before a round; 0 leaves them there.
+        page: seconds of a page fault. The CPU's pages of new memory are left out: a process that keeps its memory has
+            none, and how much another one gives back depends on its history.
+        crowded: the calls are a small part of a model: run other operators before each.
+    """
+    others = cycle(other_operators()) if crowded and device.type == "cpu" else None
+    on_cuda = device.type == "cuda"
+    guard: AbstractContextManager[object] = torch.cuda.device(device) if on_cuda else kept_memory()
+    flush = torch.zeros(cold_bytes // 4, device=device)
+    found: list[float | None] = []
+    with torch.no_grad(), guard, counted("kernels", "round") as done:
+        timed = _timer_by_events() if on_cuda else _timer_by_clock(page)  # events belong to the current device
+        for group in _groups(calls):
+            ready = [_ready(call, device, cold=cold_bytes > 0) for call in group]
+            runs = [each for each in ready if each is not None]
+            rounds: list[list[tuple[float, bool]]] = []
+            begin = time.perf_counter()
+            while len(rounds) < _LEAST_ROUNDS or (
+                len(rounds) < _MOST_ROUNDS and time.perf_counter() - begin < _SECONDS_OF_ROUNDS
+            ):
+                flush.sum()
+                rounds.append(_round(runs, timed, others))
+                done()
+            seconds = _typical(rounds)
+            found += [None if each is None else next(seconds) for each in ready]
+            del ready, runs
+    return found
+
+
+class _Ready(NamedTuple):
+    """A call with its arguments.
+
+    Attributes:
+        run: runs the call.
+        produced: the argument that the operator before makes, with its least and largest value.
+        used: the other arguments, which other operators used some time before.
+    """
+
+    run: Callable[[], object]
+    produced: tuple[Tensor, float, float] | None
+    used: tuple[Tensor, ...]
+
+    def produce(self) -> None:
+        """Write the first argument. Its values stay in their range: calls in place change them in every round."""
+        if self.produced is not None:
+            tensor, least, largest = self.produced
+            tensor.clamp_(least, largest)
+
+    def use(self) -> None:
+        """Read the other arguments."""
+        for tensor in self.used:
+            with suppress(RuntimeError):
+                tensor.sum()
+
+
+def _ready(call: OperatorCall, device: torch.device, *, cold: bool) -> _Ready | None:
+    """Return a call that ran once; None if it fails."""
+    try:
+        args, kwargs, params = arguments_of(call, device)
+        call.func(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+        return None
+    own = set(map(id, params))
+    given = [each for each in tensors_of((args, kwargs)) if id(each) not in own]
+    produced = _range_of(given[0]) if given else None
+    return _Ready(lambda: call.func(*args, **kwargs), produced, tuple(given[1:] + ([] if cold else params)))
+
+
+def _range_of(tensor: Tensor) -> tuple[Tensor, float, float] | None:
+    """Return the memory of a floating point tensor with its least and largest value; None if it cannot be clamped."""
+    whole = tensor if tensor._base is None else tensor._base
+    if not whole.is_floating_point() or not whole.numel():
+        return None
+    try:
+        least, largest = map(float, whole.aminmax())
+        whole.clamp_(least, largest)
+    except RuntimeError:  # a float of 8 bits
+        return None
+    return (whole, least, largest) if least <= largest else None  # no range if an element is NaN
+
+
+def _groups(calls: Sequence[OperatorCall]) -> Iterator[list[OperatorCall]]:
+    """Yield successive calls that run in the same rounds; their arguments fit into memory together."""
+    group: list[OperatorCall] = []
+    held = 0
+    for call in calls:
+        size = sum(spec.nbytes for spec in (*call.tensors, *call.outputs))
+        if group and (held + size > _GROUP_BYTES or len(group) == _GROUP_CALLS):
+            yield group
+            group, held = [], 0
+        group.append(call)
+        held += size
+    if group:
+        yield group
+
+
+def _round(
+    ready: Sequence[_Ready], timed: _Timed, others: Iterator[Callable[[], object]] | None
+) -> list[tuple[float, bool]]:
+    """Run each call once; return the seconds of each, and whether it ran undisturbed."""
+    found = []
+    for number, each in enumerate(ready):
+        if others is not None:
+            for _ in range(_OTHERS_PER_CALL):
+                next(others)()
+        ready[(number + _AHEAD) % len(ready)].use()
+        each.produce()
+        found.append(timed(each.run))
+    return found
+
+
+def _typical(rounds: Sequence[Sequence[tuple[float, bool]]]) -> Iterator[float]:
+    """Yield the seconds of each call: the median of the undisturbed runs in the faster half of the rounds."""
+    usual = [median(seconds for seconds, _ in runs) for runs in zip(*rounds, strict=True)]
+    pace = [median([run[0] / max(own, 1e-9) for run, own in zip(each, usual, strict=True)] or [1.0]) for each in rounds]
+    fast = sorted(range(len(rounds)), key=pace.__getitem__)[: (len(rounds) + 1) // 2]
+    for runs in zip(*(rounds[number] for number in fast), strict=True):
+        undisturbed = [seconds for seconds, is_undisturbed in runs if is_undisturbed]
+        yield median(undisturbed or [seconds for seconds, _ in runs])
+
+
+# -------------------------------------------------------------------------------------------------------- timers
+
+
+def _timer_by_clock(page: float) -> _Timed:
+    """Return a timer of functions on the CPU that leaves out page faults of ``page`` seconds."""
+
+    def timed(run: Callable[[], object]) -> tuple[float, bool]:
+        lost, faults = preemptions(), minor_faults()
+        cpu, begin = time.thread_time(), time.perf_counter()
+        kept = run()  # freed after the end is read, as in a model
+        end, used = time.perf_counter(), time.thread_time() - cpu
+        paging = (minor_faults() - faults) * page
+        del kept
+        took = end - begin
+        share = (used + _CLOCK_SECONDS) / took
+        if torch.get_num_threads() > 1:  # the other threads wait for the one that lost its core
+            return max(took - paging, 0.0), share > _UNDISTURBED and preemptions() == lost
+        if share < _UNDISTURBED:
+            took = used  # all work was done by this thread, and other processes ran in between
+        return max(took - paging, 0.0), True
+
+    return timed
+
+
+def _timer_by_events() -> _Timed:
+    """Return a timer of functions on the current CUDA device, without the time of the events themselves."""
+
+    def elapsed(run: Callable[[], object]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(_SLEEP_CYCLES)  # the device is busy until both events and the kernels are queued
+        start.record()
+        kept = run()
+        end.record()
+        end.synchronize()
+        del kept
+        return float(start.elapsed_time(end)) * 1e-3
+
+    events = min(elapsed(lambda: None) for _ in range(10))
+    return lambda run: (max(elapsed(run) - events, 0.0), True)
+
+
+_SLEEP_CYCLES = 1_000_000  # half a millisecond: longer than a call needs to queue its kernels
