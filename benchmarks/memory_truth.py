@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.latency import kernel_measure
+from modelsummary.latency import kernel_rounds
 
 MORE = (
     "resnet26 mobilenetv3_small_050 efficientnet_lite0 convnext_atto mobilevit_xxs poolformer_s12 xcit_nano_12_p16_224"
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--batches-that-fit", type=int, default=8, metavar="N")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    kernel_measure._LEAST_RUNS, kernel_measure._SECONDS_PER_CALL = 1, 0.0  # bytes matter here, not seconds
+    kernel_rounds._LEAST_ROUNDS, kernel_rounds._SECONDS_OF_ROUNDS = 1, 0.0  # bytes matter here, not seconds
     rows, errors, fits = [], {"inference": [], "train": []}, []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MODELSUMMARY_CACHE"] = folder

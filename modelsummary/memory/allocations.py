@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor
@@ -77,11 +79,9 @@ class Allocations(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled meanwhile
 
-    def __init__(
-        self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0, *, counts_fakes: bool = False
-    ) -> None:
+    def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._block, self._where, self._counts_fakes = block_bytes, where, counts_fakes
+        self._block, self._where = block_bytes, where
         self.operators: list[tuple[str, int]] = []
         self.every: list[Allocation] = []
         self.clones: dict[int, int] = {}
@@ -119,7 +119,7 @@ class Allocations(TorchDispatchMode):
         return entry[1] if entry is not None else None
 
     def _rounded(self, tensor: Tensor) -> int:
-        return -(-tensor.untyped_storage().nbytes() // self._block) * self._block
+        return -(-tensor.untyped_storage().size() // self._block) * self._block
 
     def _follow(self, tensor: Tensor, allocation: Allocation) -> None:
         self._follow_storage(tensor.untyped_storage(), allocation)
@@ -144,6 +144,8 @@ class Allocations(TorchDispatchMode):
         if any(map(is_distributed, types)):  # it calls operators on its local tensors, and collectives, in turn
             return NotImplemented
         kwargs = kwargs or {}
+        if (len(types) != 1 or types[0] is not ShapeTensor) and any(map(_is_awaited, types)):
+            args, kwargs = tree_map(_unwrapped, (args, kwargs))
         if _torch.fake_mode() is not self._fake_mode:  # torch infers the shape of a distributed result
             return func(*args, **kwargs)
         number = len(self.operators)
@@ -236,9 +238,7 @@ class Allocations(TorchDispatchMode):
 
     def _has_bytes(self, tensor: Tensor) -> bool:
         """Torch itself traces functions (a ``score_mod``) with tensors on meta, which take no memory in a real run."""
-        if type(tensor) is FakeTensor:
-            return self._counts_fakes and tensor.device.type != "meta"
-        return not tensor.is_meta
+        return not tensor.is_meta and type(tensor) is not FakeTensor
 
     @contextmanager
     def following_resizes(self) -> Iterator[None]:
@@ -246,7 +246,7 @@ class Allocations(TorchDispatchMode):
         original: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            if storage.nbytes() != size:
+            if storage.size() != size:
                 self._resized(storage, size)
             return original(storage, size)
 
@@ -262,6 +262,23 @@ class Allocations(TorchDispatchMode):
             entry[1].died, kind = number, entry[1].kind
         if nbytes:
             self._follow_storage(storage, Allocation(-(-nbytes // self._block) * self._block, number, kind))
+
+    def leave_out(self, unused: Iterable[Tensor], used: Iterable[Tensor]) -> int:
+        """Count the storages of unused gradients and optimizer states as if they had never existed.
+
+        A storage of a parameter or of a used tensor is still counted.
+
+        Returns:
+            The bytes that were counted for them.
+        """
+        found = [self.of(each) for each in unused]
+        gone = {id(each): each for each in found if each is not None and each.kind in ("grads", "optimizer_state")}
+        for each in used if gone else ():
+            gone.pop(id(self.of(each)), None)
+        nbytes = sum(each.nbytes for each in gone.values())
+        for allocation in gone.values():
+            allocation.nbytes = 0
+        return nbytes
 
     def keep(self, tensor: Tensor) -> None:
         """Follow a tensor that no operator made and that is kept for the backward."""
@@ -346,6 +363,23 @@ class OperatorNotes(Allocations):
         if self.log is not None:
             self.log.note(func, args, kwargs, out)
         return out
+
+
+def _is_awaited(kind: type) -> bool:
+    """Return True for the wrapper in which older versions of torch return the result of a collective."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    return collectives is not None and issubclass(kind, collectives.AsyncCollectiveTensor)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the tensor behind the result of a collective, and anything else as it is.
+
+    The wrapper would call operators that no mode sees, such as the wait, whose result has the same memory.
+    """
+    if not isinstance(value, Tensor) or not _is_awaited(type(value)):
+        return value
+    inner: Any = value
+    return inner.elem if type(inner.elem) is ShapeTensor else inner.trigger_wait()
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -12,13 +12,14 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.checkpoint import checkpoint
 
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.tables import Printed, Report
-from modelsummary.units import grouped, scaled
+from modelsummary.units import grouped, number_of, scaled
 
 __all__ = [
     "Block",
@@ -72,8 +73,9 @@ class CheckpointPlan(Printed):
         figures = [("Peak", self.peak), ("Peak without checkpointing", self.peak_without)]
         rows = [(name, grouped(value), scaled(value, "B")) for name, value in figures]
         rows.append(("MACs recomputed in each step", grouped(self.recomputed_macs), scaled(self.recomputed_macs)))
-        title = f"Checkpoint {len(self.fqns)} module(s): {', '.join(self.fqns) or 'none is needed'}"
-        return Report(rows, ["", "", ""], "lrr", above=[title])
+        title = f"Checkpoint {number_of(len(self.fqns), 'module')}: {', '.join(self.fqns)}"
+        title = title if self.fqns else "No checkpoint is needed"
+        return Report(rows, ["Figure", "Value", ""], "lrr", above=[title])
 
 
 def least_recomputation(blocks: Sequence[Block], needed: Sequence[int]) -> list[int] | None:
@@ -134,7 +136,8 @@ def bytes_by_block(estimate: MemoryEstimate, fqns: Sequence[str]) -> list[int]:
 def blocks_of(root: LayerInfo) -> list[LayerInfo]:
     """Return the repeated parts of a model: the outermost called modules in containers that call submodules.
 
-    Return the called children of the model if there are none. Modules that are called more than once are left out.
+    Return the called children of the model if there are none. Modules that are called more than once, and
+    parametrizations, are left out.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -148,7 +151,8 @@ def blocks_of(root: LayerInfo) -> list[LayerInfo]:
         row = pending.pop()
         parent = row.parent_info
         in_container = parent is not None and isinstance(parent.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
-        if row.executed and in_container and not row.is_leaf and not isinstance(row.module, nn.Sequential):
+        is_whole = not isinstance(row.module, (nn.Sequential, ParametrizationList))
+        if row.executed and in_container and not row.is_leaf and is_whole:
             blocks.append(row)
         else:
             pending.extend(reversed(row.children))

@@ -47,7 +47,7 @@ class MemoryEstimate(Printed):
         optimizer: class name of the optimizer, or None.
         params, buffers: storages of the model, each counted once; a tensor in a plain attribute is a buffer.
         grads: gradients of the parameters at the end of the backward.
-        optimizer_state: tensors that the optimizer keeps between steps.
+        optimizer_state: tensors that the optimizer keeps between steps, for parameters that get a gradient.
         inputs: tensors in the inputs.
         activations: storages that the forward keeps for the backward, without parameters, buffers and inputs.
         held_after_forward: all bytes alive at the end of the forward, its result included.
@@ -124,7 +124,10 @@ class MemoryEstimate(Printed):
     def _report(self) -> Report:
         rows: list[tuple[str, int]] = [("Parameters", self.params), ("Buffers", self.buffers)]
         if self.mode == "train":
-            rows += [("Gradients", self.grads), (f"Optimizer state ({self.optimizer})", self.optimizer_state)]
+            rows += [
+                ("Gradients", self.grads),
+                (f"Optimizer state ({self.optimizer or 'no optimizer'})", self.optimizer_state),
+            ]
             rows += [("Activations kept for backward", self.activations)]
         rows += [("Inputs", self.inputs), ("Held after the forward", self.held_after_forward), ("Peak", self.peak)]
         cells = [(name, grouped(value), scaled(value, "B")) for name, value in rows]

@@ -19,6 +19,7 @@ from modelsummary.memory.checkpointing import (
 )
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.memory.predict import check_initialized, simulate_step
+from modelsummary.memory.step_error import NeedsValuesError
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.progress import counted
 from modelsummary.units import parse_bytes
@@ -105,7 +106,13 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
     with counted("max batch size", "estimate") as done:
 
         def peak(batch: int) -> int:
-            estimate, _ = simulate_step(live.model, call.with_batch(dim, recorded, batch), plan)
+            try:
+                estimate, _ = simulate_step(live.model, call.with_batch(dim, recorded, batch), plan)
+            except NeedsValuesError as error:
+                raise InputError(
+                    f"max_batch_size runs steps of other batch sizes on shapes, but {error.reason}; compare memory() "
+                    "of inputs with several batch sizes instead"
+                ) from error
             done()
             return estimate.peak
 

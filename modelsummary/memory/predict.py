@@ -28,13 +28,22 @@ from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint, recomputed_macs
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.stage_step import run_of
+from modelsummary.memory.stage_step import StageActions, StageRun
 from modelsummary.memory.step import RowMemory, StepRun
-from modelsummary.memory.step_error import as_step_error, remedies_for
+from modelsummary.memory.step_error import NeedsValuesError, as_step_error, remedies_for
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.memory.workspaces import workspaces_on
 
-__all__ = ["CUDA_BLOCK", "check_initialized", "predict", "run_step", "simulate", "simulate_step", "step_operators"]
+__all__ = [
+    "CUDA_BLOCK",
+    "check_initialized",
+    "predict",
+    "run_step",
+    "simulate",
+    "simulate_step",
+    "stage_actions",
+    "step_operators",
+]
 
 CUDA_BLOCK = 512
 
@@ -90,6 +99,21 @@ def simulate_step(
         StepError: the step raised.
     """
     return run_step(model, call, plan, lambda run, how: (run.estimate(*how), run.by_call()))
+
+
+def stage_actions(model: nn.Module, call: CallArguments, plan: StepPlan) -> StageActions:
+    """Return the memory of each kind of action of a stage of a pipeline; ``plan`` says which stage it is.
+
+    Raises:
+        InputError: as for ``simulate_step``.
+        StepError: the step raised.
+    """
+
+    def read(run: StepRun, how: _How) -> StageActions:
+        assert isinstance(run, StageRun)
+        return run.actions(*how)
+
+    return run_step(model, call, plan, read)
 
 
 def step_operators(model: nn.Module, call: CallArguments, plan: StepPlan) -> tuple[list[StepOperator], list[str]]:
@@ -155,15 +179,14 @@ def run_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
-        run = run_of(model, args, kwargs, plan, device, **options)
+        kind = StepRun if plan.stage is None else StageRun
+        run = kind(model, args, kwargs, plan, device, **options)
         with as_step_error(lambda: run.doing, remedies):
             reason = _step(run, shapes, can_run)
         if reason is None:
             return read(run, _How(str(wanted), "shape", notes))
     if not can_run:
-        raise InputError(
-            f"{reason}, so the step must run for real: on the model's device ({own}), with its dtype, and with values"
-        )
+        raise NeedsValuesError(reason, own)
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
         resizes = run.allocations.following_resizes()
@@ -178,7 +201,7 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
 
     An error of unknown cause is raised again if the step cannot run for real (``can_run``), which would show the cause.
     """
-    with Operators(Uncounted(), shapes):
+    with Operators(Uncounted(), shapes), run.allocations.following_resizes():
         apply_checkpoint(run.model, run.plan.checkpoint)
         try:
             run.step()

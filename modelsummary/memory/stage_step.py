@@ -1,63 +1,120 @@
-"""The step of one rank of a pipeline: micro-batches in the order of a schedule, as torch's engine runs them.
+"""The actions of one stage of a pipeline, as torch's engine runs them: what each takes beyond what lived before it.
 
-All micro-batches of a stage take the same memory. So at most three run here, and the others are added: what each of
-them keeps between its forward and its backward, and the buffers for what it receives.
+All micro-batches of a stage take the same memory. So three run here, in an order in which each kind of action occurs
+as the first one, among others, and as the last one. ``rank_step`` puts the actions of a whole step together.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from modelsummary.capture.backward import BackwardTimer
-from modelsummary.capture.timer import TimedStep
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.step import StepRun, casting, category_of, loss_of
-from modelsummary.memory.step_plan import StepPlan
+from modelsummary.memory.step_plan import StageShare
 
-__all__ = ["StageRun", "run_of"]
+__all__ = ["ActionMemory", "Held", "StageActions", "StageRun", "add", "trial_of"]
+
+Held = tuple[int, ...]  # bytes by category, in the order of ``CATEGORIES``
+_INPUTS = CATEGORIES.index("inputs")
+_REDUCE, _STEP = "R", "S"
+_BEFORE = frozenset({"params", "buffers", "inputs"})  # what lives before the first operator
 
 
-def run_of(model: torch.nn.Module, args: Any, kwargs: Any, plan: StepPlan, *place: Any, **options: Any) -> StepRun:
-    """Return the run of a step: of a whole model, or of a stage if the plan has one."""
-    kind = StepRun if plan.stage is None else StageRun
-    return kind(model, args, kwargs, plan, *place, **options)
+def add(one: Held, other: Held) -> Held:
+    """Return the sum by category.
+
+    >>> add((1, 2), (10, 20))
+    (11, 22)
+    """
+    return tuple(map(sum, zip(one, other, strict=True)))
+
+
+def trial_of(actions: str) -> str:
+    """Return a short order in which the actions of a stage occur as in a long one.
+
+    >>> trial_of("FFFFBFBFBBBB"), trial_of("FFIFIWFIWIWW"), trial_of("FFFIWBBB")
+    ('FFBFBB', 'FFIWFIWIW', 'FFIWFBIW')
+    """
+    kinds = list(dict.fromkeys(each for each in actions if each in "BI"))
+    first, other = ({"B": "B", "I": "IW"}[each] for each in (kinds[0], kinds[-1]))
+    return f"FF{first}F{other}{first}"
+
+
+def _less(one: Held, other: Held) -> Held:
+    return tuple(each - before for each, before in zip(one, other, strict=True))
+
+
+@dataclass(frozen=True)
+class ActionMemory:
+    """The bytes that one action takes beyond what lived before it.
+
+    Attributes:
+        points: while each of its operators runs.
+        after: once it has ended.
+    """
+
+    points: tuple[TimelinePoint, ...]
+    after: Held
+
+
+@dataclass(frozen=True)
+class StageActions:
+    """The memory of a stage, apart from the schedule.
+
+    Attributes:
+        totals: parameters, gradients, optimizer state, and inputs of the whole step with buffers of all micro-batches.
+        before: bytes that live before the step.
+        actions: kind -> the actions of that kind that were tried: the first, a further one, and the last one. ``"F"``
+            forward, ``"B"`` backward, or its halves ``"I"`` for inputs and ``"W"`` for weights, ``"R"`` reduction of
+            the gradients that FSDP accumulated, ``"S"`` step of the optimizer.
+        result: bytes of the result of one micro-batch.
+        sent: bytes of the gradients of one micro-batch's inputs.
+        share: what the stage runs.
+    """
+
+    totals: MemoryEstimate
+    before: Held
+    actions: dict[str, tuple[ActionMemory, ...]]
+    result: int
+    sent: int
+    share: StageShare
 
 
 class _InFlight(NamedTuple):
     """A micro-batch between its forward and its backward.
 
     Attributes:
-        step: log of its forward.
+        timer: marks the nodes of its backward.
         output: its result, which torch's engine keeps until the backward has ended.
         results: tensors of its result that require a gradient; the loss on the last stage.
         inputs: tensors that it took.
     """
 
-    step: TimedStep
+    timer: BackwardTimer
     output: Any
     results: list[Tensor]
     inputs: list[Tensor]
 
 
 class StageRun(StepRun):
-    """One simulated step of a stage and its record."""
+    """A simulated run of three micro-batches of a stage, and its record."""
 
     def step(self) -> None:
         """Prepare the state before a step, and run the micro-batches and the optimizer."""
         stage = self.plan.stage
         assert stage is not None
         self._waiting: list[_InFlight] = []
+        self._halves: list[Any] = []  # what the second half of a backward continues with
         self._gradients: list[Tensor] = []  # buffers of what the next stage sends back
         self._sent: list[Tensor | None] = []  # gradients on their way to the stage before
-        self._kept = self._unfollowed = self._activations = self._last_backward = 0
-        order = _order(stage.microbatches, stage.in_flight)
-        ahead = order.index("B")
+        self._marks: list[tuple[str, int]] = []  # kind of an action, number of the operator that follows it
+        order = trial_of(stage.actions)
         calls = [(self._args, self._kwargs), *(self._like_first() for _ in range(order.count("F") - 1))]
         arguments = iter(calls)  # the buffers live as long as the stage
         self._hold_state(tensors_of(calls))
@@ -65,18 +122,23 @@ class StageRun(StepRun):
         self._unfollowed = stage.microbatches * inputs - self._held("inputs")
         with self.allocations:
             self._prepare()
+            self._mark("")
             for place, kind in enumerate(order):
-                if kind == "B":
-                    self._run_backward()
-                    continue
-                before = self.allocations.held()
-                self._run_forward(*next(arguments))
-                if place == ahead - 1:
-                    self._kept = (stage.in_flight - ahead) * (self.allocations.held() - before)
+                if kind == "F":
+                    self._run_forward(*next(arguments))
+                else:
+                    self._run_backward(kind)
+                self._mark(kind)
+                if place == 1:
                     self._note_fullest()
             self._reduce_gradients()
+            self._mark(_REDUCE)
             self._step_optimizer()
+            self._mark(_STEP)
         self._mark_gradients()
+
+    def _mark(self, kind: str) -> None:
+        self._marks.append((kind, len(self.allocations.operators)))
 
     def _like_first(self) -> tuple[Any, Any]:
         """Return the arguments, with new buffers for the tensors that the previous stage sends."""
@@ -97,6 +159,9 @@ class StageRun(StepRun):
     def _run_forward(self, args: Any, kwargs: Any) -> None:
         assert self.plan.stage is not None
         self._args, self._kwargs = args, kwargs
+        fsdp = self._fsdp()
+        if hasattr(fsdp, "set_manual_backward_finalization"):  # torch >= 2.15
+            fsdp.set_manual_backward_finalization(True)
         self._begin("forward")
         with self._saving(), casting(self.plan.autocast, self._device):
             output = self._forward()
@@ -107,7 +172,11 @@ class StageRun(StepRun):
             elif not self._gradients:
                 self._make_gradients(results)
         assert self._step is not None
-        self._waiting.append(_InFlight(self._step, output, results, list(tensors_of((args, kwargs)))))
+        self._result = sum({id(each): each.nbytes for each in tensors_of(output)}.values())
+        # It also notes the numbers that the graph keeps, so it is made before the forward counts as ended.
+        backward = BackwardTimer(self._step, self._timer.clock, on_node=self.allocations.note_node)
+        self._backwards.append(backward)
+        self._waiting.append(_InFlight(backward, output, results, list(tensors_of((args, kwargs)))))
 
     def _make_gradients(self, results: list[Tensor]) -> None:
         """Make the buffers of one micro-batch's gradients, which live from the start of the first step on."""
@@ -120,30 +189,44 @@ class StageRun(StepRun):
             self._unfollowed += (self.plan.stage.microbatches - 1) * found.nbytes
 
     def _note_fullest(self) -> None:
-        """Note the moment at which all micro-batches are in flight, before the first backward."""
+        """Note what is kept for the backward: two micro-batches are in flight."""
         assert self.plan.stage is not None
         kept = [(each.output, each.results) for each in self._waiting] if self.plan.stage.is_last else ()
         self.allocations.forward_ended(tensors_of(kept))
-        self._activations = self._held("activations")
-        self._after_forward = self.allocations.held()
 
-    def _run_backward(self) -> None:
-        step, _output, results, inputs = self._waiting.pop(0)
-        backward = BackwardTimer(step, self._timer.clock, on_node=self.allocations.note_node)
-        self._backwards.append(backward)
-        self._last_backward = len(self.allocations.operators)
+    def _run_backward(self, kind: str) -> None:
+        if kind != "W":
+            self._current = self._waiting.pop(0)
+            fsdp = self._fsdp()
+            if fsdp is not None:  # gradients are accumulated whole, and reduced after the last backward
+                fsdp.set_is_last_backward(False)
+                fsdp.set_reshard_after_backward(False)
+                fsdp.set_requires_gradient_sync(False)
         self._begin("backward")
-        fsdp = self._fsdp()
-        if fsdp is not None:  # gradients are accumulated whole, and reduced after the last backward
-            fsdp.set_is_last_backward(False)
-            fsdp.set_reshard_after_backward(False)
-            fsdp.set_requires_gradient_sync(False)
-        torch.autograd.backward(results, self._gradients or None)
-        backward.detach()
+        timer, _output, results, inputs = self._current
+        assert self.plan.stage is not None
+        if kind == "B" or self.plan.stage.is_first:
+            if kind != "I":  # the first stage has no gradient of inputs to send: its backward runs whole
+                torch.autograd.backward(results, self._gradients or None)
+        else:
+            self._run_half(kind, results, inputs)
+        if kind != "I":
+            del self._current, _output, results
+            timer.detach()
         self._mark_gradients()
-        self._sent = [each.grad for each in inputs if each.requires_grad]
+        if kind != "W":
+            self._sent = [each.grad for each in inputs if each.requires_grad]
         for each in inputs:
             each.grad = None
+
+    def _run_half(self, kind: str, results: list[Tensor], inputs: list[Tensor]) -> None:
+        from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+        if kind == "I":
+            _, groups = stage_backward_input(results, self._gradients or None, inputs, self.model.parameters())
+            self._halves.append(groups)
+        else:
+            stage_backward_weight(self.model.parameters(), self._halves.pop(0))
 
     def _fsdp(self) -> Any:
         """Return the stage if FSDP2 shards it, else None."""
@@ -156,45 +239,40 @@ class StageRun(StepRun):
         if self._fsdp() is not None:
             from torch.distributed.pipelining import PipelineStage
 
-            stage: Any = SimpleNamespace(submod=self.model)
-            PipelineStage.perform_reduce_grad(stage, 1)
+            stage: Any = PipelineStage.__new__(PipelineStage)  # the method needs these attributes only
+            stage.submod, stage.has_backward, stage._gradient_reduction_handle = self.model, True, None
+            stage.perform_reduce_grad(1)
             self._mark_gradients()
         self._sent = []
 
     # -------------------------------------------------------------------------------------------- results
 
-    def estimate(self, device: str, execution: str, notes: list[str]) -> MemoryEstimate:
-        """Return the figures of the step; all micro-batches in flight keep activations."""
-        found = super().estimate(device, execution, notes)
-        return replace(
-            found,
-            inputs=found.inputs + self._unfollowed,
-            activations=self._activations + self._kept,
-            held_after_forward=found.held_after_forward + self._unfollowed + self._kept,
+    def actions(self, device: str, execution: str, notes: list[str]) -> StageActions:
+        """Return the memory of each kind of action."""
+        stage = self.plan.stage
+        assert stage is not None
+        timeline = self._timeline()
+        states = [self._state_at(number) for _, number in self._marks]
+        found: dict[str, list[ActionMemory]] = {}
+        for place, (kind, end) in enumerate(self._marks[1:]):
+            begin, before = self._marks[place][1], states[place]
+            points = (each._replace(held=_less(each.held, before)) for each in timeline[begin:end])
+            found.setdefault(kind, []).append(ActionMemory(tuple(points), _less(states[place + 1], before)))
+        whole = self.estimate(device, execution, notes)
+        return StageActions(
+            totals=replace(whole, inputs=whole.inputs + self._unfollowed),
+            before=add(states[0], tuple(self._unfollowed * (place == _INPUTS) for place in range(len(CATEGORIES)))),
+            actions={kind: tuple(each) for kind, each in found.items()},
+            result=self._result,
+            sent=sum(each.nbytes for each in tensors_of((self._args, self._kwargs)) if each.requires_grad),
+            share=stage,
         )
 
-    def _timeline(self) -> list[TimelinePoint]:
-        """Return the timeline of the micro-batches that ran while the most others were in flight."""
-        inputs, activations = CATEGORIES.index("inputs"), CATEGORIES.index("activations")
-        points = []
-        for number, point in enumerate(super()._timeline()):
-            held = list(point.held)
-            held[inputs] += self._unfollowed
-            held[activations] += self._kept if number < self._last_backward else 0
-            points.append(point._replace(held=tuple(held)))
-        return points
-
-
-def _order(microbatches: int, in_flight: int) -> str:
-    """Return the forwards ("F") and backwards ("B") that have the memory of a schedule, at most three of each.
-
-    After ``in_flight`` forwards, each backward is followed by a forward as long as there are micro-batches.
-
-    >>> _order(8, 4), _order(4, 4), _order(8, 1), _order(2, 2), _order(1, 1)
-    ('FFBFBB', 'FFFBBB', 'FBFBFB', 'FFBB', 'FB')
-    """
-    if microbatches == in_flight:
-        ahead = min(in_flight, 3)
-        return "F" * ahead + "B" * ahead
-    ahead = min(in_flight, 2)
-    return "F" * ahead + "BF" * min(microbatches - in_flight, 3 - ahead) + "B" * ahead
+    def _state_at(self, number: int) -> Held:
+        """Return the bytes that live between an operator and the one before it."""
+        held = [0] * len(CATEGORIES)
+        for each in self.allocations.every:
+            was_made = each.born < number or (not number and each.kind in _BEFORE)
+            if was_made and (each.died is None or each.died > number):
+                held[CATEGORIES.index(category_of(each))] += each.nbytes
+        return tuple(held)

@@ -25,6 +25,7 @@ from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
+from modelsummary.memory.given_gradients import GivenGradients
 from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["RowMemory", "Saved", "StepRun", "casting", "category_of", "loss_of"]
@@ -90,15 +91,12 @@ class StepRun:
         notes_operators: bool = False,
         counts_bytes: bool = False,
         workspaces: Callable[[OperatorCall], int] | None = None,
-        counts_fakes: bool = False,
     ) -> None:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
         self._counts_bytes = counts_bytes or not (notes_operators and on_shapes)
         self.allocations = (
-            Allocations(block_bytes, self._position, counts_fakes=counts_fakes)
-            if self._counts_bytes
-            else OperatorNotes(self._position)
+            Allocations(block_bytes, self._position) if self._counts_bytes else OperatorNotes(self._position)
         )
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
@@ -153,6 +151,7 @@ class StepRun:
         """Make the state of the optimizer, as its first step does, and gradients if they accumulate."""
         if self.plan.make_optimizer is not None and self._trained:
             self._optimizer = self.plan.make_optimizer(self._trained)
+            self._made_at_once = frozenset(map(id, self._optimizer.state))
             self._first_step(self._optimizer)
             states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
             for state in states:
@@ -161,6 +160,7 @@ class StepRun:
                     found.kind = "optimizer_state"
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter) if self.plan.accumulates else None
+        self._given = GivenGradients(self._trained)
         self._mark_gradients()
         if self._notes_operators:
             self.allocations.note_operators()
@@ -216,9 +216,24 @@ class StepRun:
         self._step_optimizer()
 
     def _step_optimizer(self) -> None:
+        self._leave_out_unused()
         if self._optimizer is not None:
             self._begin("step")
             self._optimizer.step()
+
+    def _leave_out_unused(self) -> None:
+        """Do not count gradients and optimizer states of parameters that get no gradient: no loop ever makes them.
+
+        States that the optimizer makes for all parameters before its first step, as Adagrad does, are counted.
+        """
+        states = {} if self._optimizer is None else self._optimizer.state
+        unused: list[Any] = []
+        for parameter in self._given.unused():
+            unused.append(parameter.grad)
+            parameter.grad = None
+            if states and id(parameter) not in self._made_at_once:
+                unused.append(states.pop(parameter, None))
+        self._after_forward -= self.allocations.leave_out(tensors_of(unused), tensors_of(list(states.values())))
 
     # -------------------------------------------------------------------------------------------- results
 

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from modelsummary.errors import ModelSummaryError, StepError, in_short
+from modelsummary.errors import InputError, ModelSummaryError, StepError, in_short
 
-__all__ = ["as_step_error", "remedies_for"]
+__all__ = ["NeedsValuesError", "as_step_error", "remedies_for"]
+
+
+class NeedsValuesError(InputError):
+    """Error for a step that needs the values of tensors, of a model that has none.
+
+    Attributes:
+        reason: the operator that needs them.
+    """
+
+    def __init__(self, reason: str, device: object) -> None:
+        super().__init__(
+            f"{reason}, so the step must run for real: on the model's device ({device}), with its dtype, and with "
+            "values"
+        )
+        self.reason = reason
 
 
 def remedies_for(*, train: bool, forward_only: str = "mode='inference'") -> dict[str, str]:

@@ -69,14 +69,26 @@ class StageShare(NamedTuple):
     """The part of a step that one stage of a pipeline runs.
 
     Attributes:
-        microbatches: micro-batches in the step.
-        in_flight: the most micro-batches between their forward and their backward.
+        actions: kind of each of its actions, in order: ``"F"`` forward, ``"B"`` backward, or its halves: ``"I"``,
+            gradients of inputs, and ``"W"``, gradients of weights.
+        is_first: the stage takes the input of the model.
         is_last: the stage computes the loss.
+        keeps_results: results are kept until the end of the step, as they are sent or returned.
+        keeps_gradients: gradients of inputs are kept until the end of the step, as they are sent.
+        shares_results: the next stage is on the same rank, and takes the result itself instead of a copy.
     """
 
-    microbatches: int
-    in_flight: int
+    actions: str
+    is_first: bool
     is_last: bool
+    keeps_results: bool = False
+    keeps_gradients: bool = False
+    shares_results: bool = False
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches in the step."""
+        return self.actions.count("F")
 
 
 @dataclass(frozen=True)
@@ -145,7 +157,7 @@ def _check(options: Mapping[str, Any]) -> None:
     known = StepOptions.__annotations__
     for name in options:
         if name not in known:
-            raise InputError(f"unknown option {name!r} of a step{close_to(name, known)}; known: {', '.join(known)}")
+            raise InputError(f"unknown option {name!r} of a step; known: {', '.join(known)}{close_to(name, known)}")
     for name in ("dtype", "autocast"):
         kind = options.get(name)
         if kind is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):

@@ -104,6 +104,66 @@ def test_dtype_and_accumulation():
     assert again.grads == once.grads == 848
 
 
+def used_and_unused():
+    """A layer of 6 floats that runs, and one of 12 that does not."""
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(3, 3)])
+    model.forward = model[0].forward
+    return model
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_parameters_without_a_gradient_have_no_optimizer_state(accumulates):
+    # The first layer has 2*2 + 2 = 6 floats. AdamW keeps 2 x 6 of them and 2 step counts; the second layer is not used.
+    stats = Statistics(used_and_unused(), (1, 2))
+    memory = stats.memory(optimizer="adamw", accumulates=accumulates)
+    assert (memory.params, memory.grads, memory.optimizer_state) == (4 * (6 + 12), 4 * 6, 4 * (2 * 6 + 2))
+    measured = stats.measure_memory(optimizer="adamw", accumulates=accumulates)
+    assert measured.held_after_forward == measured.predicted.held_after_forward == memory.held_after_forward
+
+
+class Shares(torch.optim.SGD):
+    """Keeps for each parameter with a gradient the parameter itself, a table that all share, and a copy."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                self.table = getattr(self, "table", torch.zeros(256))
+                state.update(own=parameter.data, table=self.table, copy=torch.zeros_like(parameter))
+
+
+def test_states_that_an_unused_parameter_shares_are_counted():
+    memory = Statistics(used_and_unused(), (1, 2)).memory(optimizer=Shares)
+    assert (memory.params, memory.optimizer_state) == (4 * (6 + 12), 4 * (256 + 6))
+
+
+def test_states_that_the_optimizer_makes_at_once_are_counted():
+    # Adagrad makes a sum and a step count for each of the four parameters before any of them has a gradient.
+    stats = Statistics(used_and_unused(), (1, 2))
+    memory = stats.memory(optimizer=torch.optim.Adagrad)
+    assert (memory.grads, memory.optimizer_state) == (4 * 6, 4 * (6 + 12 + 4))
+    assert stats.measure_memory(optimizer=torch.optim.Adagrad).held_after_forward == memory.held_after_forward
+
+
+def values_needed(self, x):
+    return self.model(x) if x.sum().item() < 1e9 else x
+
+
+def test_a_gradient_that_a_hook_replaces_while_something_holds_the_old_one():
+    model, old = mlp(), []
+
+    def replace_gradient(parameter):
+        old.append(parameter.grad)
+        parameter.grad = parameter.grad.clone()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(replace_gradient)
+    plain = Statistics(mlp(), (2, 8)).memory(optimizer="adamw")
+    memory = Statistics(Call(values_needed, model=model), (2, 8)).memory(optimizer="adamw", accumulates=True)
+    assert memory.execution == "real"
+    assert memory.optimizer_state == plain.optimizer_state
+
+
 def test_blocks():
     memory = Statistics(mlp(), (2, 8)).memory(optimizer="sgd-momentum", block_bytes=512)
     assert memory.params == 512 * 4  # 512, 64, 256 and 16 bytes
@@ -393,6 +453,8 @@ def test_a_step_that_needs_values_runs_for_real():
     assert memory.grads == 4 * 36
     with pytest.raises(InputError, match="must run for real"):
         stats.memory(dtype=torch.bfloat16)
+    with pytest.raises(InputError, match=r"other batch sizes on shapes, but aten.* needs the values of a tensor"):
+        stats.max_batch_size(10**6)
 
 
 def test_measured():
@@ -532,3 +594,4 @@ def test_it_is_plain_data():
     assert pickle.loads(pickle.dumps(memory)) == memory
     assert json.loads(json.dumps(memory.to_dict()))["peak_at"]["phase"] in ("forward", "backward", "step")
     assert "Optimizer state (Adam)" in str(memory)
+    assert "Optimizer state (no optimizer)" in str(Statistics(mlp(), (2, 8)).memory())
