@@ -2,6 +2,7 @@
 
 python -m benchmarks.parallel_memory            # predicted beside measured, two gloo processes
 python -m benchmarks.parallel_memory gpt2       # these models only
+python -m benchmarks.parallel_memory --schedules  # two stages or four, under each schedule of torch's engine
 python -m benchmarks.parallel_memory --giant    # seconds for Llama 3.1 405B on 8,192 ranks
 """
 
@@ -13,11 +14,13 @@ import warnings
 from typing import Any
 
 import torch
+from torch.distributed import pipelining
 from torch.utils._pytree import tree_map
 
 from modelsummary import Statistics
 from modelsummary.capture.values import tensors_of
 from modelsummary.memory.step import loss_of
+from modelsummary.split.engine import ENGINE_SCHEDULES, pipeline_stages
 from tests.parallel import models, processes
 from tests.real_memory import alive, allocated
 
@@ -26,17 +29,21 @@ TARGET = torch.zeros(MICROBATCHES)  # the loss takes none, but torch's schedules
 STEPS = 3  # gloo copies in a thread of its own; the step whose copies overlap least with others counts
 MEMORY_MODELS = ("decoder", "gpt2", "llama", "bert", "vit", "hf_llama", "hf_bert", "hf_vit")
 MEMORY_PLANS = ({"tensor": 2}, {"shard": 2}, {"pipeline": 2})
+ENGINE = {**ENGINE_SCHEDULES, "dualpipev": ("ScheduleDualPipeV", False, True)}
+SCHEDULES = ("gpipe", "zb", "interleaved1f1b", "zbv", "dualpipev")  # of torch's engine, besides 1F1B
 
 
-def memory(chosen: list[str]) -> None:
+def memory(chosen: list[str], plans: tuple[dict[str, Any], ...]) -> None:
     """Print the bytes held after the forward and the peak, predicted and measured, of the rank that differs most."""
     torch.set_default_dtype(torch.float64)
     for name in chosen or MEMORY_MODELS:
-        measured = processes.run(_held, 2, [(name, options) for options in MEMORY_PLANS])
-        for number, options in enumerate(MEMORY_PLANS):
+        measured = processes.run(_held, 2, [(name, options) for options in plans])
+        for number, options in enumerate(plans):
             model, inputs = models.make(name)
-            plan = Statistics(model, inputs).parallel_plan(**options)
-            given = {"microbatches": MICROBATCHES} if "pipeline" in options else {}
+            plan = Statistics(model, inputs).parallel_plan(**_sizes(options))
+            given: dict[str, Any] = {}
+            if "pipeline" in options:
+                given = {"microbatches": MICROBATCHES, "schedule": options.get("schedule", "1f1b")}
             found = []
             for rank in range(2):
                 guess = plan.memory(rank, optimizer="adamw", **given)
@@ -47,15 +54,25 @@ def memory(chosen: list[str]) -> None:
             print(f"| {name}, {plan_name}, rank {rank} | {guessed:,} / {held:,} | {ratio:.4f} |", flush=True)
 
 
+def _sizes(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: size for name, size in options.items() if name != "schedule"}
+
+
 def _held(_rank: int, _n: int, cases: list[Any]) -> list[tuple[int, int]]:
     """Return the bytes held after the forward, and the peak, of each case: the smallest of some steps."""
     found = []
     for name, options in [cases[0], *cases]:  # the first run also fills caches of torch, and is left out
         before = alive()
         model, inputs = models.make(name)
-        plan = Statistics(model, inputs).parallel_plan(**options)
-        applied = plan.apply(model, plan.device_mesh("cpu"))
-        step, clear = _stage_step(applied, inputs) if "pipeline" in options else _model_step(applied, inputs)
+        plan = Statistics(model, inputs).parallel_plan(**_sizes(options))
+        without = alive()
+        mesh = plan.device_mesh("cpu")
+        before += alive() - without  # the ranks of a mesh are a tensor, which is on the CPU with any device
+        applied = _stages(plan, options.get("schedule", "1f1b")) if "pipeline" in options else plan.apply(model, mesh)
+        if "pipeline" in options:
+            step, clear = _stage_step(applied, inputs, options.get("schedule", "1f1b"))
+        else:
+            step, clear = _model_step(applied, inputs)
         del model, inputs, plan, applied  # with the other stages
         step()
         steps = []
@@ -82,26 +99,42 @@ def _model_step(model: Any, inputs: Any) -> Any:
     return step, optimizer.zero_grad
 
 
-def _stage_step(stage: Any, inputs: Any) -> Any:
-    """Return a step of 1F1B, whose record of the forward is the begin of the first backward."""
-    from torch.distributed.pipelining import Schedule1F1B
+def _stages(plan: Any, schedule: str) -> list[Any]:
+    """Return the stages of this rank."""
+    _, is_alone, in_v = ENGINE[schedule]
+    stages = plan._stages if is_alone or schedule == "zb" else plan._split(4)
+    return pipeline_stages(stages, torch.device("cpu"), None, in_v=in_v)
 
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda out, _: loss_of(out, None), scale_grads=False)
-    whole = tree_map(lambda each: torch.cat([each] * MICROBATCHES), inputs) if stage.is_first else ()
+
+def _stage_step(stages: list[Any], inputs: Any, name: str) -> Any:
+    """Return a step of a schedule, whose record of the forward is the begin of the first backward."""
+    kind, is_alone, _ = ENGINE[name]
+    make: Any = getattr(pipelining, kind)
+    schedule = make(
+        stages[0] if is_alone else stages, MICROBATCHES, loss_fn=lambda out, _: loss_of(out, None), scale_grads=False
+    )
+    is_first, is_last = (any(getattr(each, where) for each in stages) for where in ("is_first", "is_last"))
+    whole = tree_map(lambda each: torch.cat([each] * MICROBATCHES), inputs) if is_first else ()
     args, kwargs = ((), whole) if isinstance(whole, dict) else (whole, {})
-    target = TARGET if stage.is_last else None
-    optimizer = torch.optim.AdamW(stage.submod.parameters())
-    backward = stage.backward_one_chunk
-    if stage.is_last:  # torch's engine takes no other containers
-        stage.submod.register_forward_hook(lambda _module, _args, out: tuple(tensors_of(out)))
+    target = TARGET if is_last else None
+    optimizer = torch.optim.AdamW([each for stage in stages for each in stage.submod.parameters()])
+    backwards = [stage.backward_one_chunk for stage in stages]
+    for stage in stages:
+        if stage.is_last:  # torch's engine takes no other containers
+            stage.submod.register_forward_hook(lambda _module, _args, out: tuple(tensors_of(out)))
 
-    def first_backward(*args: Any, **kwargs: Any) -> None:
-        with torch.profiler.record_function("## forward"):
-            stage.backward_one_chunk = backward
-        backward(*args, **kwargs)
+    def first_backward(number: int) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> None:
+            with torch.profiler.record_function("## forward"):
+                for stage, own in zip(stages, backwards, strict=True):
+                    stage.backward_one_chunk = own
+            backwards[number](*args, **kwargs)
+
+        return backward
 
     def step() -> None:
-        stage.backward_one_chunk = first_backward
+        for number, stage in enumerate(stages):
+            stage.backward_one_chunk = first_backward(number)
         schedule.step(*args, target=target, return_outputs=False, **kwargs)
         optimizer.step()
 
@@ -132,9 +165,12 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of models in tests/parallel/models.py")
+    parser.add_argument("--schedules", action="store_true", help="compare schedules of stages")
     parser.add_argument("--giant", action="store_true", help="time the account of Llama 3.1 405B")
     chosen = parser.parse_args()
     if chosen.giant:
         giant()
+    elif chosen.schedules:
+        memory(chosen.names, tuple({"pipeline": 2, "schedule": name} for name in SCHEDULES))
     else:
-        memory(chosen.names)
+        memory(chosen.names, MEMORY_PLANS)

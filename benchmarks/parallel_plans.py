@@ -7,7 +7,8 @@
     python -m benchmarks.parallel_plans divided        # the same with experts divided over the two processes
     python -m benchmarks.parallel_plans agree gemma    # these architectures only
 
-``agree`` appends to the file; architectures in it are not compared again.
+Each appends to its file (``--out``) a line per architecture; architectures in it are not compared again.
+``equal`` and ``divided`` also compare the collectives, and take names such as ``timm/vit_tiny_patch16_224``, too.
 ``tests/zoo`` builds the tiny architectures.
 """
 
@@ -20,8 +21,8 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.record.events import values_in
 from modelsummary.record.runs import record_once
-from tests.parallel import models, processes
-from tests.zoo import timm_models, transformers_models
+from tests.parallel import collectives, models, processes
+from tests.zoo import timm_models, torchvision_models, transformers_models
 
 STYLES = {
     "colwise": "column",
@@ -58,18 +59,15 @@ def starred(fqn: str) -> str:
     return re.sub(r"\d+", "*", fqn)
 
 
-def agree(names: list[str], results: Path) -> None:
-    """Compare with each architecture, and append a line of JSON for each to a file; those in the file are skipped.
-
-    A star marks layers whose activations are whole on each rank.
-    """
-    done = (
-        {each["name"]: each for each in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
-    )
-    for name in names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]:
+def _resumed(names: list[str], results: Path, compare: Callable[[str], dict[str, Any]]) -> None:
+    """Compare with each architecture, and append a line of JSON for each to a file; those in the file are skipped."""
+    lines = map(json.loads, results.read_text().splitlines()) if results.exists() else ()
+    done = {each["name"]: each for each in lines}
+    names = names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]
+    for name in names:
         if name not in done:
             begin = time.perf_counter()
-            done[name] = {"name": name, **_agreement(name), "seconds": round(time.perf_counter() - begin, 1)}
+            done[name] = {"name": name, **compare(name), "seconds": round(time.perf_counter() - begin, 1)}
             with results.open("a") as file:
                 file.write(json.dumps(done[name]) + "\n")
         found = done[name]
@@ -80,12 +78,19 @@ def agree(names: list[str], results: Path) -> None:
     print(dict(Counter(each["verdict"] for each in done.values())))
 
 
+def _failure(verdict: str, error: Exception, length: int = 200) -> dict[str, Any]:
+    return {"verdict": verdict, "error": f"{type(error).__name__}: {str(error)[:length]}"}
+
+
 def _agreement(name: str) -> dict[str, Any]:
-    """Return a verdict on one architecture, and the differences."""
+    """Return a verdict on one architecture, and the differences.
+
+    A star marks layers whose activations are whole on each rank.
+    """
     try:
         example = transformers_models.make(name)
     except Exception as error:
-        return {"verdict": "cannot be built", "error": f"{type(error).__name__}: {str(error)[:120]}"}
+        return _failure("cannot be built", error, 120)
     theirs = getattr(example.model, "tp_plan", None) or {}
     if not theirs:
         return {"verdict": "no plan"}
@@ -94,7 +99,7 @@ def _agreement(name: str) -> dict[str, Any]:
         calls = Calls(example.model, record_once(example.model, stats.live.call, stats.execution, rules=RULES))
         found = derive(calls)
     except Exception as error:
-        return {"verdict": "fails", "error": f"{type(error).__name__}: {str(error)[:200]}"}
+        return _failure("fails", error)
     own = bool(getattr(example.model.config, "base_model_tp_plan", None))
     differences = [
         f"{fqn}: {style}, here {have}{f': {why}' if why else ''}"
@@ -158,77 +163,76 @@ def _of_parameters(found: Derivation, theirs: dict[str, str]) -> dict[tuple[str,
     return differs
 
 
-def _architectures(names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the example of each architecture that can be built tiny."""
-    for name in names or [each for each in transformers_models.names() if not each.endswith(transformers_models.CACHE)]:
-        with suppress(Exception):
-            yield name, transformers_models.make(name)
+def _experts(name: str) -> dict[str, Any]:
+    """Return a verdict on the experts of one architecture with a plan for expert parallelism."""
+    try:
+        example = transformers_models.make(name)
+    except Exception as error:
+        return _failure("cannot be built", error, 120)
+    theirs = getattr(example.model, "ep_plan", None) or {}
+    dispatched = {fqn for fqn, _ in example.model.named_modules() if theirs.get(starred(fqn)) == "ep_dispatch_experts"}
+    stacked = {fqn for fqn, _ in example.model.named_parameters() if theirs.get(starred(fqn)) == "grouped_gemm"}
+    if not dispatched and not stacked:
+        return {"verdict": "no plan" if not theirs else "no experts"}
+    try:
+        plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(expert=2)
+    except Exception as error:
+        return _failure("refused", error, 300)
+    ours = {layer.fqn for layer in plan.layers}
+    sharded = {f"{layer.fqn}.{each}" for layer in plan.layers for each, dim in layer.shards.items() if dim == 0}
+    missing, more = (dispatched - ours) | (stacked - sharded), ours - dispatched
+    differences = [f"missing {fqn}: {plan.replicated.get(fqn, '')}" for fqn in sorted(missing)]
+    differences += [f"more {fqn}" for fqn in sorted(set(map(starred, more)))]
+    return {"verdict": "differs" if missing else "more" if more else "equal", "differences": differences}
 
 
-def experts(names: list[str]) -> None:
-    """One line per architecture with a plan for expert parallelism."""
-    verdicts: Counter[str] = Counter()
-    for name, example in _architectures(names):
-        theirs = getattr(example.model, "ep_plan", None) or {}
-        dispatched = {
-            fqn for fqn, _ in example.model.named_modules() if theirs.get(starred(fqn)) == "ep_dispatch_experts"
-        }
-        stacked = {fqn for fqn, _ in example.model.named_parameters() if theirs.get(starred(fqn)) == "grouped_gemm"}
-        if not dispatched and not stacked:
-            continue
-        try:
-            plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(expert=2)
-        except Exception as error:
-            verdicts["refused"] += 1
-            print(f"{name:32} refused: {str(error)[:300]}", flush=True)
-            continue
-        ours = {layer.fqn for layer in plan.layers}
-        sharded = {f"{layer.fqn}.{each}" for layer in plan.layers for each, dim in layer.shards.items() if dim == 0}
-        missing, more = (dispatched - ours) | (stacked - sharded), ours - dispatched
-        verdict = "differs" if missing else "more" if more else "equal"
-        verdicts[verdict] += 1
-        print(f"{name:32} {verdict} {', '.join(sorted(set(map(starred, missing | more))))}", flush=True)
-        for fqn in sorted(missing):
-            print(f"    {fqn}: {plan.replicated.get(fqn, '')}")
-    print(dict(verdicts))
-
-
-def units(names: list[str]) -> None:
-    """One line per architecture that says which modules must stay whole: are its repeated ones the units of FSDP?
+def _units(name: str) -> dict[str, Any]:
+    """Return a verdict on one architecture that says which modules must stay whole: are they the units of FSDP?
 
     A module that occurs once, such as the embeddings, belongs to the root here.
     """
-    verdicts: Counter[str] = Counter()
-    for name, example in _architectures(names):
-        classes = set(getattr(example.model, "_no_split_modules", None) or ())
-        modules = {fqn: type(each).__name__ for fqn, each in example.model.named_modules()}
-        times = Counter(modules.values())
-        theirs = {fqn for fqn, kind in modules.items() if kind in classes and times[kind] > 1}
-        if not theirs:
-            continue
-        try:
-            plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(shard=2)
-        except Exception as error:
-            verdicts["refused"] += 1
-            print(f"{name:32} refused: {str(error)[:200]}", flush=True)
-            continue
-        ours = {fqn for unit in plan.units for fqn in unit}
-        cut = {fqn for fqn in ours if any(fqn.startswith(f"{whole}.") for whole in theirs)}
-        missing, more = theirs - ours, ours - theirs - cut
-        verdict = "equal" if ours == theirs else "smaller" if cut else "misses" if missing else "more"
-        verdicts[verdict] += 1
-        kinds = {"missing": missing, "more": more, "inside": cut}
-        shown = ", ".join(f"{kind}: {sorted({modules[fqn] for fqn in each})}" for kind, each in kinds.items() if each)
-        print(f"{name:32} {verdict} {shown}", flush=True)
-    print(dict(verdicts))
+    try:
+        example = transformers_models.make(name)
+    except Exception as error:
+        return _failure("cannot be built", error, 120)
+    classes = set(getattr(example.model, "_no_split_modules", None) or ())
+    modules = {fqn: type(each).__name__ for fqn, each in example.model.named_modules()}
+    times = Counter(modules.values())
+    with_parameters = {fqn for fqn, each in example.model.named_modules() if any(True for _ in each.parameters())}
+    theirs = {fqn for fqn, kind in modules.items() if kind in classes and times[kind] > 1} & with_parameters
+    if not theirs:
+        return {"verdict": "no plan"}
+    try:
+        plan = Statistics(example.model, example.kwargs or example.args).parallel_plan(shard=2)
+    except Exception as error:
+        return _failure("refused", error)
+    ours = {fqn for unit in plan.units for fqn in unit}
+    finer = {fqn for fqn in ours if any(fqn.startswith(f"{whole}.") for whole in theirs)}
+    coarser = {fqn for fqn in theirs - ours if any(fqn.startswith(f"{unit}.") for unit in ours)}
+    found = {
+        "finer": finer,
+        "coarser": coarser,
+        "more": ours - theirs - finer - {unit for unit in ours if any(fqn.startswith(f"{unit}.") for fqn in coarser)},
+        "missing": {fqn for fqn in theirs - ours - coarser if not any(each.startswith(f"{fqn}.") for each in finer)},
+    }
+    verdict = (
+        "equal" if ours == theirs else next((kind for kind in ("missing", "finer", "coarser") if found[kind]), "more")
+    )
+    differences = [
+        f"{kind} {module}: {', '.join(sorted({starred(fqn) for fqn in fqns if modules[fqn] == module}))}"
+        for kind, fqns in found.items()
+        for module in sorted({modules[fqn] for fqn in fqns})
+    ]
+    return {"verdict": verdict, "differences": differences, "units": len(ours), "called": len(plan.called_units)}
 
 
 def _example(name: str) -> tuple[Any, Any]:
     if name in models.NAMES:
         return models.make(name)
     torch.manual_seed(0)
-    library = timm_models if name.startswith("timm/") else transformers_models
-    example = library.make(name.removeprefix("timm/"))
+    libraries = {"timm": timm_models, "torchvision": torchvision_models}
+    library, _, kind = name.rpartition("/")
+    example = libraries.get(library, transformers_models).make(kind)
     inputs: Any = example.kwargs or example.args
 
     def double(value: Any) -> Any:
@@ -257,34 +261,42 @@ class _Float64(TorchFunctionMode):
         return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
 
 
-def _equal(rank: int, _n: int, names: list[str], options: dict[str, int]) -> None:
+def _equal(rank: int, _n: int, names: list[str], options: dict[str, int], results: Path) -> None:
     warnings.filterwarnings("ignore")
-    found: Counter[str] = Counter()
-    for name in names:
-        begin = time.perf_counter()
-        try:
-            torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
-            model, inputs = _example(name)
-            _take_float64(model)
-            plan = Statistics(model, inputs).parallel_plan(**options)
-        except Exception as error:
-            verdict, detail = "no plan", f"{type(error).__name__}: {str(error)[:120]}"
-        else:
-            try:
-                whole = copy.deepcopy(model)
-                plan.apply(model, plan.device_mesh("cpu"))
-                with _Float64():
-                    differences = processes.compare(whole, model, inputs)
-                good = differences["output"] <= 1e-12 and differences["grad"] <= 1e-12 and differences["step"] <= 1e-10
-                verdict = "equal" if good else "DIFFERS"
-                detail = " ".join(f"{key} {value:.1e}" for key, value in differences.items())
-            except Exception as error:
-                verdict, detail = "FAILS", f"{type(error).__name__}: {str(error)[:200]}"
-        found[verdict] += 1
-        if rank == 0:
-            print(f"{name:32} {verdict:8} {detail} ({time.perf_counter() - begin:.1f} s)", flush=True)
-    if rank == 0:
-        print(dict(found))
+    _resumed(names, results if rank == 0 else Path(f"{results}.{rank}"), partial(_compared, options=options))
+
+
+def _compared(name: str, options: dict[str, int]) -> dict[str, Any]:
+    """Compare outputs, gradients, a step of AdamW, and the collectives of a sharded model with the whole model."""
+    try:
+        torch.set_default_dtype(torch.float64 if name in models.NAMES else torch.float32)
+        model, inputs = _example(name)
+        _take_float64(model)
+    except Exception as error:
+        return _failure("cannot be built", error)
+    try:
+        plan = Statistics(model, inputs).parallel_plan(**options)
+    except Exception as error:
+        return _failure("refused", error)
+    try:
+        whole = copy.deepcopy(model)
+        plan.apply(model, plan.device_mesh("cpu"))
+        with _Float64():
+            ran = collectives.of_step(model, inputs, processes.loss_of)
+            found = processes.compare(whole, model, inputs)
+    except Exception as error:
+        return _failure("FAILS", error)
+    planned = collectives.of_plan(plan)
+    good = found["output"] <= 1e-12 and found["grad"] <= 1e-12 and found["step"] <= 1e-10
+    verdict = "DIFFERS" if not good else "equal" if ran == planned else "equal, OTHER COLLECTIVES"
+    layers = Counter(layer.role + ("*" if layer.reason else "") for layer in plan.layers)
+    reasons = sorted({f"whole: {re.sub(r'[0-9]+', '*', layer.reason)}" for layer in plan.layers if layer.reason})
+    return {
+        "verdict": verdict,
+        **{key: float(f"{value:.1e}") for key, value in found.items()},
+        "layers": dict(layers),
+        "differences": [*reasons, *([] if ran == planned else [f"ran {ran}", f"planned {planned}"])],
+    }
 
 
 if __name__ == "__main__":
@@ -292,14 +304,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("agree", "experts", "units", "equal", "divided"))
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--out", type=Path, default=Path("agree.jsonl"), help="a line of JSON for each architecture")
+    parser.add_argument("--out", type=Path, help="a line of JSON for each architecture; default: WHAT.jsonl")
     chosen = parser.parse_args()
-    if chosen.what == "agree":
-        agree(chosen.names, chosen.out)
-    elif chosen.what == "experts":
-        experts(chosen.names)
-    elif chosen.what == "units":
-        units(chosen.names)
+    out = chosen.out or Path(f"{chosen.what}.jsonl")
+    of_one = {"agree": _agreement, "experts": _experts, "units": _units}
+    if chosen.what in of_one:
+        _resumed(chosen.names, out, of_one[chosen.what])
     else:
         options = {"expert": 2} if chosen.what == "divided" else {"tensor": 2}
-        processes.run(_equal, 2, chosen.names or list(models.NAMES), options)
+        processes.run(_equal, 2, chosen.names or list(models.NAMES), options, out)

@@ -33,19 +33,21 @@ def apply_plan(
     """Shard a model as ``ParallelPlan.apply`` says."""
     _check_mesh(plan, mesh)
     _check_model(plan, model)
+    values = _values(model, checkpoint, init)
+    _check_ties(plan, model)
     if plan.pipeline > 1:
         stages = plan._stages
         if stages is None or stages.model is not model:
             raise InputError("a plan with stages applies only to the model it was made from; make a plan of this one")
         rank, group = mesh["pipeline"].get_local_rank(), mesh["pipeline"].get_group()
         device = torch.device(mesh.device_type)
-        stage = stages.pipeline_stage(rank, device, group, checkpoint=checkpoint, init=init)
+        stage = stages.pipeline_stage(rank, device, group, checkpoint=values, init=init)
         shard_module(plan, stage.submod, meshes_of(mesh))
         return stage
     empty = {name: module for name, module in model.named_modules() if _is_empty(module)}
     shard_module(plan, model, meshes_of(mesh))
     if empty:
-        _fill(model, empty, mesh, checkpoint, init)
+        _fill(model, empty, mesh, values, init)
     return model
 
 
@@ -76,6 +78,8 @@ def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, Dev
 
 
 def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise InputError(f"mesh must be a DeviceMesh, such as plan.device_mesh('cuda'), got {mesh!r:.80}")
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
     if sizes != plan.mesh_shape:
         raise InputError(
@@ -85,6 +89,8 @@ def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:
 
 
 def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model must be an nn.Module, got {model!r:.80}")
     own = dict(model.named_modules(remove_duplicate=False))
     named = [layer.fqn for layer in plan.layers] + [attribute.fqn for attribute in plan.attributes]
     missing = [fqn for fqn in (*named, *(fqn for unit in plan.units for fqn in unit)) if fqn not in own]
@@ -96,6 +102,16 @@ def _check_model(plan: ParallelPlan, model: nn.Module) -> None:
         raise InputError(
             f"{wrong.fqn}.{wrong.name} is {value!r}, the plan expects {wrong.whole}: was it applied before?"
         )
+
+
+def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
+    for first, *others in plan.ties:
+        apart = next((name for name in others if model.get_parameter(name) is not model.get_parameter(first)), None)
+        if apart is not None:
+            raise InputError(
+                f"{first!r} and {apart!r} are one parameter in the plan and two in this model; tie them first: "
+                "module.to('meta') unties parameters"
+            )
 
 
 def _find(module: nn.Module, fqn: str) -> nn.Module | None:
@@ -188,12 +204,13 @@ def _apply_fsdp(plan: ParallelPlan, model: nn.Module, mesh: DeviceMesh) -> None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=plan.dtype, reduce_dtype=torch.float32)
     if plan.offload:
         options["offload_policy"] = CPUOffloadPolicy()
+    called = set(plan.called_units)
     wrapped: list[Any] = []
     for unit in plan.units:
         modules = [found for fqn in unit if (found := _find(model, fqn)) is not None]
         if modules:
             fully_shard(modules if len(modules) > 1 else modules[0], **options)
-            wrapped.append(modules[0])
+            wrapped += modules[:1] if unit in called else []
     fully_shard(model, **{**options, "reshard_after_forward": False})
     for unit, following in pairwise(wrapped):
         unit.set_modules_to_forward_prefetch([following])
@@ -208,32 +225,49 @@ def _is_empty(module: nn.Module) -> bool:
     return any(each is not None and each.is_meta for each in tensors)
 
 
-def _fill(
-    model: nn.Module,
-    empty: Mapping[str, nn.Module],
-    mesh: DeviceMesh,
-    checkpoint: Any,
-    init: Callable[[nn.Module], object] | None,
-) -> None:
-    """Make the shards of this rank on its device, and give them values.
+def _values(model: nn.Module, checkpoint: Any, init: Callable[[nn.Module], object] | None) -> Mapping[str, Any] | None:
+    """Return the tensors of a checkpoint by name; None without one.
 
-    A buffer or parameter is filled by ``init``, then by its name from the checkpoint.
+    Raises:
+        InputError: a tensor of the model is on meta and would have no values, or values of another shape.
     """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    meta = {name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_meta}
-    values = checkpoint
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    meta = {name for name, each in own.items() if each.is_meta}
+    values: Mapping[str, Any] | None = checkpoint
     if checkpoint is not None and not isinstance(checkpoint, Mapping):
-        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
-    unfilled = meta - set(values or ())
+        values = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True) if meta else {}
+    given = set(values or ())
+    for name, value in (values or {}).items():
+        if name in meta and value.shape != own[name].shape:
+            raise InputError(
+                f"{name!r} of the checkpoint has the shape {tuple(value.shape)}, the model expects "
+                f"{tuple(own[name].shape)}; pass the checkpoint of a model of the same sizes"
+            )
+    unfilled = meta - given
     for names in ties_of(model):
-        if set(names) & set(values or ()):
+        if set(names) & given:
             unfilled -= set(names)
     if init is None and unfilled:
         raise InputError(
             f"{min(unfilled)!r} is on meta and has no values{' in the checkpoint' if values is not None else ''}; "
             "pass init= or checkpoint="
         )
+    return values
+
+
+def _fill(
+    model: nn.Module,
+    empty: Mapping[str, nn.Module],
+    mesh: DeviceMesh,
+    values: Mapping[str, Any] | None,
+    init: Callable[[nn.Module], object] | None,
+) -> None:
+    """Make the shards of this rank on its device, and give them values.
+
+    A buffer or parameter is filled by ``init``, then by its name from ``values``.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     ties = ties_of(model)
     _to_empty(model, torch.device(mesh.device_type))
     for names in ties:

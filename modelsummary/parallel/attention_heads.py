@@ -8,7 +8,9 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value
 
-__all__ = ["attention_inputs", "attention_shards", "attentions", "nested_encoders"]
+__all__ = ["INPUTS", "attention_inputs", "attention_shards", "attentions", "nested_encoders"]
+
+INPUTS = ("query", "key", "value")
 
 
 def attentions(calls: Calls) -> dict[str, str]:
@@ -23,17 +25,23 @@ def attentions(calls: Calls) -> dict[str, str]:
 
 def _obstacle(calls: Calls, fqn: str, module: nn.MultiheadAttention) -> str:
     if fqn not in calls.places or type(module).forward is not nn.MultiheadAttention.forward:
-        return f"{type(module).__name__} has a forward of its own"
+        return (
+            f"{type(module).__name__} overrides the forward of nn.MultiheadAttention; the forward of torch can be split"
+        )
     if module.bias_k is not None or module.add_zero_attn:
-        return "it adds keys and values of its own (add_bias_kv, add_zero_attn)"
+        return f"{fqn} adds keys and values of all heads (add_bias_kv, add_zero_attn); without them it can be split"
     names = {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_bias"}
     projection = f"{fqn}.out_proj"
     own = {name for name, each in module._parameters.items() if each is not None}
     if not own <= names or type(module.out_proj).forward is not nn.Linear.forward:
-        return "its parameters are parametrised or quantised"
+        return f"the parameters of {fqn} are parametrised or quantised; plain parameters can be split"
     if any(calls.holders[each] != {each} or calls.users.get(each) for each in (fqn, projection)):
-        return "its parameters are used elsewhere, too"
-    return "its out_proj is called elsewhere, too" if projection in calls.places else ""
+        return f"another module or function takes parameters of {fqn}, too; parameters of its own work"
+    return (
+        f"{projection} is also called as a module; the attention alone may take it"
+        if projection in calls.places
+        else ""
+    )
 
 
 def attention_shards(module: nn.Module) -> dict[str, tuple[int | None, str]]:
@@ -52,9 +60,8 @@ def attention_shards(module: nn.Module) -> dict[str, tuple[int | None, str]]:
 
 
 def attention_inputs(event: Event) -> list[Value | Attribute]:
-    """Return the tensors that are query, key and value of a call, each once."""
-    given = [*event.args[:3], *(event.kwargs[name] for name in ("query", "key", "value") if name in event.kwargs)]
-    return list(dict.fromkeys(each for each in given if isinstance(each, (Value, Attribute))))
+    """Return the tensors that are query, key and value of a call."""
+    return [*event.args[:3], *(event.kwargs[name] for name in INPUTS[len(event.args) :])]
 
 
 def nested_encoders(calls: Calls, sharded: set[str]) -> list[str]:

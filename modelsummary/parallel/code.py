@@ -20,6 +20,7 @@ _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tenso
     "CopyOutput": (),
     "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
     "ExpertParallel": (),
+    "LinearParallel": ("DTensor", "Partial", "Replicate", "Shard"),
     "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
 }
@@ -97,7 +98,7 @@ def _imports(plan: ParallelPlan) -> Iterator[str]:
 def _own_names(plan: ParallelPlan) -> list[str]:
     """Return the styles of a plan that torch lacks, each behind the one that it derives from."""
     used = {layer.style for layer in plan.layers}
-    if "ExpertParallel" in used:
+    if used & {"ExpertParallel", "LinearParallel"}:
         used.add("LocalParallel")
     return [name for name in _OWN_STYLES if name in used]
 
@@ -164,7 +165,8 @@ def _fsdp(plan: ParallelPlan) -> Iterator[str]:
     yield "for unit in units:"
     yield f"    fully_shard(unit, mesh={mesh}, reshard_after_forward={plan.reshard_after_forward}{policies})"
     yield f"fully_shard(model, mesh={mesh}, reshard_after_forward=False{policies})"
-    yield "for (unit, *_), (following, *_) in zip(units, units[1:]):"
+    n_called = len(plan.called_units)  # the others come last
+    yield f"for (unit, *_), (following, *_) in zip(units, units[1:{n_called if n_called < len(plan.units) else ''}]):"
     yield "    unit.set_modules_to_forward_prefetch([following])"
     yield "    following.set_modules_to_backward_prefetch([unit])"
 

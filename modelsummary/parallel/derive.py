@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from modelsummary.parallel.attention_heads import attentions
-from modelsummary.parallel.record_calls import Calls, is_linear
+from modelsummary.parallel.linear_layers import is_linear
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region, grow
 from modelsummary.parallel.stacked import grow_stacked
 from modelsummary.record.events import Event, Value, values_in
@@ -31,12 +32,14 @@ class Layer:
             ``"heads"`` (an ``nn.MultiheadAttention`` whose heads are sharded).
         gathers: the module's input (of rows) or output (of columns) is whole on each rank.
         dim: dimension of the input that is sharded, of a norm.
+        pieces: number of pieces that the columns are, each of which is split.
     """
 
     fqn: str
     role: str
     gathers: bool = False
     dim: int = -1
+    pieces: int = 1
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Derivation:
         """Add a region and its layers."""
         self.regions.append(region)
         for fqn in region.columns:
-            self.layers[fqn] = Layer(fqn, "column")
+            self.layers[fqn] = Layer(fqn, "column", pieces=region.pieces.get(fqn, 1))
         for fqn in region.rows:
             self.layers[fqn] = Layer(fqn, "row")
         for fqn, dim in region.norms.items():
@@ -88,15 +91,14 @@ class Derivation:
         for fqn in (*region.fqns, *region.norms, *region.owners):
             self.layers.pop(fqn, None)
 
-    def gather(self, region: Region) -> None:
+    def gather(self, region: Region, reason: str) -> None:
         """Split only the parameters of its layers: activations and all other parameters are whole on each rank."""
         self.regions.remove(region)
         for fqn in (*region.norms, *region.owners):
             del self.layers[fqn]
-        if region.module:
-            self.reasons[region.module] = "its functions do not run on shards"
+        self.reasons |= dict.fromkeys([*region.fqns, *([region.module] if region.module else [])], reason)
         for fqn in region.fqns:
-            self.layers[fqn] = replace(self.layers[fqn], gathers=True)
+            self.layers[fqn] = replace(self.layers[fqn], gathers=True, pieces=1)
 
     def drop(self, fqn: str, reason: str) -> None:
         """Leave a layer, and everything that is sharded together with it, replicated."""
@@ -123,13 +125,15 @@ def derive(calls: Calls) -> Derivation:
     """Return which layers of a recorded model can be split, and how."""
     found = Derivation(calls)
     for fqn in calls.places:
-        if fqn in found.layers or not is_linear(calls.modules[fqn]):
+        if fqn in found.layers or fqn not in calls.linears:
             continue
         region = grow(calls, fqn, found.layers)
         if region.blocked:
             region = _with_shared(found, fqn) or region
         if region.blocked or not _are_free(calls, region):
-            found.reasons[fqn] = region.blocked or "its weight is used elsewhere, too"
+            found.reasons[fqn] = (
+                region.blocked or f"{fqn} shares its weight with another module or function; a weight of its own works"
+            )
         else:
             found.add(region)
     _add_stacked(found)
@@ -146,7 +150,7 @@ def _with_shared(found: Derivation, fqn: str) -> Region | None:
     region = grow(found.calls, fqn, found.layers, shares=True)
     if region.blocked or not region.parts:
         return None
-    width = sum(_rows(found.calls, fqn) for fqn in region.columns)
+    width = sum(found.calls.features(fqn) for fqn in region.columns)
     shared = sum(stop - start for parts in region.parts.values() for start, stop in parts)
     return region if shared <= width else None
 
@@ -166,14 +170,19 @@ def _add_stacked(found: Derivation) -> None:
     """Split modules whose functions take parameters of three dimensions or more: stacked experts."""
     calls = found.calls
     for event in calls.entered:
-        parameters = [each for each in calls.modules[event.fqn]._parameters.values() if each is not None]
-        if event.fqn in found.layers or not any(each.dim() >= 3 and each.shape[0] > 1 for each in parameters):
+        if event.fqn in found.layers or not _is_stack(calls.modules[event.fqn]):
             continue
         region = grow_stacked(calls, event.fqn)
         if region.blocked:
             found.reasons[event.fqn] = region.blocked
         else:
             found.add(region)
+
+
+def _is_stack(module: nn.Module) -> bool:
+    """Return True for a module with stacked weights; a stack of one has several, unlike embeddings of positions."""
+    weights = [each for each in module._parameters.values() if each is not None and each.dim() >= 3]
+    return any(each.shape[0] > 1 for each in weights) or sum(min(each.shape[1:]) > 1 for each in weights) > 1
 
 
 def _add_attentions(found: Derivation) -> None:
@@ -196,7 +205,7 @@ def _add_pairs(found: Derivation) -> None:
     """
     calls = found.calls
     for fqn in reversed(calls.places):
-        if fqn in found.layers or not is_linear(calls.modules[fqn]):
+        if fqn in found.layers or fqn not in calls.linears:
             continue
         sink = _only_sink(calls, fqn)
         if sink is None or sink in found.layers or _owner(sink) != _owner(fqn):
@@ -204,7 +213,7 @@ def _add_pairs(found: Derivation) -> None:
         values = [value for place in calls.places[sink] for value in values_in(calls.events[place].args)]
         sources = dict.fromkeys(source for value in values for source in calls.sources(value))
         columns = [each for each in sources if each not in found.layers and _only_sink(calls, each) == sink]
-        columns = [each for each in columns if is_linear(calls.modules[each]) and _owner(each) == _owner(sink)]
+        columns = [each for each in columns if each in calls.linears and _owner(each) == _owner(sink)]
         if not _are_free(calls, Region([*columns, sink])):
             continue
         for each in columns:
@@ -228,7 +237,7 @@ def _only_sink(calls: Calls, fqn: str) -> str | None:
         if value in returned:
             return None
         for event in calls.takers.get(value, ()):
-            if event.is_module and is_linear(calls.modules[event.fqn]):
+            if calls.is_linear(event):
                 sinks.add(event.fqn)
                 if len(sinks) > 1:
                     return None
@@ -252,9 +261,9 @@ def _add_vocabulary(found: Derivation) -> None:
     given = set(values_in((calls.record.root.args, calls.record.root.kwargs)))
     shared = {fqn for region in found.regions for fqn in region.parts}
     free = [fqn for fqn in calls.places if fqn not in found.layers and fqn not in shared]
-    outputs = {fqn: _rows(calls, fqn) for fqn in free if is_linear(calls.modules[fqn])}
+    outputs = {fqn: calls.features(fqn) for fqn in free if is_linear(calls.modules[fqn])}
     tables = [fqn for fqn in free if _is_vocabulary(calls, fqn, given, outputs.values())]
-    rows = {_rows(calls, fqn) for fqn in tables}
+    rows = {calls.features(fqn) for fqn in tables}
     heads = [fqn for fqn, size in outputs.items() if size in rows]
     chosen = [*(Layer(fqn, "embedding") for fqn in tables), *(Layer(fqn, "head", gathers=True) for fqn in heads)]
     fits = {layer.fqn: layer for layer in chosen}
@@ -270,11 +279,6 @@ def _add_vocabulary(found: Derivation) -> None:
         for fqn in wrong:
             del fits[fqn]
     found.layers.update(fits)
-
-
-def _rows(calls: Calls, fqn: str) -> int:
-    weight: Any = calls.modules[fqn].weight
-    return int(weight.shape[0])
 
 
 def _is_vocabulary(calls: Calls, fqn: str, given: set[Value], outputs: Collection[int]) -> bool:
@@ -341,4 +345,6 @@ def _note_functions(found: Derivation) -> None:
         fqn, module = event.fqn, calls.modules[event.fqn]
         has_weight = any(each is not None and each.dim() == 2 for each in module._parameters.values())
         if has_weight and fqn in calls.users.get(fqn, ()) and fqn not in found.layers:
-            found.reasons.setdefault(fqn, f"torch has no style for {type(module).__name__}")
+            kind = "an embedding" if isinstance(module, nn.Embedding) else "a linear layer"
+            why = f"{type(module).__name__} does more with its weight than {kind}; {kind} can be split"
+            found.reasons.setdefault(fqn, why)

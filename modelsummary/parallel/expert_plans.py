@@ -43,8 +43,9 @@ def expert_plans(calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], list[Loca
         plans.append(_stacked_plan(calls, stacked, n_ranks, skips=any(each.name == _SKIPS for each in own)))
     plans += [_list_plan(calls, each, n_ranks) for each in experts.lists]
     if not plans:
-        why = next((f"; {fqn}: {reason}" for fqn, reason in experts.reasons.items()), "")
-        raise InputError(f"expert={n_ranks}: {type(calls.model).__name__} has no experts that can be divided{why}")
+        name = type(calls.model).__name__
+        why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
+        raise InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
     _check_divides(experts, [plan.fqn for plan in plans], n_ranks)
     return plans, attributes, experts.reasons
 

@@ -22,7 +22,8 @@ from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["ExpertList", "Experts", "StackedExperts", "find_experts"]
 
-_BY_NUMBER = frozenset({"getitem", "index_select", "grouped_mm", "grouped_mm_fallback"})
+_GROUPED = frozenset({"grouped_mm", "grouped_mm_fallback"})
+_BY_NUMBER = _GROUPED | {"getitem", "index_select"}
 _ROUTES = frozenset({"softmax", "sigmoid", "topk", "max", "argmax", "sort", "argsort"})
 _EXPERTS = Sharded(0)
 
@@ -122,10 +123,12 @@ def _stacked(calls: Calls, fqn: str, events: Sequence[Event]) -> StackedExperts:
     for name in (each for each in calls.modules if f"{each}.".startswith(f"{fqn}.")):
         users = calls.holders[name] | calls.users.get(name, set())
         if any(not f"{user}.".startswith(f"{fqn}.") for user in users):
-            raise Blocked("its parameters are used elsewhere, too")
+            raise Blocked(f"another module or function takes parameters of {name}, too; parameters of its own work")
     routes = {_routing(event) for event in events}
     if len(routes) > 1:
-        raise Blocked("its calls take different arguments")
+        raise Blocked(
+            f"the calls of {fqn} take expert numbers and weights as different arguments; equal arguments work"
+        )
     ((index, weight),) = routes
     for event in events:
         _check_mixture(calls, event, argument(event, weight), {f"{fqn}.{name}" for name in parameters})
@@ -158,11 +161,17 @@ def _routing(event: Event) -> tuple[int | str, int | str]:
     tensors = [(place, each) for place, each in given if isinstance(each, Value)]
     numbers = [(place, each) for place, each in tensors if each.dtype in (torch.int64, torch.int32)]
     if len(numbers) != 1:
-        raise Blocked("the numbers of the experts that tokens go to are not one of its arguments")
+        raise Blocked(
+            f"{event.fqn} has {len(numbers)} arguments that are integer tensors, expected one: the numbers of the "
+            "experts that tokens go to; a router outside of the module works"
+        )
     ((index, chosen),) = numbers
     weights = [place for place, each in tensors if each.dtype.is_floating_point and each.shape == chosen.shape]
     if len(weights) != 1:
-        raise Blocked("the weights of the experts are not one of its arguments")
+        raise Blocked(
+            f"{event.fqn} has {len(weights)} arguments with the shape {chosen.shape} of expert numbers, expected one: "
+            "the weights of these experts"
+        )
     return index, weights[0]
 
 
@@ -185,23 +194,31 @@ def _check_mixture(calls: Calls, module: Event, weight: Value, own: Collection[s
         found = calls.operand(leaf, states.get)
         if found is None or not isinstance(leaf, Attribute):
             return found
-        return Operand(leaf, found.shape, _EXPERTS if leaf.fqn in own else None, found.needs_grad)
+        return replace(found, layout=_EXPERTS if leaf.fqn in own else None)
 
     for event in calls.events[begin:end]:
         for value in values_in((event.args, event.kwargs)):
             maker = calls.maker.get(value)
             is_outside = maker is None or calls.position[maker] < begin
             if is_outside and value.requires_grad and value not in given:
-                raise Blocked(f"{event.name}() takes a tensor that is not an argument of the module")
+                raise Blocked(
+                    f"{event.name} in {event.fqn} takes a tensor from outside of {module.fqn}; pass it as an argument"
+                )
         for each in attributes_in((event.args, event.kwargs)):
             if not each.fqn.startswith(f"{module.fqn}.") and calls.needs_grad(each):
-                raise Blocked(f"the gradient of {each.fqn} would be in parts")
+                raise Blocked(
+                    f"each rank would have a part of the gradient of {each.fqn}, which is outside of {module.fqn}; "
+                    "parameters of the module itself work"
+                )
         state = _layer_state(calls, event, states) if event.is_module else _function_state(calls, event, operand)
         if state is not None:
             states.update(dict.fromkeys(values_in(event.result), state))
     results = values_in(module.result)
     if len(results) != 1 or states.get(results[0]) != PARTIAL:
-        raise Blocked(f"its result is not one sum that is linear in {weight.shape} weights")
+        raise Blocked(
+            f"the result of {module.fqn} is not one tensor that is linear in the weights of shape {weight.shape}; a "
+            "sum over experts, each times its weight, can be divided"
+        )
 
 
 def _layer_state(calls: Calls, event: Event, states: dict[Any, Sharded]) -> Sharded | None:
@@ -210,7 +227,10 @@ def _layer_state(calls: Calls, event: Event, states: dict[Any, Sharded]) -> Shar
     if not taken:
         return None
     if not isinstance(calls.modules[event.fqn], nn.Identity):
-        raise Blocked(f"{event.fqn} takes what is not linear in the weights of experts")
+        raise Blocked(
+            f"{event.fqn} ({type(calls.modules[event.fqn]).__name__}) takes the weights of experts, or a product with "
+            "them; functions that are linear in the weights work"
+        )
     return PARTIAL
 
 
@@ -221,11 +241,15 @@ def _function_state(calls: Calls, event: Event, operand: Any) -> Sharded | None:
     if not layouts:
         return None
     if PARTIAL in layouts:
+        if call.name in _GROUPED and call.first.layout == PARTIAL:
+            return PARTIAL  # linear in its rows, and each expert has its own
         follow_partial(call)
         added = call.operands if call.name in ("add", "iadd", "sub", "isub") else ()
         added = call.operands[:1] if call.name in ("index_add", "scatter_add") else added
         if any(each.layout is None and not calls.is_zeros(each.leaf) for each in added):
-            raise Blocked(f"{call.name}() adds a tensor that does not depend on the weights of experts")
+            raise Blocked(
+                f"{call.at} adds a tensor without the weights of experts, which each rank would add; add it elsewhere"
+            )
         return PARTIAL
     if call.name in _BY_NUMBER:
         _check_by_number(call)
@@ -235,7 +259,9 @@ def _function_state(calls: Calls, event: Event, operand: Any) -> Sharded | None:
     except (Blocked, Needs):
         layout = None
     if layout != _EXPERTS:
-        raise Blocked(f"{call.name}() takes all experts at once")
+        raise Blocked(
+            f"{call.at} takes all experts at once; functions that take experts by their number can be divided"
+        )
     return layout
 
 
@@ -250,7 +276,9 @@ def _check_by_number(call: FunctionCall) -> None:
     else:
         fits = call.first.layout is None
     if not fits:
-        raise Blocked(f"{call.name}() does not take experts by their number")
+        raise Blocked(
+            f"{call.at} does not take experts by their number; an integer index, or a tensor of integers, works"
+        )
 
 
 # -------------------------------------------------------------------------------------------------- lists
@@ -317,18 +345,25 @@ def _list(calls: Calls, fqn: str, own: dict[str, list[Event]]) -> ExpertList:
             continue
         outside = [each for each in calls.holders[name] if not f"{each}.".startswith(f"{expert}.")]
         if outside or any(not f"{user}.".startswith(f"{expert}.") for user in calls.users.get(name, ())):
-            raise Blocked(f"a parameter of {name} is used elsewhere, too")
+            raise Blocked(f"another module or function takes a parameter of {name}, too; parameters of its own work")
         if any(each is not None for each in inner._buffers.values()):
-            raise Blocked(f"{name} has buffers")
+            raise Blocked(
+                f"{name} has buffers, which ranks without that expert would lack; experts without buffers work"
+            )
     widths: set[int] = set()
     events = [event for each in own.values() for event in each]
     for event in events:
         given, made = values_in((event.args, event.kwargs)), values_in(event.result)
         if len(event.args) != 1 or event.kwargs or given != [event.args[0]] or made != [event.result]:
-            raise Blocked(f"{event.fqn} is not called with one tensor by position, or does not return one tensor")
+            raise Blocked(
+                f"{event.fqn} takes {len(given)} tensors and returns {len(made)}; one by position and one result work"
+            )
         if given[0].dtype != made[0].dtype or given[0].shape[:-1] != made[0].shape[:-1]:
-            raise Blocked(f"{event.fqn} changes the number of tokens or their dtype")
+            raise Blocked(
+                f"{event.fqn} takes {given[0].shape} {given[0].dtype} and returns {made[0].shape} {made[0].dtype}; an "
+                "expert that changes only the features works"
+            )
         widths.add(made[0].shape[-1])
     if len(widths) > 1:
-        raise Blocked(f"the experts return {', '.join(map(str, sorted(widths)))} features")
+        raise Blocked(f"the experts of {fqn} return {', '.join(map(str, sorted(widths)))} features; equal numbers work")
     return ExpertList(fqn, len(own), widths.pop(), tuple(events))

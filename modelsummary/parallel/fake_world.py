@@ -5,15 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from unittest.mock import patch
 
 import torch.distributed as dist
 
 from modelsummary import _torch
 from modelsummary.errors import InputError
 
-__all__ = ["fake_world", "real_meshes"]
+__all__ = ["fake_world"]
 
 
 @contextmanager
@@ -35,18 +33,3 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         _torch.clear_sharding_caches()
-
-
-@contextmanager
-def real_meshes() -> Iterator[None]:
-    """Return a context in which a mode of fake tensors allows meshes: a mesh looks for its rank in a tensor."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    original: Any = DeviceMesh.__init__
-
-    def make(*args: Any, **kwargs: Any) -> None:
-        with _torch.without_fakes():
-            original(*args, **kwargs)
-
-    with patch.object(DeviceMesh, "__init__", make):
-        yield

@@ -1,27 +1,29 @@
-"""Where the shards are after indexing: the sharded dimension is taken whole."""
+"""Where the shards are after indexing: the sharded dimension is taken whole, or in whole pieces."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Sharded, dim_of, sharded_operand
+from modelsummary.capture.templates import Attribute
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Operand, Pieces, Sharded, dim_of, sharded_operand
 from modelsummary.record.events import Value
 
-__all__ = ["indexed", "selected"]
+__all__ = ["begin_of", "indexed", "selected"]
 
 
 def indexed(call: FunctionCall) -> Sharded:
-    """Follow ``x[...]``, which must take the sharded dimension whole."""
+    """Follow ``x[...]``, which must take the sharded dimension whole, or whole pieces of it."""
     operand, layout = sharded_operand(call)
     index = call.event.args[1]
-    parts = list(index) if isinstance(index, (tuple, list)) else [index]
-    tensors = [each for each in call.operands[1:] if each.layout is None and isinstance(each.leaf, Value)]
-    is_lookup = len(tensors) == len(call.operands) - 1 <= 1 and all(_is_index(each.leaf) for each in tensors)
-    plain = [each for each in parts if not isinstance(each, Value)]
-    if not is_lookup or any(not (each is None or each is Ellipsis or isinstance(each, (int, slice))) for each in plain):
-        raise Blocked("x[...] takes elements by a tensor")
+    parts = [index] if _is_lookup(index) or not isinstance(index, tuple) else list(index)
+    tensors = {each.leaf: len(each.shape) for each in call.operands[1:] if each.layout is None and each.is_index}
+    lookups = [each for each in parts if _is_lookup(each)]
+    kinds = (slice,) if lookups else (slice, int)  # an integer beside a tensor may move its dimension to the front
+    plain = [each for each in parts if each is not None and each is not Ellipsis and not _is_lookup(each)]
+    if len(lookups) > 1 or len(tensors) != len(call.operands) - 1 or not all(isinstance(each, kinds) for each in plain):
+        raise Blocked(f"{call.at} takes elements by a tensor; integers, slices or one tensor of integers work")
     taken = sum(each is not None and each is not Ellipsis for each in parts)
     if Ellipsis not in parts:
         parts.append(Ellipsis)
@@ -33,16 +35,43 @@ def indexed(call: FunctionCall) -> Sharded:
             result += 1
             continue
         if dim == layout.dim:
-            if not isinstance(each, slice) or not _takes_all(each, operand.shape[dim], layout, call.sizes):
-                raise Blocked("x[...] takes a part of the sharded dimension")
-            return layout._replace(dim=result)
+            size = operand.shape[dim]
+            if isinstance(each, slice):
+                if _takes_all(each, size, layout, call.sizes):
+                    return layout._replace(dim=result)
+                return layout._replace(dim=result, outer=_pieces_in(call, each, operand, layout))
+            if type(each) is int:
+                raise Pieces(_part(call), operand.leaf, size)
+            raise Blocked(_part(call))
         dim += 1
-        result += len(each.shape) if isinstance(each, Value) else isinstance(each, slice)
-    raise Blocked("x[...] takes a part of the sharded dimension")
+        is_slice = isinstance(each, slice)
+        result += (tensors[each] if isinstance(each, (Value, Attribute)) else 1) if _is_lookup(each) else is_slice
+    raise Blocked(_part(call))
 
 
-def _is_index(leaf: Any) -> bool:
-    return not leaf.dtype.is_floating_point and leaf.dtype != torch.bool
+def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
+    """Return where ``x[index]`` begins along a dimension of ``x``; 0 if it does not take a slice without steps there.
+
+    >>> begin_of((Ellipsis, slice(16, None)), (2, 48), 1)
+    16
+    """
+    parts = [each for each in (index if isinstance(index, (tuple, list)) else (index,)) if each is not None]
+    if Ellipsis in parts:
+        place = parts.index(Ellipsis)
+        parts[place : place + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
+    part = parts[dim] if dim < len(parts) else None
+    start, _, step = part.indices(shape[dim]) if isinstance(part, slice) else (0, 0, 1)
+    return start if step == 1 else 0
+
+
+def _part(call: FunctionCall) -> str:
+    return f"{call.at} takes a part of the sharded dimension; equal parts of it work"
+
+
+def _is_lookup(index: Any) -> bool:
+    """Return True for a tensor or a list of integers."""
+    is_list = isinstance(index, list) and all(type(each) is int for each in index)
+    return is_list or isinstance(index, (Value, Attribute))
 
 
 def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool:
@@ -57,6 +86,18 @@ def _takes_all(part: slice, size: int, layout: Sharded, sizes: set[int]) -> bool
     return True
 
 
+def _pieces_in(call: FunctionCall, part: slice, operand: Operand, layout: Sharded) -> int:
+    """Return how many whole pieces a slice takes. Raises ``Pieces`` with a number of pieces that would be whole."""
+    size = operand.shape[layout.dim]
+    start, stop, step = part.indices(size)
+    number = size // math.gcd(size, start, stop)
+    if step != 1 or stop <= start:
+        raise Blocked(_part(call))
+    if layout.outer % number:
+        raise Pieces(_part(call), operand.leaf, number)
+    return (stop - start) * layout.outer // size
+
+
 def selected(position: int) -> Any:
     """Return the rule of functions that take elements along a dimension, given by the argument at a position."""
 
@@ -64,10 +105,10 @@ def selected(position: int) -> Any:
         operand, layout = sharded_operand(call)
         dim = dim_of(call.argument(position, "dim"), len(operand.shape))
         if dim == layout.dim:
-            raise Blocked(f"{call.name}() takes a part of the sharded dimension")
+            raise Blocked(_part(call))
         for each in call.operands[1:]:
             if each.layout is not None:
-                raise Blocked(f"{call.name}() takes sharded indices")
+                raise Blocked(f"{call.at} takes sharded indices; whole indices work")
         gone = len(call.result_shape) < len(operand.shape) and dim < layout.dim
         return layout._replace(dim=layout.dim - gone)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,14 @@ from torch import nn
 
 from modelsummary.parallel.attention_heads import attention_inputs, attention_shards
 from modelsummary.parallel.derive import Derivation, Layer
+from modelsummary.parallel.linear_layers import LinearLayer
 from modelsummary.parallel.plan import Collective, LayerPlan
-from modelsummary.parallel.prepared_inputs import PreparedInput, prepared_inputs
+from modelsummary.parallel.prepared_inputs import (
+    PreparedInput,
+    PreparedOutput,
+    prepared_inputs,
+    prepared_outputs,
+)
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
@@ -32,11 +38,19 @@ _STYLES = {
 _WHOLE, _CHUNK, _STRIDED = "Replicate()", "Shard({})", "_StridedShard({}, split_factor={})"
 
 
-def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
-    """Return the style and the collectives of each layer of a derivation, in the order of their calls."""
+def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> list[LayerPlan]:
+    """Return the style and the collectives of each layer of a derivation, in the order of their calls.
+
+    Args:
+        blocks: FQNs of the repeated blocks of the model.
+    """
     stream = derivation.stream or Stream({})
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
     of_column = {fqn: each for each in prepared for fqn in each.columns}
+    results = []
+    if derivation.stream is None:
+        results = prepared_outputs(derivation.calls, derivation.layers, prepared, blocks)
+    from_result = {fqn for each in results for fqn in each.columns}
     plans: list[LayerPlan] = []
     done: set[tuple[str, int | str]] = set()
     for layer in derivation.in_order():
@@ -48,7 +62,9 @@ def layer_plans(derivation: Derivation, n_ranks: int) -> list[LayerPlan]:
             own = _local_plan if layer.role == "local" else _attention_plan
             plans.append(own(derivation, layer.fqn, n_ranks))
             continue
-        plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=around is not None))
+        is_prepared = around is not None or layer.fqn in from_result
+        plans.append(_layer_plan(derivation, layer, stream, n_ranks, is_prepared=is_prepared))
+    plans += [_output_plan(each) for each in results]
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
     plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in derivation.copied]
@@ -79,23 +95,30 @@ def in_call_order(calls: Calls, plans: Sequence[LayerPlan]) -> list[LayerPlan]:
     return sorted(plans, key=lambda plan: place_of(plan.fqn))
 
 
-def with_reduced_gradients(model: nn.Module, layers: Sequence[LayerPlan], dtype: torch.dtype | None) -> list[LayerPlan]:
-    """Return plans that count the gradients which FSDP sums over the ranks of tensor parallelism, too.
+def with_reduced_gradients(
+    model: nn.Module, layers: Sequence[LayerPlan], shapes: Mapping[int, Sequence[int]], dtype: torch.dtype | None
+) -> list[LayerPlan]:
+    """Return plans that count the gradients which FSDP sums over the ranks of tensor and expert parallelism, too.
 
-    Each rank has a part of the gradient of a replicated parameter that meets sharded tensors; without FSDP, the
-    optimizer sums it.
+    Each rank has a part of the gradient of a replicated parameter that meets sharded tensors, or that experts of
+    several ranks share; without FSDP, the optimizer sums it.
 
     Args:
+        shapes: id of a parameter -> its shape on one rank.
         dtype: of the gradients; None: the dtype of each parameter.
     """
-    seen: set[int] = set()
+    seen: set[tuple[int, str]] = set()
     found = []
     for layer in layers:
-        names = {"norm": tuple(layer.shards), "local": layer.options.get("once", ())}.get(layer.role, ())
+        in_parts = {"norm": tuple(layer.shards), "local": layer.options.get("once", ())}
+        names = in_parts.get(layer.role, layer.options.get("shared", ()))
+        if layer.options.get("output_layouts", _WHOLE) != _WHOLE:  # a bias is added to what was scattered
+            bias = "out_proj.bias" if layer.role == "heads" else layer.options.get("bias", "")
+            names = (bias,) if bias in layer.shards else ()
         parameters = [model.get_submodule(layer.fqn).get_parameter(name) for name in names]
-        fresh = [each for each in parameters if each.requires_grad and id(each) not in seen]
-        seen |= {id(each) for each in fresh}
-        nbytes = sum(each.numel() * (dtype or each.dtype).itemsize for each in fresh)
+        fresh = [each for each in parameters if each.requires_grad and (id(each), layer.mesh) not in seen]
+        seen |= {(id(each), layer.mesh) for each in fresh}
+        nbytes = sum(math.prod(shapes[id(each)]) * (dtype or each.dtype).itemsize for each in fresh)
         more = (Collective("all_reduce", "backward", len(fresh), nbytes),) if fresh else ()
         found.append(replace(layer, collectives=_merged([*layer.collectives, *more])))
     return found
@@ -115,6 +138,12 @@ def _input_plan(prepared: PreparedInput, derivation: Derivation) -> LayerPlan:
     return LayerPlan(prepared.fqn, "PrepareModuleInput", options, "input", {}, 0, collectives)
 
 
+def _output_plan(prepared: PreparedOutput) -> LayerPlan:
+    collectives = _collectives("all_reduce", "backward", prepared.values)
+    options = prepared.options(_WHOLE, _WHOLE)
+    return LayerPlan(prepared.fqn, "PrepareModuleOutput", options, "output", {}, 0, collectives)
+
+
 def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: int, *, is_prepared: bool) -> LayerPlan:
     calls = derivation.calls
     module = calls.modules[layer.fqn]
@@ -125,11 +154,15 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
     shards: dict[str, int | None] = {name: None for name, each in module._parameters.items() if each is not None}
     options: dict[str, Any] = {}
     collectives: tuple[Collective, ...] = ()
+    linear = calls.linears.get(layer.fqn, LinearLayer("weight", "bias", 0, True))
+    style = _STYLES[layer.role]
     if layer.role == "norm":
         options = {"sequence_dim": layer.dim, "use_local_output": True}
     elif layer.role in ("column", "head"):
         is_table = isinstance(module, nn.Embedding)
         shards = dict.fromkeys(shards, 1 if is_table else 0)
+        if not is_table:
+            shards[linear.weight] = linear.dim
         is_chunk = layer.fqn in stream.gathered and not is_prepared
         if is_chunk:
             options = {"input_layouts": _CHUNK.format(1)}
@@ -144,7 +177,7 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
         if not (is_prepared or is_table or is_chunk):
             collectives += _collectives("all_reduce", "backward", differentiable)
     else:
-        shards["weight"] = 1 if layer.role == "row" else 0
+        shards[linear.weight] = 1 - linear.dim if layer.role == "row" else 0
         if layer.role == "embedding" or layer.gathers:
             options = {"input_layouts": _WHOLE}
             collectives = _collectives("all_gather", "backward", differentiable)
@@ -154,9 +187,23 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
             collectives += _collectives("all_gather", "backward", [each for each in made if each.requires_grad])
         else:
             collectives += _collectives("all_reduce", "forward", made)
+    if not linear.is_torch or layer.pieces > 1:
+        style, options = "LinearParallel", {**_linear_options(layer, linear, shards), **options}
     params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
     reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
-    return LayerPlan(layer.fqn, _STYLES[layer.role], options, layer.role, shards, params, _merged(collectives), reason)
+    return LayerPlan(layer.fqn, style, options, layer.role, shards, params, _merged(collectives), reason)
+
+
+def _linear_options(layer: Layer, linear: LinearLayer, shards: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return the options of ``LinearParallel`` that torch's styles do not have."""
+    placements = {
+        name: _CHUNK.format(dim) if layer.pieces == 1 else _STRIDED.format(dim, layer.pieces)
+        for name, dim in shards.items()
+        if dim is not None
+    }
+    if layer.role != "row":
+        return {"shards": placements}
+    return {"shards": placements, "by_rows": True, **({"bias": linear.bias} if linear.bias else {})}
 
 
 def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
@@ -186,24 +233,35 @@ def _local_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
 
 def _attention_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan:
     """Return the plan of an ``nn.MultiheadAttention`` of which each rank computes a part of the heads."""
-    calls = derivation.calls
+    calls, stream = derivation.calls, derivation.stream or Stream({})
     module = calls.modules[fqn]
     found = attention_shards(module)
+    layouts = stream.attended.get(fqn, (None, None, None))
     collectives: list[Collective] = []
     for place in calls.places[fqn]:
         event = calls.events[place]
-        inputs = attention_inputs(event)
         result, *weights = values_in(event.result)
         is_averaged = len(weights) == 1 and len(weights[0].shape) == len(result.shape)
-        collectives += _collectives("all_reduce", "forward", [result, *weights] if is_averaged else [result])
-        collectives += _collectives("all_gather", "forward", [] if is_averaged else weights)
-        for each in inputs:
+        if fqn in stream.scattered:
+            collectives += _collectives("reduce_scatter", "forward", [result])
+            collectives += _collectives("all_gather", "backward", [result] if result.requires_grad else [])
+        else:
+            collectives += _collectives("all_reduce", "forward", [result])
+        collectives += _collectives("all_reduce" if is_averaged else "all_gather", "forward", weights)
+        for each, layout in dict(zip(attention_inputs(event), layouts, strict=True)).items():
+            nbytes = each.nbytes if isinstance(each, Value) else calls.parameters[each.fqn].nbytes
+            if layout is not None:
+                collectives.append(Collective("all_gather", "forward", 1, nbytes))
             if calls.needs_grad(each):
-                nbytes = each.nbytes if isinstance(each, Value) else calls.parameters[each.fqn].nbytes
-                collectives.append(Collective("all_reduce", "backward", 1, nbytes))
+                operation = "all_reduce" if layout is None else "reduce_scatter"
+                collectives.append(Collective(operation, "backward", 1, nbytes))
     shards = {name: dim for name, (dim, _) in found.items()}
     params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
-    options = {"shards": {name: placement for name, (_, placement) in found.items()}}
+    options: dict[str, Any] = {"shards": {name: placement for name, (_, placement) in found.items()}}
+    if any(layouts):
+        options["input_layouts"] = tuple(_WHOLE if each is None else _CHUNK.format(each.dim) for each in layouts)
+    if fqn in stream.scattered:
+        options["output_layouts"] = _CHUNK.format(1)
     return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, params, _merged(collectives))
 
 

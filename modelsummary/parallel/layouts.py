@@ -1,8 +1,8 @@
 """Where the shards of a tensor are: layouts, and the calls that take sharded tensors.
 
 Ranks hold plain local tensors. A value is either replicated, or ``Sharded``: the ranks hold equal contiguous chunks of
-one dimension, in the order of their ranks. The rules
-(``modelsummary.parallel.rules``) give the layout of a function's results from the layouts of its operands.
+one dimension, or of each piece of it, in the order of their ranks. The rules (``modelsummary.parallel.rules``) give the
+layout of a function's results from the layouts of its operands.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "FunctionCall",
     "Needs",
     "Operand",
+    "Pieces",
     "Sharded",
     "Shares",
     "dim_of",
@@ -55,6 +56,14 @@ class Shares(Blocked):
         self.value = value
 
 
+class Pieces(Blocked):
+    """A function takes the sharded dimension apart; the layers it comes from can be split in as many pieces."""
+
+    def __init__(self, message: str, value: Any, number: int) -> None:
+        super().__init__(message)
+        self.value, self.number = value, number
+
+
 class Needs(Exception):
     """Another operand has to be sharded as well, with this layout."""
 
@@ -72,12 +81,14 @@ class Operand:
         shape: of the whole tensor.
         layout: None if it is replicated.
         needs_grad: a gradient flows into it.
+        is_index: it holds integers.
     """
 
     leaf: Any
     shape: tuple[int, ...]
     layout: Sharded | None
     needs_grad: bool
+    is_index: bool = False
 
 
 class FunctionCall:
@@ -103,6 +114,21 @@ class FunctionCall:
         assert self.event.function is not None
         return self.event.function.short_name
 
+    @property
+    def at(self) -> str:
+        """Name of the function and of the module that calls it, as a message begins."""
+        return f"{self.name}() in {self.event.fqn or 'the model'}"
+
+    @property
+    def along(self) -> str:
+        """Message about a function that works along the sharded dimension."""
+        return f"{self.at} works along the sharded dimension; along another dimension it can be split"
+
+    @property
+    def differ(self) -> str:
+        """Message about a function whose operands are sharded along different dimensions."""
+        return f"{self.at} takes tensors that are sharded along different dimensions; equal dimensions work"
+
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return the template of an argument, by position or by name."""
         return self.event.args[position] if len(self.event.args) > position else self.event.kwargs.get(name, default)
@@ -111,7 +137,7 @@ class FunctionCall:
         """Return the operand that an argument is. Raises ``Blocked`` if it is not a tensor."""
         found = self._operand(self.argument(position, name))
         if found is None:
-            raise Blocked(f"{self.name}() takes no tensor there")
+            raise Blocked(f"{self.at} takes a number where a tensor can be split")
         return found
 
     @property
@@ -124,7 +150,7 @@ class FunctionCall:
         """Shape of the (first) result."""
         found = [leaf for leaf in leaves_of(self.event.result) if isinstance(leaf, (Value, Attribute))]
         if not found or not isinstance(found[0], Value):
-            raise Blocked(f"{self.name}() returns no new tensor")
+            raise Blocked(f"{self.at} returns a tensor of the model; a new tensor works")
         return found[0].shape
 
     def meets(self, other: Operand, dim: int, total: int, outer: int = 1) -> None:
@@ -135,18 +161,19 @@ class FunctionCall:
         """
         if dim < 0 or other.shape[dim] == 1:
             if other.needs_grad and other.leaf not in self.reduced:
-                message = f"{self.name}() would leave a part of the gradient of a replicated tensor on each rank"
+                message = f"{self.at} would leave a part of the gradient of a replicated tensor on each rank"
+                message = f"{message}; a tensor without a gradient works"
                 raise Shares(message, other.leaf)
         elif other.shape[dim] == total and isinstance(other.leaf, (Value, Attribute)):
             raise Needs(other.leaf, Sharded(dim, outer))
         else:
-            raise Blocked(f"{self.name}() takes a constant of the whole size beside a sharded tensor")
+            raise Blocked(f"{self.at} takes a constant of the whole size beside a sharded tensor; sizes of one work")
 
 
 def dim_of(dim: Any, ndim: int) -> int:
     """Return a dimension, counted from 0. Raises ``Blocked`` if it is not an integer."""
     if type(dim) is not int:
-        raise Blocked("a dimension is not a plain integer")
+        raise Blocked("a dimension is not a plain integer; plain integers work")
     return dim + ndim if dim < 0 else dim
 
 
@@ -161,7 +188,9 @@ def sharded_operand(call: FunctionCall, position: int = 0) -> tuple[Operand, Sha
     """Return the operand at a position, which must be the sharded one, and its layout."""
     operand = call.operand(position)
     if operand.layout is None:
-        raise Blocked(f"{call.name}() takes a sharded tensor as a parameter")
+        raise Blocked(
+            f"{call.at} takes a whole tensor and sharded parameters; a sharded tensor in the first place works"
+        )
     return operand, operand.layout
 
 
@@ -188,7 +217,9 @@ def reshaped(before: Sequence[int], after: Sequence[int], layout: Sharded, sizes
                 return Sharded(dim, outer)
             break
         passed *= size
-    raise Blocked(f"a view of {tuple(before)} as {tuple(after)} cuts across the shards")
+    raise Blocked(
+        f"a view of {tuple(before)} as {tuple(after)} cuts across the shards; a view that keeps heads together works"
+    )
 
 
 def local_shape(shape: Sequence[int], layout: Sharded | None, n_ranks: int) -> tuple[int, ...]:

@@ -22,8 +22,11 @@ from modelsummary.capture.devices import device_of
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.templates import leaves_of
 from modelsummary.errors import InputError
+from modelsummary.parallel.attention_heads import INPUTS
 from modelsummary.parallel.derive import Derivation
+from modelsummary.parallel.index_rules import begin_of
 from modelsummary.parallel.layouts import Sharded, local_shape
+from modelsummary.parallel.linear_layers import numbers_in
 from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.record_calls import RULES, Calls
@@ -32,7 +35,7 @@ from modelsummary.parallel.stream import Stream
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["LocalAttribute", "check_locally", "stream_runs"]
+__all__ = ["LocalAttribute", "alike", "check_locally", "stream_runs"]
 
 _MOST_OPTIONS = 32
 
@@ -53,46 +56,76 @@ class LocalAttribute:
     local: int
 
 
-def check_locally(live: LiveModel, derivation: Derivation, n_ranks: int) -> list[LocalAttribute]:
-    """Demote the regions whose forward does not run on local tensors; return the attributes that have to change."""
+def check_locally(
+    live: LiveModel, derivation: Derivation, n_ranks: int, sizes: Sequence[LocalAttribute]
+) -> list[LocalAttribute]:
+    """Demote the regions whose forward does not run on local tensors; return the attributes that have to change.
+
+    Args:
+        sizes: attributes of linear layers that have to change anyway.
+    """
     chosen: list[LocalAttribute] = []
     if live.execution == "real":
         for region in [each for each in derivation.regions if not runs_on_shards(each, n_ranks)]:
-            derivation.gather(region)
+            derivation.gather(region, _does_not_run(derivation.calls, region))
         return chosen
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
     first = [each[0] for each in options]
-    if not groups or _runs(live, derivation, groups, first, n_ranks):
+    if not groups or _runs(live, derivation, groups, [*first, sizes], n_ranks):
         return list(chain(*first))
     for regions, ways in zip(groups, options, strict=True):
-        way = next((each for each in ways if _runs(live, derivation, [regions], [each], n_ranks)), None)
+        way = next((each for each in ways if _runs(live, derivation, [regions], [each, sizes], n_ranks)), None)
         if way is None:
             for region in regions:
-                derivation.gather(region)
+                derivation.gather(region, _does_not_run(derivation.calls, region))
         else:
             chosen += way
     return chosen
+
+
+def _does_not_run(calls: Calls, region: Region) -> str:
+    """Return why the layers of a region keep whole activations."""
+    callers = dict.fromkeys(event.fqn for event in region.functions)
+    where = next(iter(callers), "") or type(calls.model).__name__
+    return (
+        f"the forward of {where} does not run on the shapes of one rank; sizes of its views that are -1 or integer "
+        "attributes of the module work"
+    )
 
 
 def _groups(regions: Sequence[Region]) -> list[list[Region]]:
     """Return the regions in groups of equal blocks, whose names differ by numbers alone."""
     groups: defaultdict[tuple[str, ...], list[Region]] = defaultdict(list)
     for region in regions:
-        groups[tuple(re.sub(r"\d+", "*", fqn) for fqn in (*region.columns, *region.parameters))].append(region)
+        groups[_kind(region)].append(region)
     return list(groups.values())
 
 
+def alike(regions: Sequence[Region], region: Region) -> list[Region]:
+    """Return the regions of equal blocks, which may have other sizes, as in the stages of a vision transformer."""
+    return [each for each in regions if _kind(each) == _kind(region)]
+
+
+def _kind(region: Region) -> tuple[str, ...]:
+    return tuple(re.sub(r"\d+", "*", fqn) for fqn in (*region.columns, *region.parameters))
+
+
 def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list[LocalAttribute]]:
-    """Return sets of attributes to divide, small ones first: each value equals the extent of a sharded dimension."""
+    """Return sets of attributes to divide, small ones first: each value equals the extent of a sharded dimension.
+
+    Attributes that the functions of a region are called with come first: a forward may also compute sizes with others.
+    """
     found: defaultdict[str, list[LocalAttribute]] = defaultdict(list)
+    direct: set[str] = set()
     for region in regions:
         written = {leaf for event in region.functions for leaf in leaves_of((event.args, event.kwargs))}
         for fqn in dict.fromkeys(event.fqn for event in region.functions):
             for name, value in vars(calls.modules[fqn]).items():
-                if type(value) is int and value in region.sizes and value in written and value % n_ranks == 0:
+                if type(value) is int and value in region.sizes and value % n_ranks == 0:
                     found[name].append(LocalAttribute(fqn, name, value, value // n_ranks))
-    names = list(found)
+                    direct |= {name} if value in written else set()
+    names = sorted(found, key=lambda name: name not in direct)
     subsets = chain.from_iterable(combinations(names, size) for size in range(len(names) + 1))
     return [[each for name in subset for each in found[name]] for subset in islice(subsets, _MOST_OPTIONS)]
 
@@ -114,7 +147,7 @@ def _runs(
     layouts: dict[Value, Sharded] = {}
     for region in regions:
         layouts.update(region.layouts)
-    other = Calls(twin, record).events
+    other = Calls(twin, record, derivation.calls.linears).events
     own = derivation.calls.events
     return len(own) == len(other) and all(
         _agree(one, two, layouts, n_ranks) for one, two in zip(own, other, strict=True)
@@ -129,7 +162,7 @@ def stream_runs(
     twin = local_model(calls, derivation.regions, attributes, n_ranks)
     _add_boundaries(twin, derivation, stream, n_ranks)
     try:
-        other = Calls(twin, _record(twin, live)).events
+        other = Calls(twin, _record(twin, live), calls.linears).events
     except Exception:  # a shape does not fit
         return False
     layouts: dict[Value, Sharded] = {}
@@ -172,6 +205,19 @@ def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_r
 
         twin.get_submodule(fqn).register_forward_hook(hook)
 
+    def on_attention(fqn: str, layouts: Sequence[Sharded | None]) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            given = {**dict(zip(INPUTS, args, strict=False)), **kwargs}
+            for name, layout in zip(INPUTS, layouts, strict=True):
+                if layout is not None:
+                    given[name] = changed(given[name], layout.dim, gathers=True)
+            args = (*(given[name] for name in INPUTS[: len(args)]), *args[len(INPUTS) :])
+            return args, {name: given[name] for name in kwargs}
+
+        twin.get_submodule(fqn).register_forward_pre_hook(hook, with_kwargs=True)
+
+    for fqn, layouts in stream.attended.items():
+        on_attention(fqn, layouts)
     prepared = prepared_inputs(derivation.calls, derivation.layers, stream)
     within = {fqn for each in prepared for fqn in each.columns}
     begins = {event.fqn: begin for event, (begin, _) in reversed(derivation.calls.entered.items())}
@@ -199,11 +245,16 @@ def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ra
     """Return True if two events are the same but for the extents of what is sharded."""
     if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
         return False
-    floats = [[leaf for leaf in leaves_of((each.args, each.kwargs)) if type(leaf) is float] for each in (one, two)]
-    if floats[0] != floats[1]:
+    numbers = [numbers_in(each.name, (each.args, each.kwargs)) for each in (one, two)]
+    if numbers[0] != numbers[1]:
         return False
     if one.is_decision and one.result != two.result:
         return False
+    layout = layouts.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
+    if layout is not None:  # a slice of the same size may begin elsewhere
+        begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
+        if begins[0] != begins[1] * n_ranks:
+            return False
     pairs = zip(values_in(one.result), values_in(two.result), strict=False)
     return all(local_shape(whole.shape, layouts.get(whole), n_ranks) == part.shape for whole, part in pairs)
 
@@ -213,6 +264,9 @@ def local_model(
 ) -> nn.Module:
     """Return a copy of the model with the parameters of one rank on meta; the copy shares the model's buffers.
 
+    Args:
+        attributes: to change; attributes of linear layers outside of the regions stay as they are.
+
     Raises:
         InputError: the model cannot be copied.
     """
@@ -220,10 +274,13 @@ def local_model(
     for region in regions:
         for fqn in region.columns:
             module = calls.modules[fqn]
-            for parameter in module.parameters():
-                cut[id(parameter)] = 1 if isinstance(module, nn.Embedding) else 0
+            layer = calls.linears.get(fqn)
+            for name, parameter in module.named_parameters(recurse=False):
+                is_bias = layer is not None and name == layer.bias
+                cut[id(parameter)] = 1 if layer is None else 0 if is_bias else layer.dim
         for fqn in region.rows:
-            cut[id(calls.modules[fqn].weight)] = 1
+            layer = calls.linears[fqn]
+            cut[id(calls.modules[fqn].get_parameter(layer.weight))] = 1 - layer.dim
         for fqn, own in region.parameters.items():
             cut[id(calls.parameters[fqn])] = own.dim
     memo: dict[int, Any] = {}
@@ -236,8 +293,10 @@ def local_model(
         twin = copy.deepcopy(calls.model, memo)
     except Exception as error:
         raise InputError(f"the model cannot be copied, which checking a plan needs: {error!r:.200}") from error
+    split = {fqn for region in regions for fqn in region.fqns}
     for each in attributes:
-        setattr(twin.get_submodule(each.fqn), each.name, each.local)
+        if each.fqn in split or each.fqn not in calls.linears:
+            setattr(twin.get_submodule(each.fqn), each.name, each.local)
     return twin
 
 

@@ -30,7 +30,10 @@ def shard_logits(found: Derivation) -> None:
     heads = [fqn for fqn, layer in found.layers.items() if layer.role == "head"]
     if not heads:
         name = type(found.calls.model).__name__
-        raise InputError(f"loss_parallel=True: no output head of {name} is split by the vocabulary")
+        raise InputError(
+            f"loss_parallel=True: no output head of {name} is split by the vocabulary; a Linear with as many outputs "
+            "as an embedding of tokens has rows can be, else use loss_parallel=False"
+        )
     walk = _Walk(found.calls, heads)
     try:
         walk.run()
@@ -69,24 +72,33 @@ class _Walk:
             self._add_loss(value, module.label_smoothing)
             return None
         if not isinstance(module, ELEMENTWISE_LAYERS) or value not in self._layouts:
-            raise Blocked(f"{event.fqn} ({type(module).__name__}) takes them")
+            raise Blocked(
+                f"{event.fqn} ({type(module).__name__}) needs whole logits; elementwise layers and cross-entropy do not"
+            )
         return self._layouts[value]
 
     def _function(self, event: Event) -> Sharded | None:
         if event.is_decision:
-            raise Blocked(f"{event.fqn or 'the model'} decides by their values")
+            raise Blocked(f"{event.fqn or 'the model'} decides by the values of logits; decide after the loss")
         call = FunctionCall(event, lambda leaf: self._calls.operand(leaf, self._layouts.get), set())
         if call.name == "cross_entropy":
             self._add_loss(call.argument(0, "input"), call.argument(7, "label_smoothing", 0.0))
             return None
         if any(each.leaf not in self._layouts and math.prod(each.shape) > 1 for each in call.operands):
-            raise Blocked(f"{call.name}() takes them beside a tensor that is not a DTensor")
+            raise Blocked(
+                f"{call.at} takes them beside a tensor that is not a DTensor, which torch refuses; numbers work"
+            )
         return layout_after(call) if any(each.layout is not None for each in call.operands) else None
 
     def _add_loss(self, logits: Any, label_smoothing: Any) -> None:
         layout = self._layouts.get(logits)
         if layout != Sharded(min(1, len(logits.shape) - 1)):
-            raise Blocked("cross_entropy() takes them with the vocabulary in another dimension than the second")
+            raise Blocked(
+                f"cross_entropy() takes logits of shape {logits.shape} whose second dimension is not the vocabulary; "
+                "flatten the tokens first"
+            )
         if label_smoothing != 0.0:
-            raise Blocked("loss_parallel of torch takes no label_smoothing")
+            raise Blocked(
+                f"cross_entropy() has label_smoothing={label_smoothing}, which loss_parallel of torch lacks; use 0"
+            )
         self.losses.append(logits)

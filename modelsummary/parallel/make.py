@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import InputError
+from modelsummary.capture.run import no_collection
+from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.applying import ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
-from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes
+from modelsummary.parallel.fsdp_units import calls_each_once, fsdp_units, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
-from modelsummary.parallel.local_check import LocalAttribute, check_locally, stream_runs
+from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.linear_layers import local_sizes
+from modelsummary.parallel.local_check import LocalAttribute, alike, check_locally, stream_runs
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.record_calls import RULES, Calls
@@ -32,6 +36,7 @@ from modelsummary.record.runs import record_once
 __all__ = ["make_plan"]
 
 
+@no_collection()
 def make_plan(
     live: LiveModel,
     root: LayerInfo,
@@ -63,14 +68,16 @@ def make_plan(
         raise InputError("sequence=True shards activations over the ranks of tensor parallelism; pass tensor > 1, too")
     if sequence and pipeline > 1:
         raise InputError("sequence=True: whole activations cross between stages; use pipeline=1, or sequence=False")
-    if sequence and expert > 1:
-        raise InputError("sequence=True: experts take whole sequences; use expert=1, or sequence=False")
-    if loss_parallel and (tensor == 1 or pipeline > 1):
-        raise InputError("loss_parallel=True shards the logits over the ranks of tensor > 1, without stages")
+    if loss_parallel and tensor == 1:
+        raise InputError(
+            "loss_parallel=True shards the logits over the ranks of tensor parallelism; pass tensor > 1, too"
+        )
     model = live.model
-    stages = None
+    checkpointed = _checkpoint(checkpoint, root, model)
+    stages = cut = None
     if split is not None and pipeline > 1:  # a stage that begins with a block cuts nothing that is sharded
-        stages = split(pipeline, frozenset(row.fqn for row in blocks_of(root)))
+        cut = cache(partial(split, whole=frozenset(row.fqn for row in blocks_of(root))))
+        stages = cut(pipeline)
     layers: list[LayerPlan] = []
     attributes: list[LocalAttribute] = []
     reasons: dict[str, str] = {}
@@ -79,10 +86,10 @@ def make_plan(
         layers, attributes, reasons = expert_plans(calls, expert)
     if calls is not None and tensor > 1:
         derivation = derive(calls)
-        if shard > 1 or data > 1:
+        if shard > 1:
             _keep_strided_whole(derivation, expert)
         found = _checked(live, derivation, tensor, sequence=sequence, loss_parallel=loss_parallel)
-        sharded = layer_plans(derivation, tensor)
+        sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
         reasons, attributes = derivation.reasons | reasons, attributes + found
         layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
         if not sharded:
@@ -95,9 +102,13 @@ def make_plan(
     units: list[list[str]] = []
     gathered: list[tuple[int, int]] = []
     if shard > 1 or data > 1:
-        units = fsdp_units(model, root)
-        gathered = unit_bytes(model, units, _local_shapes(model, layers, ranks), shard, precision)
-        layers = with_reduced_gradients(model, layers, precision)
+        if calls is None and not calls_each_once(root):
+            calls = _calls(live)
+        used = None if calls is None else used_parameters(calls)
+        units = fsdp_units(model, root, used)
+        shapes = _local_shapes(model, layers, ranks)
+        gathered = unit_bytes(model, units, shapes, shard, precision, used)
+        layers = with_reduced_gradients(model, layers, shapes, precision)
     return ParallelPlan(
         model_class=type(model).__name__,
         tensor=tensor,
@@ -110,10 +121,11 @@ def make_plan(
         ties=tuple(map(tuple, ties_of(model))),
         units=tuple(map(tuple, units)),
         unit_bytes=tuple(gathered),
+        unit_calls=tuple(1 if calls is None else max(calls.n_calls[fqn] for fqn in unit) for unit in units),
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,
-        checkpoint=_checkpoint(checkpoint, root),
+        checkpoint=checkpointed,
         loss_parallel=loss_parallel,
         boundaries=() if stages is None else tuple(_stage_begins(root, stages.calls)),
         replicated={fqn: why for fqn, why in reasons.items() if fqn not in {each.fqn for each in layers}},
@@ -121,6 +133,7 @@ def make_plan(
         params_per_rank=_params_per_rank(model, layers, ranks, shard, stages),
         _live=live,
         _stages=stages,
+        _split=cut,
     )
 
 
@@ -148,12 +161,19 @@ def _check_sizes(**sizes: Any) -> None:
             raise InputError(f"{name}={size!r}; expected an integer >= 1")
 
 
-def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo) -> tuple[str, ...]:
+def _checkpoint(checkpoint: Sequence[str] | str | None, root: LayerInfo, model: nn.Module) -> tuple[str, ...]:
     if checkpoint == "every":
         return tuple(row.fqn for row in blocks_of(root))
-    if checkpoint is None or isinstance(checkpoint, (list, tuple)):
-        return tuple(checkpoint or ())
-    raise InputError(f"checkpoint={checkpoint!r}; expected 'every', a list of names, or None")
+    if checkpoint is not None and not isinstance(checkpoint, (list, tuple)):
+        raise InputError(f"checkpoint={checkpoint!r}; expected 'every', a list of names, or None")
+    known = [name for name, _ in model.named_modules()]
+    for name in checkpoint or ():
+        if name not in known:
+            raise InputError(
+                f"checkpoint={name!r} names no module of {type(model).__name__}; pass 'every', or names of modules"
+                f"{close_to(name, known)}"
+            )
+    return tuple(checkpoint or ())
 
 
 def _params_per_rank(
@@ -231,7 +251,15 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
     """
     for fqn in derivation.attentions:
         if derivation.calls.modules[fqn].in_proj_weight is not None:
-            derivation.drop(fqn, "FSDP cannot gather a parameter of which each rank has a part of query, key and value")
+            derivation.drop(
+                fqn,
+                f"FSDP cannot gather {fqn}.in_proj_weight, of which each rank has several pieces; shard=1 works",
+            )
+    for region in [each for each in derivation.regions if each.pieces]:
+        which = ", ".join(region.pieces)
+        derivation.gather(
+            region, f"FSDP cannot gather parameters of {which}, of which each rank has several pieces; shard=1 works"
+        )
     strided = {
         name: fqn
         for fqn, region in derivation.locals.items()
@@ -239,7 +267,7 @@ def _keep_strided_whole(derivation: Derivation, expert: int) -> None:
         if layout.outer > 1 and (layout.dim == 0 or expert > 1)
     }
     for name, fqn in strided.items():
-        derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces")
+        derivation.drop(fqn, f"FSDP cannot gather {name}, of which each rank has several pieces; shard=1 works")
 
 
 def _checked(
@@ -248,7 +276,9 @@ def _checked(
     """Check a derivation for a number of ranks, and return the attributes that have to change."""
     calls = derivation.calls
     _check_divides(derivation, n_ranks)
-    attributes = check_locally(live, derivation, n_ranks)
+    sizes = _sizes_of_layers(derivation, n_ranks)
+    chosen = check_locally(live, derivation, n_ranks, sizes)
+    attributes = [*(each for each in sizes if each.fqn in derivation.layers), *chosen]
     if loss_parallel:
         shard_logits(derivation)
     if sequence:
@@ -259,26 +289,63 @@ def _checked(
     return attributes
 
 
+def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribute]:
+    """Return the attributes of split layers that hold the number of their features, as in ``Conv1D``.
+
+    A layer that does not run on shards, whatever is divided, is left whole.
+    """
+    calls = derivation.calls
+    found = []
+    for fqn, layer in list(derivation.layers.items()):
+        linear = calls.linears.get(fqn)
+        if layer.role not in ("column", "row") or linear is None or linear.is_torch:
+            continue
+        module = calls.modules[fqn]
+        own = [calls.events[place] for place in calls.places[fqn]]
+        names = local_sizes(module, linear, own, n_ranks, by_rows=layer.role == "row")
+        if names is None:
+            derivation.drop(
+                fqn,
+                f"the forward of {fqn} does not run on a part of its weight; sizes that are integer attributes work",
+            )
+        for name in names or ():
+            whole = getattr(module, name)
+            found.append(LocalAttribute(fqn, name, whole, whole // n_ranks))
+    return found
+
+
 def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
     """Shard activations between the regions along the sequence. Raises ``InputError`` if that is not possible."""
-    for with_embeddings, cuts_inputs in ((True, False), (False, True), (False, False)):
-        stream = find_stream(
-            derivation.calls, derivation.layers, n_ranks, with_embeddings=with_embeddings, cuts_inputs=cuts_inputs
+    if live.execution == "real":
+        raise InputError(
+            f"sequence=True: the forward of {type(live.model).__name__} reads values, as loops over experts do, so no "
+            "copy can be run on chunks of the sequence; use sequence=False, or experts that are stacked in parameters"
         )
-        if stream is not None and stream_runs(live, derivation, attributes, stream, n_ranks):
+    obstacle = ""
+    for with_embeddings, cuts_inputs in ((True, False), (False, True), (False, False)):
+        try:
+            stream = find_stream(
+                derivation.calls, derivation.layers, n_ranks, with_embeddings=with_embeddings, cuts_inputs=cuts_inputs
+            )
+        except Blocked as blocked:
+            obstacle = f"; {blocked}"
+            continue
+        if stream_runs(live, derivation, attributes, stream, n_ranks):
             derivation.stream = stream
             return
     raise InputError(
         f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: the second dimension of "
         f"activations must be a multiple of {n_ranks}, and blocks must read it in modules of their own (attention, MLP)"
+        f"{obstacle}"
     )
 
 
 def _check_divides(derivation: Derivation, n_ranks: int) -> None:
     """Refuse a number of ranks that does not divide heads or widths.
 
-    A region in which only smaller extents do not divide (heads of keys and values) is gathered instead. Raises
-    ``InputError`` with the numbers that would work.
+    A region in which only smaller extents do not divide (heads of keys and values) is gathered instead, and so is one
+    beside equal regions with other numbers of heads, which divide. Raises ``InputError`` with the numbers that would
+    work.
     """
     heads: dict[str, Any] = {fqn: derivation.calls.modules[fqn] for fqn in derivation.attentions}
     works = math.gcd(
@@ -288,26 +355,38 @@ def _check_divides(derivation: Derivation, n_ranks: int) -> None:
         wrong = [size for size in region.sizes if size % n_ranks]
         if not wrong:
             continue
+        if region.pieces:
+            first = next(iter(region.pieces))
+            reason = f"{min(wrong)} heads or features of each piece of {first} do not divide by {n_ranks}"
+            derivation.gather(region, f"{reason}; divisors of {min(wrong)} work")
+            continue
         fqn, (fewer, more) = (region.columns or [region.module])[0], region.groups
         if more and more % n_ranks == 0 and wrong == [fewer]:
             other = derivation.share(region)
             if any(size % n_ranks for size in other.sizes):
-                derivation.gather(other)
-                reason = f"{fewer} heads of keys and values do not divide by {n_ranks}"
-                derivation.reasons |= dict.fromkeys(other.fqns, reason)
+                derivation.gather(
+                    other, f"{fewer} heads of keys and values do not divide by {n_ranks}; divisors of {fewer} work"
+                )
             continue
         number = more if more % n_ranks else min(wrong)
         what = "features" if region.sizes == {number} else "heads or features"
+        if any(not any(size % n_ranks for size in other.sizes) for other in alike(derivation.regions, region)):
+            derivation.gather(region, f"{number} {what} do not divide by {n_ranks}; divisors of {number} work")
+            continue
         raise _does_not_divide(n_ranks, f"{number} {what} of {fqn}", works)
     for fqn, module in heads.items():
         if module.num_heads % n_ranks:
             raise _does_not_divide(n_ranks, f"{module.num_heads} heads of {fqn}", works)
     for layer in list(derivation.layers.values()):
-        weight: Any = derivation.calls.modules[layer.fqn]._parameters.get("weight")
+        linear = derivation.calls.linears.get(layer.fqn)
+        name, dim = ("weight", 0) if linear is None else (linear.weight, linear.dim)
+        weight: Any = derivation.calls.modules[layer.fqn]._parameters.get(name)
         is_split = layer.role not in ("norm", "local", "heads") and weight is not None
-        size = int(weight.shape[layer.role == "row"]) if is_split else 0
+        size = int(weight.shape[1 - dim if layer.role == "row" else dim]) if is_split else 0
         if size % n_ranks:
-            derivation.drop(layer.fqn, f"its {size} rows do not divide by {n_ranks}")
+            derivation.drop(
+                layer.fqn, f"the {size} rows of {layer.fqn} do not divide by {n_ranks}; divisors of {size} work"
+            )
 
 
 def _does_not_divide(n_ranks: int, what: str, works: int) -> InputError:

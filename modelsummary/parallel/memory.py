@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from modelsummary._torch import FakeTensorMode
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.state.unchanged import unchanged
 from modelsummary.errors import InputError
 from modelsummary.memory.estimate import MemoryEstimate
-from modelsummary.memory.on_fakes import simulate_on_fakes
-from modelsummary.memory.predict import simulate_step
-from modelsummary.memory.step_plan import StageShare, StepOptions, StepPlan, step_plan
+from modelsummary.memory.predict import simulate_step, stage_actions
+from modelsummary.memory.rank_step import memory_of_schedule
+from modelsummary.memory.step_error import NeedsValuesError
+from modelsummary.memory.step_plan import StageShare, StepOptions, step_plan
 from modelsummary.parallel.applying import meshes_of, shard_module
-from modelsummary.parallel.fake_world import fake_world, real_meshes
+from modelsummary.parallel.fake_world import fake_world
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from modelsummary.parallel.plan import ParallelPlan
 
 __all__ = ["memory_of_rank", "model_of_rank"]
+
+_TWO_PER_RANK = frozenset({"interleaved1f1b", "zbv", "dualpipev"})  # schedules with two stages on each rank
+# Schedules of torch's engine that wait for what they sent forward before the backwards. 1F1B also waits for the
+# gradients that it sent. The others wait at the end of the step (torch/distributed/pipelining/schedules.py).
+_WAIT_FOR_RESULTS = frozenset({"1f1b", "gpipe"})
 
 
 class CrossingTensor(Protocol):
@@ -39,26 +44,49 @@ class CrossingTensor(Protocol):
         """Return a tensor like it for a batch size; None: the recorded one."""
 
 
-class _RankPart(NamedTuple):
-    """What one rank runs, before it is sharded over the other dimensions of the mesh.
+class _OwnStage(NamedTuple):
+    """A stage of one rank, before it is sharded over the other dimensions of the mesh.
 
     Attributes:
-        module: the model, or its stage.
+        module: of the stage.
         call: arguments of its forward.
-        stage: what the stage runs; None for a whole model.
+        share: what it runs.
     """
 
     module: nn.Module
     call: CallArguments
-    stage: StageShare | None
+    share: StageShare
 
 
 def memory_of_rank(
-    plan: ParallelPlan, rank: int, microbatches: int | None, schedule: str, options: StepOptions
+    plan: ParallelPlan,
+    rank: int,
+    microbatches: int | None,
+    schedule: str,
+    options: StepOptions,
+    *,
+    return_outputs: bool = False,
 ) -> MemoryEstimate:
     """Predict a step as ``ParallelPlan.memory`` says."""
-    live = plan._live
-    if live is None:
+    _check(plan, rank, microbatches, options)
+    ranks_per_stage = plan.world_size // plan.pipeline
+    number, own_rank = divmod(rank, ranks_per_stage)
+    step = step_plan("train", options)
+    if plan.pipeline == 1:
+        live = plan._live
+        with _rank(plan, own_rank, ranks_per_stage), _about_values(plan):
+            return simulate_step(_sharded(plan, live.model, step.dtype), live.call, step)[0]
+    order, own = _stages_of_rank(plan, number, microbatches or plan.pipeline, schedule, return_outputs=return_outputs)
+    with _rank(plan, own_rank, ranks_per_stage), _about_values(plan):
+        actions = [
+            stage_actions(_sharded(plan, each.module, step.dtype), each.call, replace(step, stage=each.share))
+            for each in own
+        ]
+    return memory_of_schedule(actions, order, returns=return_outputs and own[-1].share.is_last)
+
+
+def _check(plan: ParallelPlan, rank: int, microbatches: int | None, options: StepOptions) -> None:
+    if plan._live is None:
         raise InputError("memory of a plan needs the model that it was made of; make the plan in this process")
     if type(rank) is not int or not 0 <= rank < plan.world_size:
         raise InputError(f"rank={rank!r}; expected an integer from 0 to {plan.world_size - 1}")
@@ -69,39 +97,70 @@ def memory_of_rank(
             f"the memory of a rank with sharded parameters needs torch >= 2.10, got {torch.__version__}: FSDP of older "
             "versions does not run without data; make a plan without shard="
         )
-    ranks_per_stage = plan.world_size // plan.pipeline
-    number, own_rank = divmod(rank, ranks_per_stage)
-    part = _part(plan, number, microbatches, schedule)
-    step = replace(step_plan("train", options), stage=part.stage)
+    if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
+        raise InputError(f"microbatches={microbatches!r}; expected an integer >= 1, or None for one per stage")
+    if plan.pipeline == 1 and microbatches not in (None, 1):
+        raise InputError(f"microbatches={microbatches} needs a plan with stages; pass accumulates=True instead")
+
+
+@contextmanager
+def _rank(plan: ParallelPlan, rank: int, ranks: int) -> Iterator[None]:
+    """Return a context in which this process is one rank of a fake process group, and which leaves no trace."""
     # Process groups draw from Python's random numbers.
     with (
-        unchanged(modules_of(live.model), (), lazy_device=None),
-        fake_world(own_rank, ranks_per_stage),
+        unchanged(modules_of(plan._live.model), (), lazy_device=None),
+        fake_world(rank, ranks),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")  # about in-place functions on its result
-        if "shard" in plan.mesh_shape:
-            return _on_fakes(plan, part, step)
-        twin = _copy(part.module, lambda each: torch.empty_like(each, device="meta"))
-        shard_module(plan, twin, _meshes(plan))
-        return simulate_step(twin, part.call, step)[0]
+        yield
 
 
-def _part(plan: ParallelPlan, number: int, microbatches: int | None, schedule: str) -> _RankPart:
-    """Return what the ranks of a stage run."""
-    if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
-        raise InputError(f"microbatches={microbatches!r}; expected an integer >= 1, or None for one per stage")
-    if schedule not in ("1f1b", "gpipe"):
-        raise InputError(f"schedule={schedule!r}; expected '1f1b' or 'gpipe'")
-    live, stages = plan._live, plan._stages
-    if plan.pipeline == 1:
-        if microbatches not in (None, 1):
-            raise InputError(f"microbatches={microbatches} needs a plan with stages; pass accumulates=True instead")
-        return _RankPart(live.model, live.call, None)
-    count = microbatches or plan.pipeline
-    in_flight = count if schedule == "gpipe" else min(count, plan.pipeline - number)
-    call = live.call if number == 0 else _call_of(stages.crossing[number])
-    return _RankPart(stages[number], call, StageShare(count, in_flight, number == plan.pipeline - 1))
+@contextmanager
+def _about_values(plan: ParallelPlan) -> Iterator[None]:
+    """Run the body. Raise ``InputError`` if the forward needs values, which the copy of a rank lacks."""
+    try:
+        yield
+    except NeedsValuesError as error:
+        raise InputError(
+            f"memory of a rank is predicted on shapes, but {error.reason} in the forward of {plan.model_class}, as "
+            "where each expert of a list takes the tokens that its router chose; measure a step of the sharded "
+            "model instead, or let experts take all tokens"
+        ) from error
+
+
+def _stages_of_rank(
+    plan: ParallelPlan, number: int, microbatches: int, schedule: str, *, return_outputs: bool
+) -> tuple[list[tuple[str, int]], list[_OwnStage]]:
+    """Return the actions of a rank of the pipeline, and the stages that they number."""
+    stages = plan._stages
+    if schedule in _TWO_PER_RANK:
+        stages = plan._split(2 * plan.pipeline)
+    simulation = stages.predict(microbatches, schedule, seconds=[(1.0, 1.0)] * len(stages))
+    actions = simulation.actions[number]
+    own = sorted({each.stage for each in actions})
+    found = []
+    for each in own:
+        kinds = "".join(action.kind for action in actions if action.stage == each)
+        call = _call_of(stages.crossing[each]) if each else plan._live.call
+        is_first, is_last = each == 0, each == len(stages) - 1
+        share = StageShare(
+            kinds,
+            is_first,
+            is_last,
+            keeps_results=return_outputs if is_last else each + 1 not in own and schedule not in _WAIT_FOR_RESULTS,
+            keeps_gradients=not is_first and each - 1 not in own and schedule != "1f1b",
+            shares_results=each + 1 in own,
+        )
+        found.append(_OwnStage(stages[each], call, share))
+    return [(each.kind, own.index(each.stage)) for each in actions], found
+
+
+def _sharded(plan: ParallelPlan, module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """Return a copy on meta of what a rank runs, to which the plan was applied."""
+    twin = _copy(module, lambda each: _on_meta(each, dtype))
+    shard_module(plan, twin, _meshes(plan))
+    return twin
 
 
 def _call_of(crossing: Iterable[CrossingTensor]) -> CallArguments:
@@ -128,29 +187,16 @@ def model_of_rank(plan: ParallelPlan, rank: int) -> Iterator[nn.Module]:
     """
     live = plan._live
     with unchanged(modules_of(live.model), (), lazy_device=None), fake_world(rank, plan.world_size):
-        twin = _copy(live.model, lambda each: torch.empty_like(each, device="meta"))
-        shard_module(plan, twin, _meshes(plan))
-        yield twin
+        yield _sharded(plan, live.model, None)
 
 
-def _on_fakes(plan: ParallelPlan, part: _RankPart, step: StepPlan) -> MemoryEstimate:
-    """Return the estimate of a copy whose parameters are fake tensors on the CPU: FSDP2 refuses parameters on meta."""
-    meshes = _meshes(plan)
-    with FakeTensorMode(allow_non_fake_inputs=True), real_meshes():
-
-        def fake(tensor: Tensor) -> Tensor:
-            dtype = step.dtype if step.dtype is not None and tensor.is_floating_point() else tensor.dtype
-            return torch.empty(tensor.shape, dtype=dtype, device="cpu", requires_grad=tensor.requires_grad)
-
-        twin = _copy(part.module, fake, with_buffers=True)
-        shard_module(plan, twin, meshes)
-        args, kwargs = part.call.on_meta(fake)
-        return simulate_on_fakes(twin, args, kwargs, step, torch.device("cpu"))
+def _on_meta(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else None)
 
 
-def _copy(model: nn.Module, like: Any, *, with_buffers: bool = False) -> nn.Module:
-    """Return a copy of a model with other tensors for its parameters."""
-    memo: dict[int, Any] = {id(each): like(each) if with_buffers else each for each in model.buffers()}
+def _copy(model: nn.Module, like: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a copy of a model with other tensors for its parameters, and the same buffers."""
+    memo: dict[int, Any] = {id(each): each for each in model.buffers()}
     for each in model.parameters():
         memo[id(each)] = nn.Parameter(like(each).detach(), requires_grad=each.requires_grad)
     return copy.deepcopy(model, memo)

@@ -89,6 +89,8 @@ class ParallelPlan(Printed):
         ties: names of each parameter that has several.
         units: FQNs of the modules of each FSDP unit, in the order of their calls; the root is a further one.
         unit_bytes: bytes that each unit gathers, and bytes of gradients that it reduces; the root is last.
+        unit_calls: how often the recorded forward calls each of the ``units``, and gathers it. Units with 0 have no
+            part in prefetching.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
@@ -120,11 +122,13 @@ class ParallelPlan(Printed):
     params: int = 0
     params_per_rank: int = 0
     expert: int = 1
+    unit_calls: tuple[int, ...] = ()
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
+    _split: Any = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None, "_stages": None}
+        return {**self.__dict__, "_live": None, "_stages": None, "_split": None}
 
     @property
     def world_size(self) -> int:
@@ -188,18 +192,23 @@ class ParallelPlan(Printed):
         *,
         microbatches: int | None = None,
         schedule: str = "1f1b",
+        return_outputs: bool = False,
         **options: Unpack[StepOptions],
     ) -> MemoryEstimate:
         """Predict the memory of a training step on one rank, on this process alone and without data.
 
         With ``pipeline > 1`` it is the step of the rank's stage, in which the recorded batch is one micro-batch.
         Activations count all micro-batches in flight; inputs include the buffers of torch's engine for what
-        a stage receives, one per micro-batch. The timeline shows the last ones of many micro-batches.
+        a stage receives, one per micro-batch. The timeline shows each kind of action once, where most is held.
 
         Args:
             rank: of the whole world.
             microbatches: micro-batches in a step of a plan with stages. Default: as many as stages.
-            schedule: order of their forwards and backwards: ``"1f1b"`` or ``"gpipe"``.
+            schedule: order of their forwards and backwards: ``"1f1b"``, ``"gpipe"``, ``"zb"`` (ZB-H1), or with two
+                stages per rank ``"interleaved1f1b"``, ``"zbv"`` or ``"dualpipev"``: the model is then cut into twice
+                as many stages.
+            return_outputs: the last stage keeps the results of all micro-batches and joins them, as torch's schedules
+                do unless ``step(return_outputs=False)`` is called. Default: False.
             **options: as for ``Statistics.memory``, except ``checkpoint``, which belongs to the plan.
 
         Raises:
@@ -207,7 +216,7 @@ class ParallelPlan(Printed):
         """
         from modelsummary.parallel.memory import memory_of_rank
 
-        return memory_of_rank(self, rank, microbatches, schedule, options)
+        return memory_of_rank(self, rank, microbatches, schedule, options, return_outputs=return_outputs)
 
     @property
     def collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -227,14 +236,25 @@ class ParallelPlan(Printed):
         return found
 
     @property
+    def called_units(self) -> tuple[tuple[str, ...], ...]:
+        """The ``units`` that the recorded forward calls: each prefetches the following one."""
+        return tuple(unit for unit, n_calls in zip(self.units, self.unit_calls, strict=False) if n_calls)
+
+    @property
     def unit_collectives(self) -> dict[tuple[str, str], tuple[int, int]]:
         """``(phase, operation)`` -> how often the FSDP units cause it in a step, and the bytes of the whole tensors.
 
-        A unit is gathered in the forward, and again in the backward if it was resharded; the root is not. Gradients are
-        reduced and scattered, and with ``data > 1`` the shards are reduced over the copies.
+        A unit is gathered in the forward, and again in the backward if it was resharded; the root is not. If the
+        forward calls a unit several times, each call does so; a unit that was not resharded is gathered once in the
+        forward, but the backward of each call frees it. Gradients are reduced and scattered, and with ``data > 1`` the
+        shards are reduced over the copies.
         """
-        gathered = [each for each, _ in self.unit_bytes if each]
-        again = [each for each, _ in self.unit_bytes[:-1] if each and self.reshard_after_forward]
+        gathered = [each for each, _ in self.unit_bytes[-1:] if each]
+        again: list[int] = []
+        for (each, _), n_calls in zip(self.unit_bytes, self.unit_calls, strict=False):
+            if each and n_calls:
+                gathered += [each] * (n_calls if self.reshard_after_forward else 1)
+                again += [each] * (n_calls if self.reshard_after_forward else n_calls - 1)
         reduced = [each for _, each in self.unit_bytes if each]
         found: dict[tuple[str, str], list[int]] = {}
         if self.shard > 1:

@@ -22,14 +22,18 @@ def report(plan: ParallelPlan) -> Report:
     """Return the table that ``print(plan)`` shows."""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.mesh_shape.items())
     title = f"Parallel plan of {plan.model_class} for {plan.world_size} ranks: {mesh}"
-    lines = []
+    lines = [f"* whole activations: {reason}" for reason in _whole_reasons(plan.layers)]
     for name, whole, local, times, fqn in _attributes(plan):
         lines.append(f"{fqn}.{name} = {local} (was {whole}){times}")
     for names in plan.ties:
         lines.append(f"Tied: {', '.join(names)}")
     if plan.units:
-        units = [" + ".join(unit) for unit in plan.units]
-        lines.append(f"FSDP units: {', '.join(_folded(units))}, and the root{_policies(plan)}")
+        called = set(plan.called_units)
+        units = [" + ".join(unit) for unit in plan.units if unit in called]
+        uncalled = [" + ".join(unit) for unit in plan.units if unit not in called]
+        lines.append(f"FSDP units: {', '.join([*_folded(units), 'and the root'])}{_policies(plan)}")
+        if uncalled:
+            lines.append(f"FSDP units that the recorded forward does not call: {', '.join(_folded(uncalled))}")
     if plan.loss_parallel:
         lines.append(
             "Logits stay sharded: run loss and backward under torch.distributed.tensor.parallel.loss_parallel()"
@@ -67,7 +71,14 @@ def _folded(fqns: Sequence[str]) -> list[str]:
 def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
     groups: dict[tuple[object, ...], list[LayerPlan]] = {}
     for layer in layers:
-        key = (_starred(layer.fqn), layer.style, str(layer.options), layer.params, layer.collectives, layer.reason)
+        key = (
+            _starred(layer.fqn),
+            layer.style,
+            str(layer.options),
+            layer.params,
+            layer.collectives,
+            _alike(layer.reason),
+        )
         groups.setdefault(key, []).append(layer)
     rows = []
     for own in groups.values():
@@ -77,8 +88,17 @@ def _rows(layers: Sequence[LayerPlan]) -> list[list[str]]:
         cut = ", ".join(f"{name}[{dim}]" for name, dim in first.shards.items() if dim is not None) or "-"
         phases = [_moved(first.collectives, phase) for phase in ("forward", "backward")]
         rows.append([name, style, cut, f"{first.params:,}", *phases])
-    reasons = dict.fromkeys(layer.reason for layer in layers if layer.reason)
-    return rows + [[f"* whole activations: {reason}", *[""] * 5] for reason in reasons]
+    return rows
+
+
+def _whole_reasons(layers: Sequence[LayerPlan]) -> list[str]:
+    """Return why the layers with a star keep whole activations, each reason once."""
+    return list({_alike(layer.reason): layer.reason for layer in reversed(layers) if layer.reason}.values())[::-1]
+
+
+def _alike(reason: str) -> str:
+    """Return a reason without the numbers in FQNs, so that equal blocks have equal reasons."""
+    return re.sub(r"(?<=\.)\d+", "*", reason)
 
 
 def _moved(collectives: Sequence[Collective], phase: str) -> str:

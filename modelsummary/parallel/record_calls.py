@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
 from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Operand, Sharded
+from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
 from modelsummary.record.events import Event, Record, Value, attributes_in, values_in
 from modelsummary.record.tensors import Foreign
 from modelsummary.record.trace_rules import TraceRules, is_layer
 
-__all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls", "is_embedding", "is_linear"]
+__all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls"]
 
 # nn.TransformerEncoderLayer is opened, too: its MLP can be split.
 RULES = TraceRules(is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer))
-
-
-def is_linear(module: nn.Module | None) -> bool:
-    """Return True if torch's styles can split a module as a ``Linear``."""
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and _is_plain(module, 2)
-
-
-def is_embedding(module: nn.Module | None) -> bool:
-    """Return True if torch's styles can split a module as an ``Embedding``."""
-    return (
-        isinstance(module, nn.Embedding)
-        and type(module).forward is nn.Embedding.forward
-        and module.max_norm is None
-        and not module.sparse
-        and _is_plain(module, 2)
-    )
-
-
-def _is_plain(module: nn.Module, ndim: int) -> bool:
-    """Return True if the weight is a parameter of the module itself: not quantised, not parametrised."""
-    weight = module._parameters.get("weight")
-    own = set(module._parameters) <= {"weight", "bias"}
-    return weight is not None and own and weight.dim() == ndim and weight.dtype.is_floating_point
 
 
 ELEMENTWISE_LAYERS = (
@@ -57,9 +36,11 @@ class Calls:
 
     Args:
         model: that was recorded.
+        linears: its linear layers. Default: as the record shows them.
 
     Attributes:
         modules: FQN -> module.
+        linears: FQN -> linear layer, by its class or by what it calls.
         events: functions and whole layers; of modules that are looked into, what they call.
         entered: module event that is looked into -> positions in ``events`` of what it calls.
         position: event -> its position in ``events``.
@@ -75,12 +56,13 @@ class Calls:
         users: FQN -> modules that call a function on a parameter of that module.
     """
 
-    def __init__(self, model: nn.Module, record: Record) -> None:
+    def __init__(self, model: nn.Module, record: Record, linears: Mapping[str, LinearLayer] | None = None) -> None:
         self.model = model
         self.record = record
         self.modules: dict[str, nn.Module] = dict(named_modules(model))
         self.parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self._tensors = self.parameters | dict(model.named_buffers(remove_duplicate=False))
+        self.linears = linear_layers(record, self.modules) if linears is None else linears
         self.events: list[Event] = []
         self.entered: dict[Event, tuple[int, int]] = {}
         self._flatten(record.root)
@@ -140,28 +122,46 @@ class Calls:
     def _is_whole(self, event: Event, module: nn.Module) -> bool:
         if isinstance(module, nn.Embedding) and event.children and _is_scaled_lookup(event):
             return True
-        return is_linear(module) or is_embedding(module) or (is_layer(module) and not event.children)
+        return event.fqn in self.linears or is_embedding(module) or (is_layer(module) and not event.children)
+
+    def is_linear(self, event: Event | None) -> bool:
+        """Return True for a call of a linear layer."""
+        return event is not None and event.is_module and event.fqn in self.linears
+
+    def features(self, fqn: str) -> int:
+        """Return how many features a linear layer returns, or how many rows an embedding has."""
+        layer = self.linears.get(fqn)
+        weight = self.modules[fqn].get_parameter("weight" if layer is None else layer.weight)
+        return int(weight.shape[0 if layer is None else layer.dim])
 
     def shape_of(self, leaf: Any) -> tuple[int, ...] | None:
         """Return the shape of a tensor in a template; None for anything else."""
-        if isinstance(leaf, Value):
-            return leaf.shape
+        tensor = self._tensor_of(leaf)
+        if tensor is None:
+            return () if isinstance(leaf, Attribute) else None
+        return tuple(tensor.shape)
+
+    def _tensor_of(self, leaf: Any) -> Value | Tensor | None:
+        """Return what has the shape and dtype of a tensor in a template; None for anything else."""
         if isinstance(leaf, Foreign):
-            return tuple(leaf.tensor.shape)
+            return leaf.tensor
         if isinstance(leaf, Attribute):
-            tensor = self._tensors.get(leaf.fqn)
-            if tensor is None:
+            found = self._tensors.get(leaf.fqn)
+            if found is None:
                 owner, _, name = leaf.fqn.rpartition(".")
-                tensor = getattr(self.modules.get(owner), name, None)
-            return tuple(tensor.shape) if isinstance(tensor, Tensor) else ()
-        return tuple(leaf.shape) if isinstance(leaf, Tensor) else None
+                found = getattr(self.modules.get(owner), name, None)
+            return found if isinstance(found, Tensor) else None
+        return leaf if isinstance(leaf, (Value, Tensor)) else None
 
     def operand(self, leaf: Any, layout_of: Callable[[Value], Sharded | None]) -> Operand | None:
         """Return a tensor of a template as an operand; None for anything else."""
         shape = self.shape_of(leaf)
         if shape is None:
             return None
-        return Operand(leaf, shape, layout_of(leaf) if isinstance(leaf, Value) else None, self.needs_grad(leaf))
+        tensor = self._tensor_of(leaf)
+        is_index = tensor is not None and not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
+        layout = layout_of(leaf) if isinstance(leaf, Value) else None
+        return Operand(leaf, shape, layout, self.needs_grad(leaf), is_index)
 
     def needs_grad(self, leaf: Any) -> bool:
         """Return True if a gradient flows into a tensor."""
@@ -183,7 +183,7 @@ class Calls:
             if event is None:
                 continue
             module = self.modules[event.fqn] if event.is_module else None
-            if is_linear(module) or is_embedding(module):
+            if self.is_linear(event) or is_embedding(module):
                 found[event.fqn] = None
                 continue
             if module is not None and not isinstance(module, (*ELEMENTWISE_LAYERS, nn.LayerNorm, nn.RMSNorm)):
@@ -194,14 +194,23 @@ class Calls:
         return list(found)
 
     def parameter_behind(self, leaf: Any) -> str | None:
-        """Return the FQN of the parameter that functions make a tensor of; None if it comes from anything else."""
+        """Return the FQN of the parameter that functions make a tensor of; None if it comes from anything else.
+
+        Where a gradient flows into the tensor, only what takes a part of the gradient counts.
+        """
+        has_gradient = self.needs_grad(leaf)
         found: set[str] = set()
+        seen: set[Value] = set()
         pending = [leaf]
         while pending:
             each = pending.pop()
+            tensor = self._tensor_of(each)
+            if tensor is None or not tensor.dtype.is_floating_point or (has_gradient and not self.needs_grad(each)):
+                continue
             if isinstance(each, Attribute):
                 found.add(each.fqn)
-            elif isinstance(each, Value) and each.dtype.is_floating_point:
+            elif isinstance(each, Value) and each not in seen:
+                seen.add(each)
                 event = self.maker.get(each)
                 if event is None or event.is_module:
                     return None
@@ -222,6 +231,7 @@ class Calls:
         """
         found: dict[Value, Sharded] = {}
         pending = [(value, layout.dim)]
+        seen = set(pending)
         while pending:
             each, dim = pending.pop()
             event = self.maker.get(each)
@@ -232,7 +242,9 @@ class Calls:
             elif event.function.short_name in ELEMENTWISE or _is_slice(event, each):
                 for before in values_in((event.args, event.kwargs)):
                     place = dim - len(each.shape) + len(before.shape)
-                    if place >= 0 and before.shape[place] == each.shape[dim]:
+                    is_as_wide = place >= 0 and before.shape[place] == each.shape[dim]
+                    if is_as_wide and (before, place) not in seen:
+                        seen.add((before, place))
                         pending.append((before, place))
             else:
                 return {}

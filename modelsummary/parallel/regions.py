@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from modelsummary.capture.templates import Attribute
-from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded, Shares
-from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls, is_linear
+from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Pieces, Sharded, Shares
+from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.rules import layout_after
 from modelsummary.parallel.shared import Shared, add_part, find_shared
 from modelsummary.record.events import Event, Value, attributes_in, values_in
@@ -42,6 +42,8 @@ class Region:
         layouts: of every sharded value.
         functions: the functions that take sharded values.
         parts: FQN of a ``Linear`` or a norm -> start and end of each part of its result that all heads share.
+        pieces: FQN of a column-parallel layer -> number of pieces that its columns are, each of which is split; one if
+            it is missing.
         blocked: why it cannot be sharded; empty if it can.
     """
 
@@ -57,6 +59,7 @@ class Region:
     layouts: dict[Value, Sharded] = field(default_factory=dict)
     functions: list[Event] = field(default_factory=list)
     parts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    pieces: dict[str, int] = field(default_factory=dict)
     blocked: str = ""
 
     @property
@@ -85,10 +88,18 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = F
     constants: dict[Value, Sharded] = {}
     parameters: dict[str, Sharded] = {}
     shared: list[Shared] = []
+    pieces: dict[str, int] = {}
     while True:
         attempt = _Attempt(calls, seeds, taken, constants, parameters, shared)
+        attempt.region.pieces = dict(pieces)
         try:
             attempt.run()
+        except Pieces as apart:
+            layers = _sources(calls, apart.value)
+            if layers and not any(fqn in pieces or fqn not in seeds for fqn in layers):
+                pieces |= dict.fromkeys(layers, apart.number)
+                continue
+            attempt.region.blocked = str(apart)
         except (Needs, Shares) as needs:
             found = find_shared(calls, needs.value) if shares and isinstance(needs.value, Value) else None
             if found is not None and found.values - set().union(*(each.values for each in shared)):
@@ -106,7 +117,9 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = F
             if wanted.keys() - parameters.keys():
                 parameters |= wanted
                 continue
-            attempt.region.blocked = f"a replicated tensor meets a sharded one in {attempt.at}"
+            attempt.region.blocked = (
+                f"a whole tensor meets a sharded one in {attempt.at}; one that a linear layer makes can be split, too"
+            )
         except Blocked as blocked:
             attempt.region.blocked = str(blocked)
         return attempt.region
@@ -189,33 +202,45 @@ class _Attempt:
                     until = max(until, self._calls.last_use.get(value, 0))
             place += 1
         if until >= len(events):
-            raise Blocked("a sharded tensor is in the result of the model")
+            raise Blocked(
+                "the model would return a sharded tensor; a layer whose result only linear layers take can be split"
+            )
         self._check_calls()
 
     def _check_calls(self) -> None:
         """Check what only the whole forward shows. Raises ``Blocked``."""
         for fqn, times in self._sharded_calls.items():
             if times != self._calls.n_calls[fqn]:
-                raise Blocked(f"{fqn} takes sharded tensors in {times} of its {self._calls.n_calls[fqn]} calls")
+                raise Blocked(
+                    f"{fqn} takes sharded tensors in {times} of its {self._calls.n_calls[fqn]} calls; all of them must"
+                )
         if not all(each.is_alone(self._calls, self.region.functions) for each in self._shared):
-            raise Blocked("a tensor that all heads share goes elsewhere, too")
+            raise Blocked(
+                "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
+            )
         if not self.region.rows:
-            raise Blocked("no Linear takes the sharded result")
+            raise Blocked(
+                "no linear layer takes the result; it can be split if one does, after elementwise functions and views"
+            )
 
     def _takes_parameter(self, event: Event) -> bool:
         own = self.region.parameters
         return bool(own) and any(each.fqn in own for each in attributes_in((event.args, event.kwargs)))
 
     def _column(self, event: Event) -> None:
-        module = self._calls.modules[event.fqn]
         given = _sole_input(event)
         if given in self.region.layouts:
-            raise Blocked(f"{event.fqn} takes a sharded tensor")
+            raise Blocked(f"{event.fqn} takes a sharded tensor and would be split by columns; by rows it can be split")
         (result,) = values_in(event.result)
-        width = module.weight.shape[0] if isinstance(module, nn.Linear) else module.weight.shape[1]  # type: ignore[index]
-        self.region.sizes.add(int(width))
-        self._pieces[result] = int(width)
-        self.region.layouts[result] = Sharded(len(result.shape) - 1)
+        number = self.region.pieces.get(event.fqn, 1)
+        width, remainder = divmod(result.shape[-1], number)
+        if remainder or (number > 1 and event.fqn not in self._calls.linears):
+            raise Blocked(
+                f"{event.fqn} has {result.shape[-1]} columns, which are not {number} pieces; equal pieces work"
+            )
+        self.region.sizes.add(width)
+        self._pieces[result] = width
+        self.region.layouts[result] = Sharded(len(result.shape) - 1, number)
 
     def _layer(self, event: Event) -> None:
         """Add a layer that stays in one piece."""
@@ -223,27 +248,42 @@ class _Attempt:
         value = _sole_input(event)
         layout = self.region.layouts[value]
         results = values_in(event.result)
-        if is_linear(module):
+        if self._calls.is_linear(event):
             if layout != Sharded(len(value.shape) - 1):
-                raise Blocked(f"{event.fqn} takes a tensor that is sharded along another dimension than its features")
+                raise Blocked(
+                    f"{event.fqn} takes a tensor that is sharded along tokens or heads; features can be split"
+                )
             if event.fqn in self._taken or len(value.shape) < 2:
-                raise Blocked(f"{event.fqn} belongs to another region")
+                raise Blocked(f"{event.fqn} also takes the result of layers that are split apart; one source works")
             self.region.rows[event.fqn] = None
             self._sharded_calls[event.fqn] += 1
         elif isinstance(module, ELEMENTWISE_LAYERS):
             self._pass_on(value, results)
+        elif isinstance(module, nn.GLU):
+            self._gated(event, module, value, results)
         elif isinstance(module, (nn.Softmax, nn.LogSoftmax)) and type(module.dim) is int:
             if layout.dim == module.dim % len(value.shape):
-                raise Blocked(f"{event.fqn} works along the sharded dimension")
+                raise Blocked(f"{event.fqn} works along the sharded dimension; along another dimension it can be split")
             self._pass_on(value, results)
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             if layout.dim >= len(value.shape) - len(module.normalized_shape) or layout.outer != 1:
-                raise Blocked(f"{event.fqn} works along the sharded dimension")
+                raise Blocked(f"{event.fqn} works along the sharded dimension; along another dimension it can be split")
             if any(True for _ in module.parameters()):
                 self._add_norm(event.fqn, layout.dim)
             self._pass_on(value, results)
         else:
-            raise Blocked(f"{event.fqn} ({type(module).__name__}) takes no sharded tensor")
+            raise Blocked(f"{event.fqn} ({type(module).__name__}) takes no sharded tensor; elementwise layers do")
+
+    def _gated(self, event: Event, module: nn.GLU, value: Value, results: Sequence[Value]) -> None:
+        """Follow ``nn.GLU``, which takes the two halves of a dimension."""
+        layout = self.region.layouts[value]
+        if layout.dim == module.dim % len(value.shape):
+            if layout.outer != 2:
+                raise Pieces(
+                    f"{event.fqn} works along the sharded dimension; along another dimension it can be split", value, 2
+                )
+            layout = layout._replace(outer=1)
+        self.region.layouts.update(dict.fromkeys(results, layout))
 
     def _pass_on(self, value: Value, results: Sequence[Value]) -> None:
         """Give the results the layout of the layer's input."""
@@ -254,7 +294,7 @@ class _Attempt:
     def _add_norm(self, fqn: str, dim: int) -> None:
         self._sharded_calls[fqn] += 1
         if self.region.norms.setdefault(fqn, dim) != dim or fqn in self._taken:
-            raise Blocked(f"{fqn} takes tensors that are sharded along different dimensions")
+            raise Blocked(f"{fqn} takes tensors that are sharded along different dimensions; equal dimensions work")
 
     def _as_norm(self, event: Event, end: int, begin: int) -> bool:
         """Follow a module whose parameters meet sharded values; return False if it has to be looked into."""
@@ -275,13 +315,17 @@ class _Attempt:
                 reduced.update(values_in(inner.result))
         results = values_in(event.result)
         if len(results) != 1 or self.region.layouts.get(results[0]) != layout:
-            raise Blocked(f"{event.fqn} returns a tensor that is not sharded like its input")
+            raise Blocked(
+                f"{event.fqn} returns a tensor that is not sharded like its input; a norm that keeps its shape works"
+            )
         self._add_norm(event.fqn, layout.dim)
         return True
 
     def _function(self, event: Event, reduced: Collection[Any] = ()) -> None:
         if event.is_decision:
-            raise Blocked(f"{event.fqn} decides by values that are sharded")
+            raise Blocked(
+                f"{event.fqn or 'the model'} decides by values that are sharded; values of whole tensors work"
+            )
         assert event.function is not None
         if event.function.short_name.startswith("new_"):
             return  # it takes the dtype and the device
@@ -298,7 +342,7 @@ class _Attempt:
         self.region.functions.append(event)
         self.region.layouts.update(dict.fromkeys(values_in(event.result), layout))
         for written in attributes_in(event.result):
-            raise Blocked(f"{call.name}() writes a sharded tensor into {written.fqn}")
+            raise Blocked(f"{call.at} writes a sharded tensor into {written.fqn}; a new tensor works")
 
     def _operand(self, leaf: Any) -> Operand | None:
         found = self._calls.operand(leaf, self.region.layouts.get)
@@ -311,6 +355,6 @@ def _sole_input(event: Event) -> Value:
     """Return the only tensor that a layer takes, by position: torch's styles look for it there."""
     values: list[Value] = values_in((event.args, event.kwargs))
     if len(values) != 1 or not event.args or event.args[0] is not values[0]:
-        raise Blocked(f"{event.fqn} is not called with one tensor by position")
+        raise Blocked(f"{event.fqn} is not called with one tensor by position; one positional tensor works")
     (value,) = values
     return value

@@ -16,6 +16,7 @@ from modelsummary.parallel.layouts import (
     Blocked,
     FunctionCall,
     Needs,
+    Pieces,
     Sharded,
     Shares,
     dim_of,
@@ -37,9 +38,9 @@ def layout_after(call: FunctionCall) -> Sharded | None:
     """
     rule = _RULES.get(call.name)
     if rule is None:
-        raise Blocked(f"{call.name}() has no rule for a sharded tensor")
+        raise Blocked(f"{call.at} has no rule for sharded tensors; elementwise functions, views and products have one")
     if any(each.shape == () and each.layout is not None for each in call.operands):
-        raise Blocked(f"{call.name}() takes a number that differs between ranks")
+        raise Blocked(f"{call.at} takes a number that differs between ranks; a number of a whole tensor works")
     return rule(call)
 
 
@@ -53,7 +54,7 @@ def _elementwise(call: FunctionCall) -> Sharded:
         if each.layout is not None:
             found.add(Sharded(each.layout.dim + len(shape) - len(each.shape), each.layout.outer))
     if len(found) != 1:
-        raise Blocked(f"{call.name}() takes tensors that are sharded along different dimensions")
+        raise Blocked(call.differ)
     (layout,) = found
     for each in call.operands:
         if each.layout is None:
@@ -76,7 +77,7 @@ def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bo
         operand, layout = sharded_operand(call)
         dims = dims_of(call.argument(position, name, default), len(operand.shape))
         if layout.dim in dims:
-            raise Blocked(f"{call.name}() works along the sharded dimension")
+            raise Blocked(call.along)
         if not reduces or len(call.result_shape) == len(operand.shape):
             return layout
         return layout._replace(dim=layout.dim - sum(each < layout.dim for each in dims))
@@ -88,7 +89,7 @@ def _norm(call: FunctionCall) -> Sharded:
     """Follow ``layer_norm`` and ``rms_norm``, which work along the last dimensions."""
     operand, layout = sharded_operand(call)
     if layout.dim >= len(operand.shape) - len(call.argument(1, "normalized_shape")):
-        raise Blocked(f"{call.name}() works along the sharded dimension")
+        raise Blocked(call.along)
     for each in call.operands[1:]:
         call.meets(each, -1, 0)
     return layout
@@ -97,7 +98,7 @@ def _norm(call: FunctionCall) -> Sharded:
 def _view(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if math.prod(operand.shape) != math.prod(call.result_shape):
-        raise Blocked("a view as another dtype")
+        raise Blocked(f"{call.at} reads a tensor as another dtype; views of the same dtype work")
     return reshaped(operand.shape, call.result_shape, layout, call.sizes)
 
 
@@ -146,7 +147,7 @@ def _repeated(call: FunctionCall) -> Sharded:
     after = call.result_shape
     dim = layout.dim + len(after) - len(operand.shape)
     if after[dim] != operand.shape[layout.dim]:
-        raise Blocked("repeat() repeats the sharded dimension")
+        raise Blocked(f"{call.at} repeats the sharded dimension; other dimensions can be repeated")
     return layout._replace(dim=dim)
 
 
@@ -154,7 +155,7 @@ def _repeat_interleaved(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     dim = call.argument(2, "dim")
     if dim is None or type(call.argument(1, "repeats")) is not int:
-        raise Blocked("repeat_interleave() repeats each element a different number of times")
+        raise Blocked(f"{call.at} repeats each element a different number of times; one number and dim= work")
     dim_of(dim, len(operand.shape))
     return layout
 
@@ -165,15 +166,38 @@ def _parted(call: FunctionCall) -> Sharded:
     if dim_of(call.argument(2, "dim", 0), len(operand.shape)) != layout.dim:
         return layout
     parts = [value.shape[layout.dim] for value in values_in(call.event.result)]
-    if len(set(parts)) != 1 or len(parts) < 2 or layout.outer % len(parts):
-        raise Blocked(f"{call.name}() works along the sharded dimension")
+    if len(parts) == 1:
+        return layout
+    if len(set(parts)) != 1:
+        raise Blocked(f"{call.at} takes unequal parts of the sharded dimension; equal parts work")
+    if layout.outer % len(parts):
+        raise Pieces(call.along, operand.leaf, len(parts))
     return layout._replace(outer=layout.outer // len(parts))
+
+
+def _gated(call: FunctionCall) -> Sharded:
+    """Follow ``glu``, which takes the two halves of a dimension."""
+    operand, layout = sharded_operand(call)
+    if dim_of(call.argument(1, "dim", -1), len(operand.shape)) != layout.dim:
+        return layout
+    if layout.outer != 2:
+        raise Pieces(call.along, operand.leaf, 2)
+    return layout._replace(outer=1)
+
+
+def _unbound(call: FunctionCall) -> Sharded:
+    """Follow ``unbind`` along another dimension."""
+    operand, layout = sharded_operand(call)
+    dim = dim_of(call.argument(1, "dim", 0), len(operand.shape))
+    if dim == layout.dim:
+        raise Pieces(call.along, operand.leaf, operand.shape[dim])
+    return layout._replace(dim=layout.dim - (dim < layout.dim))
 
 
 def _flipped(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if layout.dim in dims_of(call.argument(2 if call.name == "roll" else 1, "dims"), len(operand.shape)):
-        raise Blocked(f"{call.name}() works along the sharded dimension")
+        raise Blocked(call.along)
     return layout
 
 
@@ -181,24 +205,26 @@ def _padded(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     pad = call.argument(1, "pad")
     if layout.dim >= len(operand.shape) - len(pad) // 2:
-        raise Blocked("pad() pads the sharded dimension")
+        raise Blocked(f"{call.at} pads the sharded dimension; other dimensions can be padded")
     return layout
 
 
 def _concatenated(call: FunctionCall) -> Sharded:
     layouts = {each.layout for each in call.operands if each.layout is not None}
     if len(layouts) != 1:
-        raise Blocked(f"{call.name}() takes tensors that are sharded along different dimensions")
+        raise Blocked(call.differ)
     (layout,) = layouts
     shape = next(each.shape for each in call.operands if each.layout is not None)
     stacks = call.name == "stack"
     dim = dim_of(call.argument(1, "dim", 0), len(shape) + stacks)
     if dim == layout.dim and not stacks:
-        raise Blocked("cat() joins along the sharded dimension")
+        raise Blocked(f"{call.at} joins along the sharded dimension; along another dimension it can be split")
     for each in call.operands:
         if each.layout is None:
             if not isinstance(each.leaf, Value):
-                raise Blocked(f"{call.name}() takes a constant of the whole size beside a sharded tensor")
+                raise Blocked(
+                    f"{call.at} takes a constant of the whole size beside a sharded tensor; computed tensors work"
+                )
             raise Needs(each.leaf, layout)
     return layout._replace(dim=layout.dim + (stacks and dim <= layout.dim))
 
@@ -206,23 +232,24 @@ def _concatenated(call: FunctionCall) -> Sharded:
 def _matmul(call: FunctionCall) -> Sharded:
     """Follow a product of matrices: sharded by the batch, the rows of the first or the columns of the second."""
     skipped = 1 if call.name == "baddbmm" else 0
-    one, other = call.operand(skipped), call.operand(skipped + 1, "other")
+    names = ("batch1", "batch2") if skipped else ("input", "other" if call.name == "matmul" else "mat2")
+    one, other = call.operand(skipped, names[0]), call.operand(skipped + 1, names[1])
     if len(one.shape) < 2 or len(other.shape) < 2:
-        raise Blocked("matmul() takes a vector")
+        raise Blocked(f"{call.at} takes a vector; matrices work")
     ndim = len(call.result_shape)
     found: set[Sharded] = set()
     for each, free in ((one, -2), (other, -1)):
         if each.layout is not None:
             place = each.layout.dim - len(each.shape)
             if place in (-1, -2) and place != free:
-                raise Blocked("a product sums over the sharded dimension")
+                raise Blocked(f"{call.at} sums over the sharded dimension; linear layers that take it alone can")
             found.add(Sharded(place + ndim, each.layout.outer))
     if skipped and call.operand(0).layout is not None:
         added = call.operand(0)
         assert added.layout is not None
         found.add(Sharded(added.layout.dim + ndim - len(added.shape), added.layout.outer))
     if len(found) != 1:
-        raise Blocked("a product takes tensors that are sharded along different dimensions")
+        raise Blocked(call.differ)
     (layout,) = found
     total = call.result_shape[layout.dim]
     free_of = {ndim - 2: other, ndim - 1: one}
@@ -241,7 +268,7 @@ def _matmul(call: FunctionCall) -> Sharded:
 def _einsum(call: FunctionCall) -> Sharded:
     equation = call.event.args[0]
     if not isinstance(equation, str) or "..." in equation or "->" not in equation:
-        raise Blocked("einsum() with an equation that is not written out")
+        raise Blocked(f"{call.at} has an equation that is not written out; one with all letters and an arrow works")
     terms, result = equation.replace(" ", "").split("->")
     labels = terms.split(",")
     found = {
@@ -250,10 +277,10 @@ def _einsum(call: FunctionCall) -> Sharded:
         if each.layout is not None
     }
     if len(found) != 1:
-        raise Blocked("einsum() takes tensors that are sharded along different dimensions")
+        raise Blocked(call.differ)
     ((label, outer),) = found
     if label not in result:
-        raise Blocked("einsum() sums over the sharded dimension")
+        raise Blocked(f"{call.at} sums over the sharded dimension; linear layers that take it alone can")
     for term, each in zip(labels, call.operands, strict=True):
         if each.layout is None:
             place = term.find(label)
@@ -272,16 +299,19 @@ def _attention(call: FunctionCall) -> Sharded:
         if each is not None and each.layout is not None
     }
     if len(found) != 1:
-        raise Blocked("attention takes tensors that are sharded along different dimensions")
+        raise Blocked(call.differ)
     (layout,) = found
     if layout.dim >= ndim - 2:
-        raise Blocked("attention works along the sharded dimension")
+        raise Blocked(call.along)
     for each in parts:
         if each.layout is None:
             if each.shape[layout.dim] == 1 and each.leaf in call.reduced:
                 continue
             if each.shape[layout.dim] == 1 or not isinstance(each.leaf, Value):
-                raise Shares("attention takes a key or value that all heads share, and that is replicated", each.leaf)
+                raise Shares(
+                    f"{call.at} takes a whole key or value that all heads share; one that a linear layer makes works",
+                    each.leaf,
+                )
             raise Needs(each.leaf, layout)
         call.sizes.add(each.shape[layout.dim] // layout.outer)
     if mask is not None and mask.layout is None:
@@ -292,7 +322,7 @@ def _attention(call: FunctionCall) -> Sharded:
 def _as_complex(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
     if layout.dim == len(operand.shape) - 1:
-        raise Blocked(f"{call.name}() works along the sharded dimension")
+        raise Blocked(call.along)
     return layout
 
 
@@ -305,7 +335,7 @@ _RULES: dict[str, Callable[[FunctionCall], Sharded]] = {
     "topk": _along(2, default=-1),
     "norm": _along(2, reduces=True),
     "normalize": _along(2, default=1),
-    "glu": _along(1, default=-1),
+    "glu": _gated,
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys("view reshape view_as reshape_as flatten unflatten".split(), _view),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _permuted(_transposed)),
@@ -318,7 +348,7 @@ _RULES: dict[str, Callable[[FunctionCall], Sharded]] = {
     "getitem": indexed,
     **dict.fromkeys("select narrow index_select gather".split(), selected(1)),
     **dict.fromkeys("split chunk tensor_split split_with_sizes".split(), _parted),
-    "unbind": _along(1, default=0, reduces=True),
+    "unbind": _unbound,
     **dict.fromkeys(("flip", "roll"), _flipped),
     "pad": _padded,
     **dict.fromkeys("cat concat concatenate stack".split(), _concatenated),

@@ -1,8 +1,8 @@
 """Sequence parallelism: between row- and column-parallel layers, each rank holds a chunk of the sequence.
 
-A stream begins at the results of row-parallel layers and of embeddings, which are reduced and scattered by one
-collective. It passes through functions and norms, and column-parallel layers gather it. Where a whole tensor meets the
-stream, or a layer needs a whole tensor, the tensor is cut or gathered at the boundary of a module.
+A stream begins at the results of row-parallel layers, attentions and embeddings, which are reduced and scattered by
+one collective. It passes through functions and norms; column-parallel layers and attentions gather it. Where a whole
+tensor meets the stream, or a layer needs a whole tensor, the tensor is cut or gathered at the boundary of a module.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from modelsummary.parallel.attention_heads import attention_inputs
 from modelsummary.parallel.derive import Layer
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Sharded
 from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
@@ -26,27 +27,34 @@ _MOST_ATTEMPTS = 60
 
 def find_stream(
     calls: Calls, layers: Mapping[str, Layer], n_ranks: int, *, with_embeddings: bool, cuts_inputs: bool
-) -> Stream | None:
-    """Return what can be sharded along the sequence; None if nothing can.
+) -> Stream:
+    """Return what can be sharded along the sequence.
 
     Args:
         with_embeddings: the results of embeddings are scattered, too. A model that reads the length of the sequence
             from them then sees the length of a chunk.
         cuts_inputs: whole tensors that meet the stream are cut where they enter a module, if possible, rather than
             where they leave one.
+
+    Raises:
+        Blocked: nothing can be sharded; the message is about what was met last.
     """
-    roles = ("row", "embedding") if with_embeddings else ("row",)
+    roles = ("row", "heads", "embedding") if with_embeddings else ("row", "heads")
     starts = [fqn for fqn, layer in layers.items() if layer.role in roles and _has_sequence(calls, fqn, n_ranks)]
     stream = Stream(dict.fromkeys(starts))
+    obstacle = (
+        f"no result of a row-parallel layer or attention has three dimensions of which {n_ranks} divides the second"
+    )
     for _ in range(_MOST_ATTEMPTS):
-        if not any(layers[fqn].role == "row" for fqn in stream.scattered):
-            return None
+        if not any(layers[fqn].role in ("row", "heads") for fqn in stream.scattered):
+            break
         walk = _Walk(calls, layers, n_ranks, stream)
         try:
             walk.run()
         except Needs as needs:
             following = walk.cut(needs, cuts_inputs=cuts_inputs)
-        except Blocked:
+        except Blocked as blocked:
+            obstacle = str(blocked)
             following = walk.gather()
         else:
             wrong = walk.inconsistent()
@@ -54,14 +62,14 @@ def find_stream(
                 return walk.stream
             following = stream.without(wrong)
         if following is None:
-            return None
+            break
         stream = following
-    return None
+    raise Blocked(obstacle)
 
 
 def _has_sequence(calls: Calls, fqn: str, n_ranks: int) -> bool:
-    """Return True if every result of a layer has three dimensions, and the second one divides."""
-    results = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
+    """Return True if every result of a layer, of attentions the first, has three dimensions, and the second divides."""
+    results = [values_in(calls.events[place].result)[0] for place in calls.places[fqn]]
     return bool(results) and all(len(each.shape) == 3 and each.shape[1] % n_ranks == 0 for each in results)
 
 
@@ -104,7 +112,10 @@ class _Walk:
             if place in self._calls.norms and self._norm_of_functions(*self._calls.norms[place]):
                 self._place = self._calls.norms[place][1]
                 continue
-            if event.is_module and event.fqn in self.stream.scattered:
+            layer = self._layers.get(event.fqn) if event.is_module else None
+            if layer is not None and layer.role == "heads":
+                self._attention(event)
+            elif event.is_module and event.fqn in self.stream.scattered:
                 self._start(event)
             elif self._sharded(event):
                 self._layer(event) if event.is_module else self._function(event)
@@ -112,7 +123,7 @@ class _Walk:
             self._place += 1
         self._event = self._calls.record.root
         if any(self.stream.layout_at(value, self._place) for value in values_in(self._event.result)):
-            raise Blocked("the model returns it")
+            raise Blocked("the model returns a chunk of the sequence; the whole sequence is expected")
 
     def _sharded(self, event: Event) -> dict[Value, Sharded]:
         found = ((each, self._layout(each)) for each in values_in((event.args, event.kwargs)))
@@ -144,30 +155,48 @@ class _Walk:
     def _start(self, event: Event) -> None:
         """Scatter the result of a row-parallel layer or an embedding."""
         if self._sharded(event):
-            raise Blocked(f"{event.fqn} takes a chunk of the sequence")
+            raise Blocked(f"{event.fqn} is split by rows and takes a chunk of the sequence; shards of features work")
         self._give(event, Sharded(1), frozenset({event.fqn}))
+
+    def _attention(self, event: Event) -> None:
+        """Gather the inputs of an ``nn.MultiheadAttention``, and scatter its result."""
+        inputs = attention_inputs(event)
+        layouts = tuple(self._layout(each) if isinstance(each, Value) else None for each in inputs)
+        chunks = self._sharded(event)
+        is_chunked = all(each in inputs and layout == Sharded(1) for each, layout in chunks.items())
+        if not is_chunked or self.stream.attended.setdefault(event.fqn, layouts) != layouts:
+            raise Blocked(
+                f"{event.fqn} takes other chunks in each call, or chunks of a mask; chunks of query, key and value work"
+            )
+        if event.fqn in self.stream.scattered:
+            result = values_in(event.result)[0]
+            self.stream.made[result], self._origins[result] = Sharded(1), frozenset({event.fqn})
 
     def _layer(self, event: Event) -> None:
         module = self._calls.modules[event.fqn]
         layer = self._layers.get(event.fqn)
         (value, layout), *others = self._sharded(event).items()
         if others or not event.args or event.args[0] is not value or layout.outer != 1:
-            raise Blocked(f"{event.fqn} is not called with one tensor by position")
+            raise Blocked(
+                f"{event.fqn} is not called with one chunk of the sequence by position; one positional tensor works"
+            )
         if layer is not None and layer.role in ("column", "head") and layout == Sharded(1) and len(value.shape) == 3:
             self.stream.gathered[event.fqn] = None
         elif isinstance(module, ELEMENTWISE_LAYERS) and layer is None:
             self._give(event, layout, self._origins_of(event))
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and layer is None:
             if layout.dim >= len(value.shape) - len(module.normalized_shape):
-                raise Blocked(f"{event.fqn} works along the sharded dimension")
+                raise Blocked(f"{event.fqn} works along the sequence; along features it takes chunks")
             self._add_norm(event, layout)
         else:
-            raise Blocked(f"{event.fqn} takes no chunk of the sequence")
+            raise Blocked(f"{event.fqn} takes no chunk of the sequence; elementwise layers and norms do")
 
     def _add_norm(self, event: Event, layout: Sharded) -> None:
         has_parameters = any(True for _ in self._calls.modules[event.fqn].parameters())
         if has_parameters and self.stream.norms.setdefault(event.fqn, layout.dim) != layout.dim:
-            raise Blocked(f"{event.fqn} takes tensors that are sharded along different dimensions")
+            raise Blocked(
+                f"{event.fqn} takes tensors that are sharded along different dimensions; equal dimensions work"
+            )
         self._give(event, layout, self._origins_of(event))
 
     def _norm_of_functions(self, event: Event, end: int) -> bool:
@@ -192,18 +221,20 @@ class _Walk:
             self._note_results(inner, place)
         results = values_in(event.result)
         if len(results) != 1 or self.stream.made.get(results[0]) != layout:
-            raise Blocked(f"{event.fqn} returns a tensor that is not sharded like its input")
+            raise Blocked(
+                f"{event.fqn} returns a tensor that is not sharded like its input; a norm of equal shape works"
+            )
         self._add_norm(event, layout)
         self._origins[results[0]] = origins
         return True
 
     def _function(self, event: Event, reduced: set[object] | None = None) -> None:
         if event.is_decision:
-            raise Blocked(f"{event.fqn} decides by values that are sharded")
+            raise Blocked(f"{event.fqn} decides by values that are sharded; values of whole tensors work")
         call = self._call(event, reduced or set())
         layout = layout_after(call)
         if layout is None or any(size % self._n_ranks for size in call.sizes):
-            raise Blocked(f"{call.name}() gives sizes that do not divide")
+            raise Blocked(f"{call.at} gives sizes that do not divide by {self._n_ranks}; multiples of it work")
         self._give(event, layout, self._origins_of(event))
 
     def _call(self, event: Event, reduced: set[object]) -> FunctionCall:

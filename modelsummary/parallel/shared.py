@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from modelsummary.parallel.layouts import Sharded
-from modelsummary.parallel.record_calls import Calls, is_linear
+from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["Shared", "add_part", "find_shared"]
@@ -62,7 +62,7 @@ def find_shared(calls: Calls, value: Value) -> Shared | None:
         if layer.is_module:
             module = calls.modules[layer.fqn]
             # The gradient of a norm's result is summed before it reaches the weight of the norm.
-            if layer is event and not (is_linear(module) or isinstance(module, (nn.LayerNorm, nn.RMSNorm))):
+            if layer is event and not (calls.is_linear(event) or isinstance(module, (nn.LayerNorm, nn.RMSNorm))):
                 return None
             found.values.add(each)
             add_part(found.parts, layer.fqn, 0, each.shape[-1])
@@ -121,7 +121,7 @@ def _part_of_layer(calls: Calls, event: Event, value: Value) -> tuple[str, int, 
     if event.function.short_name not in ("split", "chunk", "split_with_sizes", "getitem") or len(given) != 1:
         return None
     maker = calls.maker.get(given[0])
-    if maker is None or not maker.is_module or not is_linear(calls.modules[maker.fqn]):
+    if maker is None or not calls.is_linear(maker):
         return None
     width = given[0].shape[-1]
     if event.function.short_name == "getitem":

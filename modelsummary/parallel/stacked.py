@@ -7,6 +7,7 @@ sharded, or partial: the ranks' tensors sum up to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -105,11 +106,13 @@ class _Walk:
                 self._function(event)
         for value in values_in(module.result):
             if value.dtype.is_floating_point and self._states.get(value) != PARTIAL:
-                raise Blocked(f"{module.fqn} returns a tensor that is not a sum over the ranks")
+                raise Blocked(
+                    f"{module.fqn} returns no sum over the ranks; a result that is linear in its last weight works"
+                )
         for event in self._calls.events[begin:end]:
             for each in attributes_in((event.args, event.kwargs)):
                 if self._calls.needs_grad(each) and each not in self._states:
-                    raise Blocked(f"the gradient of {each.fqn} would be in parts")
+                    raise Blocked(f"each rank would have a part of the gradient of {each.fqn}; parameters as wide work")
         self.region.layouts = {
             leaf: layout for leaf, layout in self._states.items() if isinstance(leaf, Value) and layout != PARTIAL
         }
@@ -117,15 +120,15 @@ class _Walk:
     def _layer(self, event: Event) -> None:
         module = self._calls.modules[event.fqn]
         if any(True for _ in module.parameters()):
-            raise Blocked(f"{event.fqn} has parameters")
+            raise Blocked(f"{event.fqn} has parameters; layers without parameters work")
         given = [each for each in values_in((event.args, event.kwargs)) if each in self._states]
         if not given:
             return
         (value,) = given
         if not isinstance(module, ELEMENTWISE_LAYERS):
-            raise Blocked(f"{event.fqn} takes no sharded tensor")
+            raise Blocked(f"{event.fqn} takes no sharded tensor; elementwise layers do")
         if self._states[value] == PARTIAL and not isinstance(module, nn.Identity):
-            raise Blocked(f"{event.fqn} takes a sum over the ranks")
+            raise Blocked(f"{event.fqn} takes a sum over the ranks; linear functions of it work")
         self._states.update(dict.fromkeys(values_in(event.result), self._states[value]))
 
     def _function(self, event: Event) -> None:
@@ -135,7 +138,7 @@ class _Walk:
         if not layouts:
             return
         if event.is_decision:
-            raise Blocked(f"{event.fqn} decides by values that are sharded")
+            raise Blocked(f"{event.fqn} decides by values that are sharded; values of whole tensors work")
         layout: Sharded | None
         if PARTIAL in layouts:
             layout = self._partial(call)
@@ -156,7 +159,7 @@ class _Walk:
         found = self._calls.operand(leaf, self._states.get)
         if found is None or not isinstance(leaf, Attribute):
             return found
-        return Operand(leaf, found.shape, self._states.get(leaf), found.needs_grad)
+        return replace(found, layout=self._states.get(leaf))
 
     def _partial(self, call: FunctionCall) -> Sharded:
         """Follow a function that takes a partial tensor; it must be linear in it."""
@@ -169,14 +172,16 @@ class _Walk:
             and call.first.layout is None
             and not self._calls.is_zeros(call.first.leaf)
         ):
-            raise Blocked(f"{call.name}() adds a sum over the ranks to a whole tensor")
+            raise Blocked(f"{call.at} adds a sum over the ranks to a whole tensor; zeros work")
         return PARTIAL
 
     def _wants(self, leaf: Any, layout: Sharded) -> Exception:
         """Return the request to shard the parameter that a tensor is made of."""
         fqn = self._calls.parameter_behind(leaf)
         if fqn is None:
-            return Blocked("a replicated tensor meets a sharded one")
+            return Blocked(
+                f"a whole tensor meets a sharded one in {self.region.module}; one made of one parameter works"
+            )
         if layout == PARTIAL:
             return _Wants(fqn, [PARTIAL])
         shape = self._calls.shape_of(leaf)
@@ -189,7 +194,7 @@ def follow_partial(call: FunctionCall) -> None:
     """Check that a function is linear in the partial tensors that it takes. Raises ``Blocked``."""
     partial = [each for each in call.operands if each.layout == PARTIAL]
     if any(each.layout not in (None, PARTIAL) for each in call.operands):
-        raise Blocked(f"{call.name}() takes a sharded tensor and a sum over the ranks")
+        raise Blocked(f"{call.at} takes a sharded tensor and a sum over the ranks; one kind works")
     name = call.name
     if name in ("cat", "stack", "concat"):
         fits = len(partial) == len(call.operands)
@@ -204,7 +209,7 @@ def follow_partial(call: FunctionCall) -> None:
     else:
         fits = name in ("add", "iadd", "sub", "isub")
     if not fits:
-        raise Blocked(f"{name}() takes a sum over the ranks")
+        raise Blocked(f"{call.at} takes a sum over the ranks; linear functions of it work")
 
 
 def summed_arguments(module: Event) -> Iterable[int | str]:
@@ -214,7 +219,7 @@ def summed_arguments(module: Event) -> Iterable[int | str]:
             if given.dtype.is_floating_point:
                 yield position
         elif any(value.dtype.is_floating_point for value in values_in(given)):
-            raise Blocked(f"{module.fqn} takes tensors in a container")
+            raise Blocked(f"{module.fqn} takes tensors in a container; tensors that are arguments of their own work")
 
 
 def _product(call: FunctionCall) -> Sharded | None:
@@ -231,7 +236,7 @@ def _product(call: FunctionCall) -> Sharded | None:
         if other.layout is None:
             raise Needs(other.leaf, Sharded(place, one.layout.outer))
         if other.layout != Sharded(place, one.layout.outer):
-            raise Blocked("a product takes tensors that are sharded along different dimensions")
+            raise Blocked(call.differ)
         return PARTIAL
     if weight.layout is None or weight.layout.dim != free or given.layout is not None:
         return layout_after(call)

@@ -9,16 +9,18 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+
+from modelsummary.parallel.attention_style import AttentionParallel
 
 __all__ = [
     "AttentionParallel",
     "CopyOutput",
     "ExpertListParallel",
     "ExpertParallel",
+    "LinearParallel",
     "LocalParallel",
     "ReduceGradient",
 ]
@@ -45,10 +47,11 @@ class LocalParallel(ParallelStyle):
         self.shards, self.once, self.summed, self.sums_result = shards, once, summed, sums_result
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
+        source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since torch 2.7
         for name in self._names():
             parameter = module.get_parameter(name)
             placement = self.shards.get(name, Replicate())
-            made = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=self.src_data_rank)
+            made = distribute_tensor(parameter, device_mesh, [placement], **source)
             self._put(module, {name: nn.Parameter(made, requires_grad=parameter.requires_grad)})
         forward = module.forward
 
@@ -61,12 +64,16 @@ class LocalParallel(ParallelStyle):
                 result = forward(*args, **kwargs)
             finally:
                 self._put(module, whole)
-            if not self.sums_result:
-                return result
-            return DTensor.from_local(result, device_mesh, [Partial()], run_check=False).full_tensor()
+            return self._finished(result, whole, device_mesh)
 
         module.forward = local_forward
         return module
+
+    def _finished(self, result: Any, whole: dict[str, Any], device_mesh: Any) -> Any:  # noqa: ARG002
+        """Return the result of the module from the result on local shards."""
+        if not self.sums_result:
+            return result
+        return DTensor.from_local(result, device_mesh, [Partial()], run_check=False).full_tensor()
 
     def _names(self) -> list[str]:
         """Return the names of the parameters that are distributed."""
@@ -104,6 +111,61 @@ class LocalParallel(ParallelStyle):
                 whole = DTensor.from_local(given[name], device_mesh, [Replicate()], run_check=False)
                 given[name] = whole.to_local(grad_placements=[Partial()])
         return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+
+
+class LinearParallel(LocalParallel):
+    """A linear layer of another class than ``nn.Linear``, or one whose columns are several pieces.
+
+    Args:
+        shards: name of a parameter -> its placement.
+        by_rows: it is split by rows, and its results are summed; else it is split by columns.
+        bias: name of a parameter that is added to the sum; empty if there is none.
+        input_layouts: of the input. Default: sharded along the features for rows, whole for columns.
+        output_layouts: of the result. Default: whole for rows, sharded along the features for columns.
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: dict[str, Any],
+        by_rows: bool = False,
+        bias: str = "",
+        input_layouts: Any = None,
+        output_layouts: Any = None,
+    ) -> None:
+        super().__init__(shards=shards, sums_result=by_rows)
+        self.bias = bias
+        self.wanted = Shard(-1) if by_rows else Replicate()
+        self.input_layouts, self.output_layouts = input_layouts or self.wanted, output_layouts
+
+    def _names(self) -> list[str]:
+        return [*self.shards, self.bias] if self.bias else [*self.shards]
+
+    def _local(self, whole: dict[str, Any], device_mesh: Any) -> dict[str, Any]:
+        found = super()._local(whole, device_mesh)
+        return {**found, self.bias: torch.zeros_like(whole[self.bias].to_local())} if self.bias else found
+
+    def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
+        given, *others = args
+        if not isinstance(given, DTensor):
+            given = DTensor.from_local(given, device_mesh, [self.input_layouts], run_check=False)
+        if given.placements != (self.wanted,):  # else its backward would reduce before the gradient is scattered
+            given = given.redistribute(placements=[self.wanted])
+        # Each rank has a part of the gradient of an input that is whole.
+        parts = [Partial()] if self.wanted.is_replicate() else given.placements
+        return (given.to_local(grad_placements=parts), *others), kwargs
+
+    def _finished(self, result: Any, whole: dict[str, Any], device_mesh: Any) -> Any:
+        if not self.sums_result and self.output_layouts is None:
+            return result
+        made = Partial() if self.sums_result else Shard(-1)
+        layout = self.output_layouts or Replicate()
+        spread = DTensor.from_local(result, device_mesh, [made], run_check=False)
+        finished = spread.redistribute(placements=[layout]).to_local()
+        if not self.bias:
+            return finished
+        parts = Replicate() if layout.is_replicate() else Partial()
+        return finished + whole[self.bias].to_local(grad_placements=[parts]).to(finished.dtype)
 
 
 class ExpertParallel(LocalParallel):
@@ -231,115 +293,6 @@ class ReduceGradient(ParallelStyle):
 
         module.register_forward_hook(sum_gradients)
         return module
-
-
-class AttentionParallel(ParallelStyle):
-    """``nn.MultiheadAttention`` split by heads: each rank computes some of them.
-
-    Args:
-        shards: name of a parameter -> its placement.
-    """
-
-    def __init__(self, *, shards: dict[str, Any]) -> None:
-        self.shards = shards
-
-    def _apply(self, module: Any, device_mesh: Any) -> Any:
-        for name, placement in self.shards.items():
-            owner, _, own_name = name.rpartition(".")
-            parameter = module.get_parameter(name)
-            made = distribute_tensor(parameter, device_mesh, [placement], src_data_rank=self.src_data_rank)
-            sharded = nn.Parameter(made, requires_grad=parameter.requires_grad)
-            module.get_submodule(owner).register_parameter(own_name, sharded)
-
-        def local_parameters() -> dict[str, Any]:
-            return {name: each.to_local() for name, each in module.named_parameters()}
-
-        def summed(tensor: Any) -> Any:  # the gradient of an input is summed over the ranks
-            whole = DTensor.from_local(tensor, device_mesh, [Replicate()], run_check=False)
-            return whole.to_local(grad_placements=[Partial()])
-
-        def whole(tensor: Any, placement: Any) -> Any:
-            return DTensor.from_local(tensor, device_mesh, [placement], run_check=False).full_tensor()
-
-        module.forward = self.forward_of(module, device_mesh.get_local_rank(), local_parameters, summed, whole)
-        return module
-
-    def forward_of(self, module: Any, rank: int, parameters: Any, enter: Any, leave: Any) -> Any:
-        """Return the forward of one rank.
-
-        Args:
-            parameters: returns the local parameters by name.
-            enter: called with each input, once.
-            leave: called with the local part of a result, and its placement.
-        """
-
-        def forward(
-            query: Any,
-            key: Any,
-            value: Any,
-            key_padding_mask: Any = None,
-            need_weights: bool = True,
-            attn_mask: Any = None,
-            average_attn_weights: bool = True,
-            is_causal: bool = False,
-        ) -> Any:
-            own = parameters()
-            given = {id(each): each for each in (query, key, value)}
-            entered = {number: enter(each) for number, each in given.items()}
-            inputs = [entered[id(each)] for each in (query, key, value)]
-            q, k, v = self._projected(module, own, inputs)
-            if attn_mask is not None and attn_mask.dim() == 3:  # one mask per head and row of the batch
-                attn_mask = attn_mask.unflatten(0, (-1, module.num_heads)).narrow(1, rank * q.shape[1], q.shape[1])
-            if key_padding_mask is not None:
-                key_padding_mask = key_padding_mask.view(q.shape[0], 1, 1, -1)
-            is_causal = is_causal and key_padding_mask is None and not need_weights
-            mask = self._added([None if is_causal else attn_mask, key_padding_mask], q.dtype)
-            dropout, weights = module.dropout if module.training else 0.0, None
-            if need_weights:
-                scores = q @ k.transpose(-2, -1) / module.head_dim**0.5
-                weights = F.dropout((scores if mask is None else scores + mask).softmax(-1), dropout)
-                result = weights @ v
-            else:
-                result = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-            if query.dim() == 2:
-                result, weights = result.squeeze(0).transpose(0, 1), None if weights is None else weights.squeeze(0)
-            else:
-                result = result.transpose(1, 2) if module.batch_first else result.permute(2, 0, 1, 3)
-            result = leave(F.linear(result.flatten(-2), own["out_proj.weight"]), Partial())
-            if "out_proj.bias" in own:
-                result = result + own["out_proj.bias"]
-            if weights is not None:
-                mean = weights.sum(-3) / module.num_heads
-                weights = leave(mean, Partial()) if average_attn_weights else leave(weights, Shard(weights.dim() - 3))
-            return result, weights
-
-        return forward
-
-    def _projected(self, module: Any, own: dict[str, Any], inputs: Any) -> Any:
-        """Return query, key and value of this rank: batch x heads x length x features of a head."""
-        if "in_proj_weight" in own:
-            weights = own["in_proj_weight"].chunk(3)
-        else:
-            weights = [own[f"{name}_proj_weight"] for name in "qkv"]
-        biases = own["in_proj_bias"].chunk(3) if "in_proj_bias" in own else [None] * 3
-        found = []
-        for each, weight, bias in zip(inputs, weights, biases, strict=True):
-            heads = F.linear(each, weight, bias).unflatten(-1, (-1, module.head_dim))
-            if each.dim() == 2:
-                heads = heads.unsqueeze(0)
-            elif not module.batch_first:
-                heads = heads.transpose(0, 1)
-            found.append(heads.transpose(1, 2))
-        return found
-
-    def _added(self, masks: Any, dtype: Any) -> Any:
-        """Return the sum of masks as numbers that are added to the scores; None without a mask."""
-        given = [mask for mask in masks if mask is not None]
-        numbers = [
-            torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf")) if mask.dtype == torch.bool else mask
-            for mask in given
-        ]
-        return sum(numbers[1:], numbers[0]) if numbers else None
 
 
 class CopyOutput(ParallelStyle):

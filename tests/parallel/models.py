@@ -68,6 +68,23 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
+class Captioner(Decoder):
+    """The decoder, behind an encoder of images that a text alone does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Linear(12, 16)
+        self.encoder = nn.ModuleList(Block(16, 4, 2) for _ in range(2))
+
+    def forward(self, ids, patches=None):
+        if patches is None:
+            return super().forward(ids)
+        x = self.patches(patches)
+        for block in self.encoder:
+            x = block(x)
+        return super().forward(ids) + x.mean()
+
+
 class Experts(nn.Module):
     """Stacked experts with biases, gate and up projection in one parameter."""
 
@@ -188,6 +205,164 @@ class ListDecoder(nn.Module):
         return self.head(x)
 
 
+class Conv1D(nn.Module):
+    """A linear layer with a transposed weight, as in GPT-2 of transformers."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf) / 4), nn.Parameter(torch.randn(nf) / 4)
+
+    def forward(self, x):
+        size = (*x.size()[:-1], self.nf)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+
+
+class FusedAttention(nn.Module):
+    """Query, key and value in one layer, one after the other, as in GPT-2 of transformers."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.split_size, self.size = width, width // heads
+        self.c_attn, self.c_proj = Conv1D(3 * width, width), Conv1D(width, width)
+
+    def forward(self, x):
+        q, k, v = self.c_attn(x).split(self.split_size, dim=2)
+        q, k, v = (each.view(*each.shape[:-1], -1, self.size).transpose(1, 2) for each in (q, k, v))
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(a.transpose(1, 2).flatten(2))
+
+
+class FusedBlock(nn.Module):
+    """Fused attention, and a gated MLP whose gate and up projection are one ``nn.Linear``."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = FusedAttention(width, heads)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GLU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class FusedDecoder(nn.Module):
+    """Embedding, two fused blocks, tied head."""
+
+    def __init__(self, vocab: int = 48, width: int = 16) -> None:
+        super().__init__()
+        self.wte, self.ln_f = nn.Embedding(vocab, width), nn.LayerNorm(width)
+        self.h = nn.ModuleList(FusedBlock(width) for _ in range(2))
+        self.head = nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, ids):
+        x = self.wte(ids)
+        for block in self.h:
+            x = block(x)
+        return self.head(self.ln_f(x))
+
+
+class BiasedAttention(nn.Module):
+    """Attention with a bias by position for each head, looked up with a buffer, as in Swin."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.table = nn.Parameter(torch.linspace(0, 1, 15 * heads).view(15, heads))
+        self.register_buffer("index", (torch.arange(8) - torch.arange(8)[:, None] + 7).flatten())
+        self.register_buffer("mask", torch.zeros(1, 1, 8, 8).tril())
+
+    def forward(self, x):
+        q, k, v = (each(x).view(*x.shape[:-1], -1, self.size).transpose(1, 2) for each in (self.q, self.k, self.v))
+        bias = self.table[self.index].view(8, 8, -1).permute(2, 0, 1).unsqueeze(0)
+        a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias + self.mask)
+        return self.out(a.transpose(1, 2).flatten(2))
+
+
+class GroupedAttention(nn.Module):
+    """Query, key and value in one layer, group by group, as in Falcon: the queries of a group, its key, its value."""
+
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.qkv, self.out = nn.Linear(width, (heads + 2 * groups) * self.size), nn.Linear(width, width)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        qkv = self.qkv(x).view(b, t, -1, self.heads // self.groups + 2, self.size)
+        q = qkv[:, :, :, :-2]
+        q, k, v = (each.expand_as(q).flatten(2, 3) for each in (q, qkv[:, :, :, [-2]], qkv[:, :, :, [-1]]))
+        q, k, v = (each.transpose(1, 2).reshape(b, self.heads, t, self.size) for each in (q, k, v))
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(a.transpose(1, 2).reshape(b, t, self.heads * self.size))
+
+
+class Inline(nn.Module):
+    """Attention whose layers take the result of the norm before it, with no module around them."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.norm, self.size = nn.LayerNorm(width), width // heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def attend(self, query, key):
+        q, k, v = self.q(query), self.k(key), self.v(key)
+        q, k, v = (each.view(*each.shape[:-1], -1, self.size).transpose(1, 2) for each in (q, k, v))
+        a = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(a.transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attend(y, y)
+
+
+class Again(Inline):
+    """Two attentions with the same layers: each layer takes the results of two norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.LayerNorm(16)
+
+    def forward(self, x):
+        x = super().forward(x)
+        y = self.second(x)
+        return x + self.attend(y, y)
+
+
+class Looped(nn.Module):
+    """Blocks that are called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Inline(), Inline()])
+
+    def forward(self, x):
+        for block in (*self.blocks, *self.blocks):
+            x = block(x)
+        return x
+
+
+class Pairs(Inline):
+    """An attention that is called with one tensor as query and key, which may also be added to its result."""
+
+    class Attention(Inline):
+        def forward(self, query, key):
+            return self.attend(query, key)
+
+    def __init__(self, width: int = 16, *, is_added: bool) -> None:
+        nn.Module.__init__(self)
+        self.is_added = is_added
+        self.norm, self.attention = nn.LayerNorm(width), self.Attention(width)
+        del self.attention.norm
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.attention(y, y) + (y if self.is_added else x)
+
+
 def cnn() -> nn.Module:
     def block(inner: int, outer: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
@@ -206,6 +381,10 @@ def _hf(kind: str, **options: Any) -> nn.Module:
 
 def _ids(batch: int = 4) -> torch.Tensor:
     return torch.arange(batch * 8).reshape(batch, 8) * 7 % 48
+
+
+def _tokens(width: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, 3 * 8 * width, dtype=torch.float64).view(3, 8, width)
 
 
 def make(name: str) -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
@@ -233,9 +412,23 @@ def _shared_bias() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return model, (_ids(),)
 
 
+def _dbrx() -> Any:
+    import transformers
+
+    experts = {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}
+    config = transformers.DbrxConfig(
+        d_model=64, n_heads=4, n_layers=2, vocab_size=128, max_seq_len=64, ffn_config=experts, use_cache=False
+    )
+    # The classes of the configuration set neither the base of rotary positions nor a limit of the projections.
+    config.attn_config.kv_n_heads, config.attn_config.rope_theta, config.attn_config.clip_qkv = 2, 1e4, 8.0
+    return transformers.DbrxForCausalLM(config), {"input_ids": _ids()}
+
+
 MODELS = {
     "decoder": lambda: (Decoder(), (_ids(),)),
     "gpt2": lambda: (idioms.Gpt2(depth=2), (_ids(),)),
+    "captioner": lambda: (Captioner(), (_ids(),)),
+    "fused": lambda: (FusedDecoder(), (_ids(),)),
     "llama": lambda: (idioms.Llama(depth=2), (_ids(),)),
     "t5": lambda: (idioms.T5(depth=1), (_ids(), _ids())),
     "bert": lambda: (idioms.Bert(depth=2), {"input_ids": _ids()}),
@@ -244,6 +437,12 @@ MODELS = {
     "mixture": lambda: (MixtureDecoder(), (_ids(),)),
     "shared": lambda: (MixtureDecoder(shares=True), (_ids(),)),
     "shared_bias": _shared_bias,
+    "biased": lambda: (nn.Sequential(BiasedAttention(12, 3), BiasedAttention(12, 2)), (_tokens(12),)),
+    "inline": lambda: (nn.Sequential(Inline(), Inline()), (_tokens(16),)),
+    "again": lambda: (nn.Sequential(Again(), Again()), (_tokens(16),)),
+    "looped": lambda: (Looped(), (_tokens(16),)),
+    "pairs": lambda: (nn.Sequential(Pairs(is_added=True), Pairs(is_added=False)), (_tokens(16),)),
+    "grouped": lambda: (nn.Sequential(GroupedAttention(32, 8, 4), GroupedAttention(32, 8, 4)), (_tokens(32),)),
     "list": lambda: (ListDecoder(), (_ids(),)),
     "vit": _vit,
     "hf_llama": lambda: (_hf("LlamaForCausalLM", num_key_value_heads=2), {"input_ids": _ids()}),
@@ -254,6 +453,7 @@ MODELS = {
         _hf("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4),
         {"input_ids": _ids()},
     ),
+    "hf_dbrx": _dbrx,
     "hf_t5": lambda: (_hf("T5ForConditionalGeneration", d_model=64, d_kv=16, d_ff=128, num_layers=2), _pair()),
     "hf_vit": lambda: (
         _hf("ViTForImageClassification", image_size=32, patch_size=8),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import socket
-import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import timedelta
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import torch
@@ -17,30 +16,49 @@ from torch import Tensor, nn
 
 from modelsummary.capture.values import tensors_of
 
+# Number of processes -> processes that wait for a function, and the store of their process group. Starting them takes
+# longer than most tests.
+_waiting: dict[int, tuple[ProcessPoolExecutor, dist.TCPStore]] = {}
+
 
 def run(function: Any, n: int, *args: Any) -> list[Any]:
-    """What ``function(rank, n, *args)`` returns in each of ``n`` processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_entry, (n, function, args, folder, _free_port()), nprocs=n)
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(n)]
+    """What ``function(rank, n, *args)`` returns in each of ``n`` processes, which wait for the next function then."""
+    if n not in _waiting:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        _waiting[n] = ProcessPoolExecutor(n, mp.get_context("spawn"), _join, (n, store.port)), store
+    tasks = [_waiting[n][0].submit(_entry, function, n, args) for _ in range(n)]
+    try:
+        results = dict(each.result() for each in as_completed(tasks))
+    except BaseException:
+        stop()
+        raise
+    return [torch.load(BytesIO(results[rank]), weights_only=False) for rank in range(n)]
 
 
-def _entry(rank: int, n: int, function: Any, args: Any, folder: str, port: int) -> None:
+def stop() -> None:
+    """End the processes that wait."""
+    while _waiting:
+        pool, _ = _waiting.popitem()[1]
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for each in processes:
+            each.kill()
+
+
+def _join(n: int, port: int) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, n, is_master=rank == 0)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    rank = store.add("ranks", 1) - 1
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
     torch.set_default_dtype(torch.float64)
-    try:
-        result = function(rank, n, *args)
-        torch.save(result, Path(folder) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def _entry(function: Any, n: int, args: Any) -> tuple[int, bytes]:
+    torch.manual_seed(0)
+    rank, result = dist.get_rank(), BytesIO()
+    torch.save(function(rank, n, *args), result)
+    dist.barrier()  # else a process that is ready would take the part of another
+    return rank, result.getvalue()
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

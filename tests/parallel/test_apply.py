@@ -64,17 +64,18 @@ def _check(results):
     reason="torch 2.6 has no gradient of an embedding sharded by rows, torch 2.11 gathers no strided shards",
 )
 def test_two_processes_are_the_model():
-    cases = [("decoder", {"tensor": 2}), ("gpt2", {"tensor": 2}), ("decoder", {"tensor": 2, "sequence": True})]
-    cases += [("mixture", {"tensor": 2}), ("mixture", {"expert": 2}), ("list", {"expert": 2})]
+    cases = [("decoder", {"tensor": 2, "sequence": True}), ("fused", {"tensor": 2}), ("mixture", {"expert": 2})]
     _check(processes.run(_sharded, 2, cases))
 
 
 @pytest.mark.slow
 def test_idioms_over_two_processes():
-    cases = [(name, {"tensor": 2}) for name in (*SPLIT, "list")]
-    cases += [(name, {"expert": 2}) for name in ("shared", *EXPERT_MODELS)]
-    cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
+    cases = [(name, {"tensor": 2}) for name in ("decoder", "gpt2", "mixture", *SPLIT, "list")]
+    cases += [(name, {"expert": 2}) for name in ("list", "shared", *EXPERT_MODELS)]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in (*CHUNKED, "fused")]
     cases += [(name, {"shard": 2}) for name in ("decoder", "gpt2", "t5", "bert", "moe", "cnn", "vit", "hf_llama")]
+    cases += [("captioner", {"shard": 2})]
+    cases += [(name, {"tensor": 2}) for name in ("biased", "grouped", "inline", "again", "pairs", "hf_dbrx")]
     _check(processes.run(_sharded, 2, [*cases, ("decoder", {"data": 2})]))
 
 
@@ -91,9 +92,10 @@ def _gathered(_rank, _n, cases):
 
 @pytest.mark.slow
 def test_collectives_and_their_bytes():
-    cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert")]
-    cases += [("decoder", {"data": 2}), ("decoder", {"shard": 2, "reshard_after_forward": False})]
-    cases += [(name, {"tensor": 2}) for name in SPLIT]
+    cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert", "captioner", "looped")]
+    cases += [(name, {"shard": 2, "reshard_after_forward": False}) for name in ("decoder", "looped")]
+    cases += [("decoder", {"data": 2})]
+    cases += [(name, {"tensor": 2}) for name in (*SPLIT, "inline", "again", "pairs", "biased", "grouped")]
     cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
     for name, sizes, ran, planned in processes.run(_gathered, 2, cases)[0]:
         assert ran == planned, (name, sizes)
@@ -106,6 +108,11 @@ def test_meshes_of_two_dimensions():
     cases += [(name, {"expert": 2, other: 2}) for name in ("mixture", "list") for other in ("tensor", "shard", "data")]
     # Stacked experts over both dimensions; each rank of "expert" has a part of the gradient of the shared bias.
     cases += [("mixture", both), ("shared_bias", both), ("shared_bias", {"expert": 2, "tensor": 2})]
+    cases += [
+        ("fused", both),
+        ("fused", {"tensor": 2, "data": 2}),
+        ("mixture", {"expert": 2, "tensor": 2, "sequence": True}),
+    ]
     _check(processes.run(_sharded, 4, cases))
 
 
@@ -114,7 +121,9 @@ def test_collectives_of_meshes_of_two_dimensions():
     both, copied = {"tensor": 2, "shard": 2}, {"tensor": 2, "data": 2}
     cases = [(name, both) for name in ("decoder", "gpt2", "mixture", *SPLIT)]
     cases += [(name, {**both, "sequence": True}) for name in ("decoder", *CHUNKED)]
-    cases += [("decoder", copied), ("mixture", copied)]
+    cases += [("decoder", copied), ("mixture", copied), ("fused", copied)]
+    # The gradient of a bias that experts share is summed over the ranks of "expert".
+    cases += [(name, {"expert": 2, other: 2}) for name in ("shared", "shared_bias") for other in ("shard", "data")]
     for name, sizes, ran, planned in processes.run(_gathered, 4, cases)[0]:
         assert ran == planned, (name, sizes)
 
@@ -160,13 +169,22 @@ def test_stages_of_sharded_layers(name, sizes, numbers):
 
 
 def _from_code(_rank, _n):
-    model, inputs = models.make("llama")
-    whole, model = processes.copies(model)
-    code = Statistics(model, inputs).parallel_plan(tensor=2).to_code()
-    written: dict[str, object] = {}
-    exec(code, written)
-    written["parallelize"](model, written["make_mesh"]("cpu"))
-    return processes.compare(whole, model, inputs)
+    found = []
+    for name in ("llama", "fused"):
+        model, inputs = models.make(name)
+        whole, coded = processes.copies(model)
+        plan = Statistics(model, inputs).parallel_plan(tensor=2)
+        written: dict[str, object] = {}
+        exec(plan.to_code(), written)
+        mesh = written["make_mesh"]("cpu")
+        written["parallelize"](coded, mesh)
+        found.append(processes.compare(copy.deepcopy(whole), coded, inputs))
+        if name == "fused":  # columns in pieces, filled from the checkpoint
+            empty = copy.deepcopy(model).to("meta")
+            empty.head.weight = empty.wte.weight  # to() unties them
+            plan.apply(empty, mesh, checkpoint=model.state_dict())
+            found.append(processes.compare(whole, empty, inputs))
+    return found
 
 
 def _on_meta(_rank, _n):
@@ -188,7 +206,7 @@ def _on_meta(_rank, _n):
 
 @pytest.mark.slow
 def test_code_and_models_on_meta():
-    for differences in processes.run(_from_code, 2):
+    for differences in (each for found in processes.run(_from_code, 2) for each in found):
         assert max(differences.values()) <= 1e-10
     for differences, refusal in processes.run(_on_meta, 2):
         assert max(differences.values()) <= 1e-10

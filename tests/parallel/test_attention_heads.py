@@ -45,6 +45,38 @@ def decoder(**options):
     return nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32, **options), 2)
 
 
+class Classifier(nn.Module):
+    """Two layers of an encoder between an embedding and a head."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embed, self.encoder, self.head = nn.Embedding(40, 16), encoder(**options), nn.Linear(16, 40)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.embed(ids)))
+
+
+class Translator(nn.Module):
+    """Encoder and decoder, whose attentions take the encoder's result."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 16), nn.Linear(16, 40)
+        self.transformer = nn.Transformer(16, 4, 1, 1, 32, batch_first=True)
+
+    def forward(self, source, target):
+        return self.head(self.transformer(self.embed(source), self.embed(target)))
+
+
+SEQUENCES = {"pre-norm": lambda: Classifier(norm_first=True), "post-norm": Classifier, "translator": Translator}
+
+
+def make_sequence(name):
+    torch.manual_seed(0)
+    ids = torch.arange(32).view(4, 8) * 7 % 40
+    return SEQUENCES[name]().double().eval(), (ids, ids) if name == "translator" else (ids,)
+
+
 def tensor(*shape):
     return torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).sin().mul(9).sin().view(shape)
 
@@ -95,6 +127,24 @@ def test_an_encoder_is_split_by_heads():
     assert ("use_nested_tensor", True, False) in {(each.name, each.whole, each.local) for each in plan.attributes}
 
 
+def test_an_attention_gathers_chunks_of_the_sequence_once():
+    model, inputs = make_sequence("pre-norm")
+    plan = Statistics(model, inputs).parallel_plan(tensor=2, sequence=True)
+    attention = next(layer for layer in plan.layers if layer.role == "heads")
+    assert attention.options["input_layouts"] == ("Shard(1)",) * 3
+    assert attention.options["output_layouts"] == "Shard(1)"
+    # As in Megatron: a layer gathers before its attention and before its MLP, and reduces and scatters after both.
+    # Activations are 4 x 8 tokens of 16 features of 8 bytes. The embedding scatters, and the head gathers; its logits
+    # have 40 features.
+    activation = 4 * 8 * 16 * 8
+    assert plan.collectives == {
+        ("forward", "all_gather"): (6, 5 * activation + 4 * 8 * 40 * 8),
+        ("forward", "reduce_scatter"): (5, 5 * activation),
+        ("backward", "all_gather"): (5, 5 * activation),
+        ("backward", "reduce_scatter"): (5, 5 * activation),
+    }
+
+
 def test_what_keeps_an_attention_whole_is_said():
     class Own(nn.MultiheadAttention):
         def forward(self, query, key, value, **options):
@@ -108,8 +158,10 @@ def test_what_keeps_an_attention_whole_is_said():
         return Statistics(model, (tensor(2, 5, 8).float(), tensor(2, 6, 16).float())).parallel_plan(tensor=2).replicated
 
     added = nn.MultiheadAttention(16, 4, batch_first=True, add_bias_kv=True)
-    assert "keys and values of its own" in replicated(added)["attention"]
-    assert replicated(Own(16, 4, batch_first=True))["attention"] == "Own has a forward of its own"
+    assert "add_bias_kv, add_zero_attn" in replicated(added)["attention"]
+    assert replicated(Own(16, 4, batch_first=True))["attention"] == (
+        "Own overrides the forward of nn.MultiheadAttention; the forward of torch can be split"
+    )
 
 
 def test_heads_that_do_not_divide_are_refused():
@@ -155,4 +207,26 @@ def test_two_processes_are_the_model():
             assert differences["grad"] <= 1e-12, name
             assert differences["step"] <= 1e-10, name
             assert alone <= 1e-12, name
+            assert ran == planned, name
+
+
+def _in_chunks(_rank, _n):
+    found = {}
+    for name in SEQUENCES:
+        model, inputs = make_sequence(name)
+        whole, model = processes.copies(model)
+        plan = Statistics(model, inputs).parallel_plan(tensor=2, sequence=True)
+        plan.apply(model, plan.device_mesh("cpu"))
+        ran = collectives.of_step(model, inputs, processes.loss_of)
+        found[name] = (processes.compare(whole, model, inputs), ran, collectives.of_plan(plan))
+    return found
+
+
+@pytest.mark.slow
+def test_chunks_of_the_sequence_are_the_model():
+    for found in processes.run(_in_chunks, 2):
+        assert set(found) == set(SEQUENCES)
+        for name, (differences, ran, planned) in found.items():
+            assert max(differences.values()) <= 1e-10, name
+            assert max(differences["output"], differences["grad"]) <= 1e-12, name
             assert ran == planned, name

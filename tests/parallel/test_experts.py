@@ -99,8 +99,16 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused():
         plan_of("list", expert=3)
     with pytest.raises(InputError, match="Decoder has no experts that can be divided"):
         plan_of("decoder", expert=2)
-    with pytest.raises(InputError, match="experts take whole sequences"):
-        plan_of("mixture", tensor=2, expert=2, sequence=True)
+    with pytest.raises(InputError, match="the forward of ListDecoder reads values, as loops over experts do"):
+        plan_of("list", tensor=2, expert=2, sequence=True)
+
+
+def test_experts_take_whole_sequences_that_are_gathered_before_them():
+    plan = plan_of("mixture", tensor=2, expert=2, sequence=True)
+    layers = {(layer.fqn, layer.style): layer for layer in plan.layers}
+    assert layers["mixture.experts", "ExpertParallel"].mesh == "expert"
+    assert layers["mixture", "PrepareModuleInput"].options["desired_input_layouts"] == ("Replicate()",)
+    assert layers["mixture", "PrepareModuleOutput"].options["desired_output_layouts"] == ("Shard(1)",)
 
 
 class Inside(Experts):
@@ -148,10 +156,10 @@ class Around(nn.Module):
 @pytest.mark.parametrize(
     ("experts", "reason"),
     [
-        (lambda: Inside(4, 16, 8), "the numbers of the experts that tokens go to are not one of its arguments"),
-        (lambda: Normalised(4, 16, 8), "div() takes a sum over the ranks"),
-        (lambda: Residual(4, 16, 8), "adds a tensor that does not depend on the weights of experts"),
-        (AllAtOnce, "bmm() takes all experts at once"),
+        (lambda: Inside(4, 16, 8), "has 0 arguments that are integer tensors, expected one"),
+        (lambda: Normalised(4, 16, 8), "div() in experts takes a sum over the ranks"),
+        (lambda: Residual(4, 16, 8), "adds a tensor without the weights of experts, which each rank would add"),
+        (AllAtOnce, "takes all experts at once; functions that take experts by their number can be divided"),
     ],
     ids=["inside", "normalised", "residual", "at once"],
 )

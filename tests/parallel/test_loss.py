@@ -53,11 +53,17 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda model, x: x * model.scale, r"mul\(\) takes them beside a tensor that is not a DTensor"),
-        (lambda _, x: x.softmax(-1), r"softmax\(\) works along the sharded dimension"),
+        (lambda model, x: x * model.scale, r"mul\(\) in the model takes them beside a tensor that is not a DTensor"),
+        (lambda _, x: x.softmax(-1), r"softmax\(\) in .* works along the sharded dimension"),
         (lambda _, x: F.cross_entropy(x.flatten(0, 1), x.argmax(-1).flatten()), "argmax.* sharded dimension"),
-        (lambda _, x: F.cross_entropy(x[0], torch.ones(8).long(), label_smoothing=0.1), "no label_smoothing"),
-        (lambda _, x: F.cross_entropy(x, torch.ones(2, 48).long()), "in another dimension than the second"),
+        (
+            lambda _, x: F.cross_entropy(x[0], torch.ones(8).long(), label_smoothing=0.1),
+            "label_smoothing=0.1, which loss_parallel of torch lacks; use 0",
+        ),
+        (
+            lambda _, x: F.cross_entropy(x, torch.ones(2, 48).long()),
+            "whose second dimension is not the vocabulary; flatten",
+        ),
     ],
 )
 def test_what_needs_all_logits_is_refused(change, reason):
@@ -68,7 +74,7 @@ def test_what_needs_all_logits_is_refused(change, reason):
 def test_a_model_without_logits_is_refused():
     with pytest.raises(InputError, match="no output head of Bert is split by the vocabulary"):
         plan_of(*models.make("bert"))
-    with pytest.raises(InputError, match="over the ranks of tensor > 1, without stages"):
+    with pytest.raises(InputError, match="over the ranks of tensor parallelism; pass tensor > 1, too"):
         Statistics(*models.make("decoder")).parallel_plan(loss_parallel=True)
 
 
@@ -117,3 +123,35 @@ def test_the_loss_of_two_processes_is_that_of_the_model():
         for case, (difference, ran, planned) in found.items():
             assert difference <= 1e-12, case
             assert ran == planned, case
+
+
+def _in_stages(_rank, _n):
+    from torch.distributed.pipelining import Schedule1F1B
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    model, (ids,) = models.make("decoder")
+    whole, model = processes.copies(model)
+    plan = plan_of(model, (ids[:2],), pipeline=2)
+    mesh = plan.device_mesh("cpu")
+    stage, is_last = plan.apply(model, mesh), mesh["pipeline"].get_local_rank() == 1
+    schedule, losses = Schedule1F1B(stage, 2, loss_fn=_to_target), []
+    target = ids * 5 % 48
+    with loss_parallel():
+        schedule.step(*(() if is_last else (ids,)), **({"target": target, "losses": losses} if is_last else {}))
+    expected = [_to_target(whole(part), each) for part, each in zip(ids.split(2), target.split(2), strict=True)]
+    (sum(expected) / 2).backward()
+    gradients = {name: each.grad for name, each in whole.named_parameters()}
+    pairs = [(gradients[name], processes.whole(each.grad)) for name, each in stage.submod.named_parameters()]
+    pairs += [(one.detach(), processes.whole(other)) for one, other in zip(expected, losses, strict=False)]
+    return [processes.difference(*pair) for pair in pairs]
+
+
+def _to_target(logits, target):
+    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+@pytest.mark.slow
+def test_the_last_stage_keeps_its_logits_sharded():
+    found = processes.run(_in_stages, 4)
+    assert [len(each) for each in found] == [18, 18, 21, 21]
+    assert all(value <= 1e-12 for each in found for value in each)

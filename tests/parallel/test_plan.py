@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import Counter
@@ -12,8 +13,9 @@ from torch import nn
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.parallel import ParallelPlan
+from modelsummary.parallel.fake_world import fake_world
 from tests import idioms
-from tests.parallel.models import OLD, Decoder, make
+from tests.parallel.models import OLD, Captioner, Decoder, SharedBiasExperts, make
 
 
 def plan_of(name: str, **sizes: int) -> ParallelPlan:
@@ -48,6 +50,57 @@ def test_a_decoder_moves_what_is_counted_by_hand():
         ("forward", "all_gather"): (1, 4 * 8 * 48 * 8),
         ("backward", "all_reduce"): (5, 5 * activation),
     }
+
+
+def test_stages_with_other_numbers_of_heads():
+    plan = plan_of("biased", tensor=2)  # 3 heads, then 2
+    assert roles(plan) == {
+        "0": "input",
+        **dict.fromkeys(("0.q", "0.k", "0.v"), "column*"),
+        "0.out": "row*",
+        "1": "local",  # the table of biases, by heads
+        **dict.fromkeys(("1.q", "1.k", "1.v"), "column"),
+        "1.out": "row",
+    }
+    reasons = {layer.reason for layer in plan.layers if layer.reason}
+    assert reasons == {"3 heads or features do not divide by 2; divisors of 3 work"}
+    with pytest.raises(InputError, match=r"tensor=4 does not divide the 3 heads or features of 0\.q; pass one of 1"):
+        plan_of("biased", tensor=4)
+
+
+def test_a_fused_projection_that_lies_group_by_group():
+    plan = plan_of("grouped", tensor=2)
+    assert roles(plan) == {f"{n}.{name}": role for n in (0, 1) for name, role in (("qkv", "column"), ("out", "row"))}
+    assert {layer.style for layer in plan.layers} == {"ColwiseParallel", "RowwiseParallel"}
+    assert {(each.name, each.whole, each.local) for each in plan.attributes} == {("heads", 8, 4), ("groups", 4, 2)}
+
+
+def test_the_gradient_of_a_result_that_only_columns_take_is_reduced_once():
+    # Activations: 3 x 8 tokens x 16 features x 8 bytes; two blocks.
+    activation = 3 * 8 * 16 * 8
+    plan = plan_of("inline", tensor=2)
+    assert {layer.fqn: layer.style for layer in plan.layers if layer.role == "output"} == {
+        "0.norm": "PrepareModuleOutput",
+        "1.norm": "PrepareModuleOutput",
+    }
+    assert plan.collectives == {
+        ("forward", "all_reduce"): (2, 2 * activation),
+        ("backward", "all_reduce"): (2, 2 * activation),
+    }
+
+
+def test_layers_that_take_two_results_reduce_the_gradients_themselves():
+    # Each of q, k, v is called twice in each of two blocks.
+    plan = plan_of("again", tensor=2)
+    assert not [layer.fqn for layer in plan.layers if layer.role in ("input", "output")]
+    assert plan.collectives["backward", "all_reduce"] == (2 * 2 * 3, 2 * 2 * 3 * 3 * 8 * 16 * 8)
+
+
+def test_one_tensor_as_two_arguments_is_reduced_by_each_layer():
+    # A style would prepare two arguments apart. The sum beside the first attention takes the result of its norm, too.
+    plan = plan_of("pairs", tensor=2)
+    assert [layer.fqn for layer in plan.layers if layer.role in ("input", "output")] == ["1.norm"]
+    assert plan.collectives["backward", "all_reduce"] == (3 + 1, (3 + 1) * 3 * 8 * 16 * 8)
 
 
 def test_numbers_of_heads_in_attributes_are_divided():
@@ -86,6 +139,24 @@ def test_a_relative_bias_is_split_with_the_heads_that_take_it():
     }
 
 
+def test_a_mask_with_heads_is_followed_once_however_often_functions_take_it():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads, self.qkv, self.out = 4, nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).view(2, 6, 3, -1, 4).permute(2, 0, 3, 1, 4)
+            mask = torch.zeros(2, self.heads, 6, 6)
+            for _ in range(64):
+                mask = mask + mask
+            scores = q @ k.mT + mask
+            return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    plan = Statistics(Masked(), (2, 6, 16)).parallel_plan(tensor=2)
+    assert [(each.name, each.whole, each.local) for each in plan.attributes] == [("heads", 4, 2)]
+
+
 def test_the_gradient_of_a_shared_scale_keeps_a_layer_whole():
     class Scaled(nn.Module):
         def __init__(self):
@@ -122,6 +193,8 @@ def test_what_does_not_divide_is_refused_with_the_numbers():
         plan_of("decoder", tensor=8)
     with pytest.raises(InputError, match="shard=0; expected an integer >= 1"):
         plan_of("decoder", shard=0)
+    with pytest.raises(InputError, match=r"checkpoint='blocks.4' names no module of Decoder; .*; did you mean 'blocks"):
+        plan_of("decoder", shard=2, checkpoint=["blocks.4"])
     with pytest.raises(InputError, match="tensor=2: no layer of Sequential can be split"):
         plan_of("cnn", tensor=2)
 
@@ -145,6 +218,23 @@ def test_the_model_is_as_before():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_model_without_values_is_left_alone():
+    model, inputs = make("llama")
+    plan = Statistics(model, inputs).parallel_plan(tensor=2)
+    empty = copy.deepcopy(model).to("meta")
+    before = {name: id(each) for name, each in empty.named_parameters()}
+    state = {**model.state_dict(), "norm.weight": torch.ones(3)}
+    with fake_world(0, 2):
+        mesh = plan.device_mesh("cpu")
+        with pytest.raises(InputError, match=r"'embed_tokens.weight' is on meta and has no values; pass init="):
+            plan.apply(empty, mesh)
+        with pytest.raises(InputError, match=r"'norm.weight' .* has the shape \(3,\), .* expects \(16,\)"):
+            plan.apply(empty, mesh, checkpoint=state)
+    assert {name: id(each) for name, each in empty.named_parameters()} == before
+    assert empty.layers[0].heads == model.layers[0].heads
+    assert not any(module._forward_pre_hooks for module in empty.modules())
+
+
 def test_units_are_blocks_and_tied_parameters_belong_to_one():
     assert plan_of("gpt2", shard=2).units == (("h.0",), ("h.1",))
 
@@ -164,6 +254,69 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
 
     plan = Statistics(Tied(), (2, 4)).parallel_plan(shard=2)
     assert plan.units == (("parts.0", "parts.1"), ("parts.2",))  # the last one shares with the root
+
+
+def test_blocks_that_the_forward_does_not_call_are_units_that_cause_nothing():
+    plan, decoder = plan_of("captioner", shard=2), plan_of("decoder", shard=2)
+    encoder = (("encoder.0",), ("encoder.1",))
+    assert plan.units == (*decoder.units, *encoder)
+    assert plan.called_units == decoder.units
+    assert plan.unit_calls == (1, 1, 0, 0)
+    block = decoder.unit_bytes[0]  # the blocks of the encoder are as large, and no gradient is reduced
+    assert plan.unit_bytes[:-1] == (block, block, (block[0], 0), (block[0], 0))
+    # The root gathers the unused layer of patches, too: 16 x 12 weights and 16 biases of 8 bytes. It has no gradient.
+    gathered, reduced = decoder.unit_bytes[-1]
+    assert plan.unit_bytes[-1] == (gathered + (16 * 12 + 16) * 8, reduced)
+    assert "does not call: encoder.* x 2" in str(plan)
+    assert "in zip(units, units[1:2]):" in plan.to_code()
+
+
+def test_blocks_that_are_called_twice_are_gathered_for_each_call():
+    # Bytes of a block: 4 layers of 16 x 16 weights and 16 biases, and a norm of 2 x 16, in float64.
+    block = (4 * (16 * 16 + 16) + 2 * 16) * 8
+    found = plan_of("looped", shard=2).unit_collectives
+    assert found["forward", "all_gather"] == found["backward", "all_gather"] == (4, 4 * block)
+    assert found["backward", "reduce_scatter"] == (2, 2 * block)
+    model, inputs = make("looped")
+    found = Statistics(model, inputs).parallel_plan(shard=2, reshard_after_forward=False).unit_collectives
+    assert found["forward", "all_gather"] == found["backward", "all_gather"] == (2, 2 * block)
+
+
+def test_a_called_block_is_gathered_even_if_it_uses_no_parameter():
+    class Skipped(_Part):
+        def __init__(self):
+            super().__init__()
+            self.activation = nn.ReLU()
+
+        def forward(self, x):
+            return self.activation(x)
+
+    plan = Statistics(nn.Sequential(_Part(), Skipped(), _Part()), (2, 4)).parallel_plan(shard=2)
+    assert plan.called_units == plan.units == (("0",), ("1",), ("2",))
+    assert plan.unit_bytes == ((80, 80), (80, 0), (80, 80), (0, 0))  # 4 x 4 weights and 4 biases of 4 bytes
+    assert plan.unit_collectives["forward", "all_gather"] == (3, 3 * 80)
+
+
+def test_a_parametrization_is_not_a_unit():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([_Part()])
+            self.last = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+        def forward(self, x):
+            return self.last(self.parts[0](x))
+
+    assert Statistics(Normed(), (2, 4)).parallel_plan(shard=2).units == (("parts.0",),)
+
+
+def test_blocks_whose_parameters_a_function_takes_belong_to_the_root():
+    class Reads(Captioner):
+        def forward(self, ids):
+            return super().forward(ids) + self.encoder[1].mlp.w1.weight.sum()
+
+    plan = Statistics(Reads(), (torch.zeros(2, 8, dtype=torch.long),)).parallel_plan(shard=2)
+    assert plan.units == (("blocks.0",), ("blocks.1",), ("encoder.0",))
 
 
 class _Part(nn.Module):
@@ -201,6 +354,11 @@ def test_json_gives_the_plan_again():
         ParallelPlan.from_json("[]")
     with pytest.raises(InputError, match="memory of a plan needs the model"):
         again.memory()
+
+
+def test_without_a_mesh_a_plan_is_not_applied():
+    with pytest.raises(InputError, match=r"mesh must be a DeviceMesh, such as plan\.device_mesh\('cuda'\), got None"):
+        plan_of("decoder", tensor=2).apply(nn.Linear(2, 2), None)
 
 
 def test_code_is_torch_alone():
@@ -298,7 +456,7 @@ def test_a_sequence_that_does_not_divide_or_is_read_by_blocks_is_refused():
         plan_of("decoder", sequence=True)
     with pytest.raises(InputError, match="whole activations cross between stages"):
         plan_of("decoder", tensor=2, pipeline=2, sequence=True)
-    with pytest.raises(InputError, match="must be a multiple of 2"):
+    with pytest.raises(InputError, match=r"must be a multiple of 2.*three dimensions of which 2 divides the second"):
         Statistics(Decoder(), torch.ones(2, 7, dtype=torch.long)).parallel_plan(tensor=2, sequence=True)
     with pytest.raises(InputError, match="Gpt2 does not run on chunks of the sequence"):
         plan_of("gpt2", tensor=2, sequence=True)  # its blocks read the length before the attention
@@ -323,13 +481,26 @@ def test_experts_sinks_and_shared_keys():
     assert "import _StridedShard" in code
 
 
+def test_a_single_stacked_expert_is_split_by_its_width():
+    class One(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = SharedBiasExperts(1, 16, 8)
+
+        def forward(self, x):
+            return self.experts(x, torch.zeros(6, 1, dtype=torch.long), torch.ones(6, 1))
+
+    (experts,) = Statistics(One(), (6, 16)).parallel_plan(tensor=2).layers
+    assert (experts.style, experts.params) == ("LocalParallel", (16 * 16 + 16 + 16 * 8) // 2)
+
+
 def test_a_bias_that_fsdp_could_not_gather_keeps_experts_whole():
     # The bias has one dimension: a rank of tensor=2 has a chunk of the gate and of the up projection, and FSDP would
     # shard that dimension again.
     (experts,) = (each for each in plan_of("shared_bias", tensor=2).layers if each.fqn == "mixture.experts")
     assert experts.options["shards"]["bias"] == "_StridedShard(0, split_factor=2)"
     plan = plan_of("shared_bias", tensor=2, shard=2)
-    reason = "FSDP cannot gather mixture.experts.bias, of which each rank has several pieces"
+    reason = "FSDP cannot gather mixture.experts.bias, of which each rank has several pieces; shard=1 works"
     assert plan.replicated["mixture.experts"] == reason
     assert "mixture.experts" not in {each.fqn for each in plan.layers}
 

@@ -1,0 +1,248 @@
+"""Linear layers by what they do: modules that multiply one tensor by one weight, and add a bias.
+
+``nn.Linear`` is one by its class. Another module is one if its forward calls a product of its input and its weight, and
+beside that only views, casts and the sum with its bias, as ``Conv1D`` of transformers does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from modelsummary.capture.templates import Attribute, leaves_of
+from modelsummary.parallel.function_names import ELEMENTWISE
+from modelsummary.record.events import Event, Record, Value
+
+__all__ = ["LinearLayer", "is_embedding", "is_linear", "linear_layers", "local_sizes", "numbers_in"]
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """Return True if torch's styles can split a module as a ``Linear``."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and _is_plain(module, 2)
+
+
+def is_embedding(module: nn.Module | None) -> bool:
+    """Return True if torch's styles can split a module as an ``Embedding``."""
+    return (
+        isinstance(module, nn.Embedding)
+        and type(module).forward is nn.Embedding.forward
+        and module.max_norm is None
+        and not module.sparse
+        and _is_plain(module, 2)
+    )
+
+
+def _is_plain(module: nn.Module, ndim: int) -> bool:
+    """Return True if the weight is a parameter of the module itself: not quantised, not parametrised."""
+    weight = module._parameters.get("weight")
+    own = set(module._parameters) <= {"weight", "bias"}
+    return weight is not None and own and weight.dim() == ndim and weight.dtype.is_floating_point
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """The parameters of a linear layer.
+
+    Attributes:
+        weight, bias: their names; ``bias`` is empty if there is none.
+        dim: dimension of the weight with the features of the result: 0 in ``nn.Linear``, 1 in ``Conv1D``.
+        is_torch: torch's styles can split the layer.
+    """
+
+    weight: str
+    bias: str
+    dim: int
+    is_torch: bool
+
+
+def linear_layers(record: Record, modules: Mapping[str, nn.Module]) -> dict[str, LinearLayer]:
+    """Return FQN -> linear layer, for each module that is one in all its calls."""
+    found: dict[str, LinearLayer | None] = {}
+    for event in record.root.walk():
+        if event.is_module and event.parent is not None:
+            module = modules[event.fqn]
+            layer = _of_class(module) if is_linear(module) else _of_functions(event, module)
+            found[event.fqn] = layer if found.get(event.fqn, layer) == layer else None
+    return {fqn: layer for fqn, layer in found.items() if layer is not None}
+
+
+def _of_class(module: nn.Module) -> LinearLayer:
+    return LinearLayer("weight", "" if module._parameters.get("bias") is None else "bias", 0, True)
+
+
+def _of_functions(event: Event, module: nn.Module) -> LinearLayer | None:
+    """Return the linear layer that a call computes; None if it computes anything else."""
+    own = {name: each for name, each in module._parameters.items() if each is not None}
+    by_dim = {each.dim(): name for name, each in own.items() if each.dtype.is_floating_point}
+    if not own or len(own) != len(by_dim) or not {2} <= set(by_dim) <= {1, 2} or not event.children:
+        return None
+    (given,) = event.args if len(event.args) == 1 and not event.kwargs else (None,)
+    if not isinstance(given, Value) or not isinstance(event.result, Value):
+        return None
+    walk = _Walk(event.fqn, given, by_dim[2], by_dim.get(1, ""))
+    if not all(walk.follows(child) for child in event.children):
+        return None
+    state = walk.states.get(event.result)
+    features = own[by_dim[2]].shape[walk.dim]
+    if state != ("sum" if 1 in by_dim else "product") or event.result.shape != (*given.shape[:-1], features):
+        return None
+    return LinearLayer(by_dim[2], by_dim.get(1, ""), walk.dim, False)
+
+
+_VIEWS = frozenset("view reshape flatten unflatten squeeze unsqueeze".split())
+_CASTS = frozenset("to type type_as float half bfloat16 double contiguous clone".split())
+_TRANSPOSES = frozenset("t T mT transpose swapaxes adjoint".split())
+
+
+class _Walk:
+    """Follows the functions of one module.
+
+    Attributes:
+        states: tensor -> ``"input"``, ``"weight"``, ``"transposed"`` for the transposed weight, ``"bias"``,
+            ``"product"`` of input and weight, or its ``"sum"`` with the bias.
+        dim: dimension of the weight with the features of the product.
+    """
+
+    def __init__(self, fqn: str, given: Value, weight: str, bias: str) -> None:
+        self.states: dict[Any, str] = {given: "input", Attribute(f"{fqn}.{weight}"): "weight"}
+        if bias:
+            self.states[Attribute(f"{fqn}.{bias}")] = "bias"
+        self.dim = 0
+
+    def follows(self, event: Event) -> bool:
+        """Note the state of a function's result; return False if the function does not belong to a linear layer."""
+        if event.is_module or event.function is None or event.is_decision or any(event.writes):
+            return False
+        name = event.function.short_name
+        taken = [each for each in leaves_of((event.args, event.kwargs)) if not _is_constant(each)]
+        states = [self.states.get(each, "") for each in taken]
+        if not isinstance(event.result, Value):
+            return False
+        before = taken[0].shape[-1:] if taken and isinstance(taken[0], Value) else ()
+        state = self._of_one(name, states[0], before == event.result.shape[-1:]) if len(states) == 1 else None
+        state = state or self._of_product(name, states, len(event.args), event.kwargs)
+        self.states[event.result] = state
+        return bool(state)
+
+    def _of_one(self, name: str, state: str, keeps_last: bool) -> str:
+        """Return the state of what a function makes of one tensor and numbers; empty if it does not belong here."""
+        if state in ("weight", "transposed"):
+            if name in _TRANSPOSES:
+                return "transposed" if state == "weight" else "weight"
+            return state if name in ELEMENTWISE else ""
+        return state if name in _CASTS or (name in _VIEWS and keeps_last) else ""
+
+    def _of_product(self, name: str, states: list[str], n_args: int, kwargs: Any) -> str:
+        """Return the state of a product or a sum; empty if it is neither."""
+        if name == "linear" and states[:1] == ["input"] and states[1:] in _with_bias(["weight"], ["transposed"]):
+            self.dim = 0 if states[1] == "weight" else 1
+            return "sum" if len(states) == 3 else "product"
+        if kwargs:  # such as alpha and beta
+            return ""
+        if name in ("matmul", "mm") and states in (["input", "weight"], ["input", "transposed"]):
+            self.dim = 1 if states[1] == "weight" else 0
+            return "product"
+        if name == "addmm" and n_args == 3 and states in (["bias", "input", "weight"], ["bias", "input", "transposed"]):
+            self.dim = 1 if states[2] == "weight" else 0
+            return "sum"
+        is_sum = name in ("add", "radd") and n_args == 2 and sorted(states) == ["bias", "product"]
+        return "sum" if is_sum else ""
+
+
+def _with_bias(*states: list[str]) -> list[list[str]]:
+    return [*states, *([*each, "bias"] for each in states)]
+
+
+def numbers_in(name: str, arguments: Any) -> list[float]:
+    """Return the numbers that a function computes elements with: floats, and integers if it is elementwise."""
+    kinds = (int, float) if name in ELEMENTWISE else (float,)
+    return [leaf for leaf in leaves_of(arguments) if type(leaf) in kinds]
+
+
+def _is_constant(leaf: Any) -> bool:
+    return not isinstance(leaf, (Value, Attribute, torch.Tensor)) and not hasattr(leaf, "tensor")
+
+
+# ------------------------------------------------------------------------------------- attributes of a layer
+
+
+def local_sizes(
+    module: nn.Module, layer: LinearLayer, calls: Sequence[Event], n_ranks: int, *, by_rows: bool
+) -> tuple[str, ...] | None:
+    """Return the integer attributes that a split layer needs divided, such as ``nf`` of ``Conv1D``.
+
+    None if its forward does not do the same on the shards of its parameters, whatever is divided.
+
+    Args:
+        by_rows: the weight is split along the features of the input; else along the features of the result.
+    """
+    features = module.get_parameter(layer.weight).shape[1 - layer.dim if by_rows else layer.dim]
+    names = [name for name, value in vars(module).items() if type(value) is int and value == features]
+    subsets = chain.from_iterable(combinations(names, size) for size in range(len(names) + 1))
+    return next(
+        (each for each in subsets if all(_runs(module, layer, each, call, n_ranks, by_rows) for call in calls)), None
+    )
+
+
+def _runs(
+    module: nn.Module, layer: LinearLayer, names: tuple[str, ...], call: Event, n_ranks: int, by_rows: bool
+) -> bool:
+    """Return True if a copy of a layer on the shapes of one rank does the same in a call as the layer."""
+    whole = _forward(module, layer, (), call, 1, by_rows)
+    local = _forward(module, layer, names, call, n_ranks, by_rows)
+    if whole is None or local is None:
+        return False
+    (*lead, features), numbers = whole
+    return local == ((*lead, features if by_rows else features // n_ranks), numbers)
+
+
+def _forward(
+    module: nn.Module, layer: LinearLayer, names: tuple[str, ...], call: Event, n_ranks: int, by_rows: bool
+) -> tuple[tuple[int, ...], list[float]] | None:
+    """Run a copy of a layer on the shapes of one rank.
+
+    Returns:
+        The shape of the result, and the numbers that its elements are computed with; None if a shape does not fit.
+    """
+    twin = copy.copy(module)
+    twin.__dict__ = {**module.__dict__, "_parameters": dict(_local_parameters(module, layer, n_ranks, by_rows))}
+    for name in names:
+        setattr(twin, name, getattr(module, name) // n_ranks)
+    *lead, features = call.args[0].shape
+    shape = (*lead, features // n_ranks if by_rows else features)
+    given = torch.empty(shape, dtype=call.args[0].dtype, device="meta")
+    try:
+        with _Numbers() as mode:
+            made = type(module).forward(twin, given)
+    except Exception:
+        return None
+    return tuple(made.shape), mode.found
+
+
+class _Numbers(TorchFunctionMode):
+    """Notes the numbers that functions compute elements with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[float] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += numbers_in(getattr(func, "__name__", "").strip("_"), (args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+def _local_parameters(module: nn.Module, layer: LinearLayer, n_ranks: int, by_rows: bool) -> Iterator[tuple[str, Any]]:
+    for name, each in module._parameters.items():
+        if each is None:
+            yield name, None
+            continue
+        cut = (1 - layer.dim if by_rows else layer.dim) if name == layer.weight else None if by_rows else 0
+        shape = [size // n_ranks if dim == cut else size for dim, size in enumerate(each.shape)]
+        yield name, torch.empty(shape, dtype=each.dtype, device="meta")
