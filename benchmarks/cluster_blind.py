@@ -22,15 +22,17 @@ import argparse
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from math import sqrt
 
 from cluster_models import llama, mpt, token_loss
 from cluster_runs import Run, predicted
 from tabulate import tabulate
+from titan_model import titan_llama
 
 from modelsummary.cluster import Cluster, Plan, Recipe
 from modelsummary.costs.device_spec import DeviceSpec
 
-EAGER = Recipe(loss=token_loss, kernels="eager")
+EAGER = Recipe(loss=token_loss, kernels="eager", attention="flash")
 COMPILED = replace(EAGER, kernels="compiled")
 LLAMA = {  # layers, width, heads, groups, inner width, vocabulary
     "Llama 2 13B": (40, 5120, 40, 40, 13824, 32000),
@@ -43,8 +45,8 @@ MPT = {"7B": (32, 4096, 32), "13B": (40, 5120, 40), "30B": (48, 7168, 56), "70B"
 
 def h100_of_500_watts() -> DeviceSpec:
     """Return the devices of torchtitan's H100 runs."""
-    usual, watts = DeviceSpec("H100"), 500 / 700
-    fastest = {dtype: watts * value for dtype, value in usual.achievable_flops.items()}
+    usual, slower = DeviceSpec("H100"), sqrt(500 / 700)  # as between boards of different power
+    fastest = {dtype: slower * value for dtype, value in usual.achievable_flops.items()}
     return replace(
         usual,
         name="H100 96GB",
@@ -71,7 +73,8 @@ def torchtitan() -> Iterator[Run]:
     ]
     for name, cluster, nodes, tensor, length, micro, recompute, recipe, rate in rows:
         *sizes, vocabulary = LLAMA[name]
-        model = llama(*sizes, vocabulary=vocabulary, length=length)
+        make = llama if tensor > 1 else titan_llama
+        model = make(*sizes, vocabulary=vocabulary, length=length)
         plan = Plan(
             tensor=tensor,
             sequence_parallel=tensor > 1,

@@ -3,9 +3,9 @@
     python benchmarks/cluster_gloo.py [--steps 9] [--folder FOLDER]
 
 The model is the decoder of ``examples/parallel_train.py``, wider. Two processes of one thread each first measure the
-operator calls of all plans at the same time, as a process would whose neighbours compute as well, and then collectives
-of several sizes, which give the bandwidth and the latency of a ``Cluster``. Four processes measure their own
-collectives. The steps are predicted from that, and run.
+operator calls of all plans at the same time, as a process would whose neighbours compute as well; then collectives and
+messages of several sizes; then what the host does for each engine, on tiny layers (``cluster_gloo_host.py``). Four
+processes measure their own collectives. The steps are predicted from that (``cluster_gloo_model.py``), and run.
 
 This machine has fewer cores than processes. A process that shares a core with another one computes at half the speed:
 times of kernels are multiplied by processes per core. In a pipeline some processes wait, and the others get their
@@ -26,37 +26,31 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from scipy.optimize import least_squares
+from cluster_gloo_host import HostCosts, calibrate_host, optimizer_of
+from cluster_gloo_model import BATCH, LENGTH, cluster_of, predicted
 from scipy.stats import kendalltau
 from tabulate import tabulate
 from torch.nn.parallel import DistributedDataParallel
 
 from modelsummary import Statistics
-from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
-from modelsummary.cluster.collectives import Network, RankGroup
-from modelsummary.cluster.pipeline import simulation_of
-from modelsummary.costs.device_spec import DeviceSpec
+from modelsummary.cluster import Plan, Recipe, StepModel, StepSimulator
 from modelsummary.costs.kernel_table import table_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import Work, is_free, work_of
 from modelsummary.latency.calibrate import calibrate_calls
-from modelsummary.split.schedule import Action
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from parallel_train import Decoder
 
-BATCH, LENGTH, VOCABULARY = 16, 64, 512
+VOCABULARY = 512
 RECIPE = Recipe(
     dtype=None,
     gradient_dtype=None,
@@ -67,7 +61,7 @@ RECIPE = Recipe(
     overlap_gradients=False,  # communication takes the cores that compute
 )
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
-SIZES = [2**power for power in range(14, 26, 2)]
+SIZES = [2**power for power in range(10, 26)]
 CPU = torch.device("cpu")
 
 
@@ -157,8 +151,19 @@ def collective_seconds(size: int) -> list[tuple[str, int, int, float]]:
             "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, group=group),
         }
         for operation, run in runs.items():
-            rows.append((operation, size, nbytes, median_seconds(run, 15)[0]))
+            rows.append((operation, size, nbytes, median_seconds(run, 9)[0]))
+        if size == 2:
+            rows.append(("send", 2, nbytes, median_seconds(lambda whole=whole: there_and_back(whole, group), 9)[0] / 2))
     return rows
+
+
+def there_and_back(tensor: torch.Tensor, group: Any) -> None:
+    """Send a tensor to the other process of a group of two, and get it back."""
+    for sender in (0, 1):
+        if dist.get_rank(group) == sender:
+            dist.send(tensor, group_dst=1 - sender, group=group)
+        else:
+            dist.recv(tensor, group_src=sender, group=group)
 
 
 def median_seconds(run: Any, count: int) -> tuple[float, float]:
@@ -216,14 +221,6 @@ def step_seconds(plan: Plan, steps: int) -> tuple[float, float]:
     return median_seconds(step, steps)
 
 
-def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW in fused kernels, which take either sharded tensors or plain ones."""
-    kinds: dict[type, list[torch.nn.Parameter]] = defaultdict(list)
-    for each in module.parameters():
-        kinds[type(each.data)].append(each)
-    return torch.optim.AdamW([{"params": each} for each in kinds.values()], foreach=False, fused=True)
-
-
 def worker(rank: int, world: int, steps: int, port: int, folder: str) -> None:
     """Measure what ``world`` processes can measure; the first one writes it down."""
     warnings.filterwarnings("ignore")
@@ -233,6 +230,8 @@ def worker(rank: int, world: int, steps: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world)
     rows = [row for size in {2, world} for row in collective_seconds(size)]
     measured = {}
+    if kernels is not None:
+        kernels["host"] = tuple(calibrate_host())
     for trial in TRIALS[world]:
         measured[trial.name] = step_seconds(trial.plan, steps)
         if rank == 0:
@@ -243,106 +242,6 @@ def worker(rank: int, world: int, steps: int, port: int, folder: str) -> None:
         (Path(folder) / str(world)).write_text(json.dumps({"collectives": rows, "steps": measured}), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
-
-
-# -------------------------------------------------------------------------------------------- predicting
-
-
-def cluster_of(bandwidth: float, latency: float, memory: float, devices: int) -> Cluster:
-    """Return the processes as a cluster of one node."""
-    spec = DeviceSpec("one process", {torch.float32: 1e11}, memory, memory_bytes=2**34)
-    return Cluster(spec, devices_per_node=devices, link_bandwidth=bandwidth, link_latency=latency, link_efficiency=1.0)
-
-
-@dataclass
-class MeasuredDevice:
-    """The times of kernels in one process, as the model of a device: measured ones, and copies for the rest.
-
-    Attributes:
-        kernels: as ``kernel_seconds`` returns it.
-        slowdown: processes per core that compute at the same time.
-        spec: peaks of the device.
-        host: seconds to dispatch an operator, which measured times hold.
-    """
-
-    kernels: dict[str, Any]
-    slowdown: float
-    spec: DeviceSpec
-    host: float = 0.0
-
-    def seconds(self, work: Work) -> float:
-        """Return the seconds of a kernel."""
-        known = self.kernels["seconds"].get(work)
-        return self.slowdown * (work.nbytes / self.kernels["bandwidth"] if known is None else known)
-
-
-class GlooNetwork(Network):
-    """The network of processes that communicate by gloo, whose reduce-scatter is an all-reduce."""
-
-    def seconds(self, operation: str, nbytes: float, group: RankGroup) -> float:
-        """Return the seconds of a collective."""
-        return super().seconds("all_reduce" if operation == "reduce_scatter" else operation, nbytes, group)
-
-
-def fitted_cluster(rows: Sequence[tuple[str, int, int, float]], devices: int) -> tuple[Cluster, float]:
-    """Return the cluster whose collectives come nearest to the measured ones, and the mean error of these."""
-
-    def ratios(values: np.ndarray) -> np.ndarray:
-        network = GlooNetwork(cluster_of(*np.exp(values), 1e10, devices))
-        return np.array([network.seconds(name, nbytes, RankGroup(n, n)) / seconds for name, n, nbytes, seconds in rows])
-
-    found = least_squares(lambda values: np.log(ratios(values)), np.log([1e9, 1e-4])).x
-    bandwidth, latency = map(float, np.exp(found))
-    return cluster_of(bandwidth, latency, 1e10, devices), float(np.mean(np.abs(ratios(found) - 1)))
-
-
-def shared_seconds(orders: Sequence[Sequence[Action]], copies: int, cores: int) -> float:
-    """Return the seconds of a schedule whose ranks share cores, without the time of messages between stages.
-
-    Args:
-        orders: timed actions of each rank of the pipeline, as they are with a core for each process.
-        copies: processes that run each action at the same time.
-        cores: cores of the machine.
-    """
-    last = max(action.stage for order in orders for action in order)
-    left = [[action.end - action.begin for action in order] for order in orders]
-    done: set[tuple[str, int, int]] = set()
-    place, now = [0] * len(orders), 0.0
-    while any(at < len(order) for at, order in zip(place, orders, strict=True)):
-        ready = []
-        for rank, order in enumerate(orders):
-            if place[rank] < len(order):
-                action = order[place[rank]]
-                step = -1 if action.kind == "F" else 1
-                ends = action.stage == (0 if action.kind == "F" else last)
-                if ends or (action.kind, action.stage + step, action.microbatch) in done:
-                    ready.append(rank)
-        speed = min(1.0, cores / (copies * len(ready)))
-        span = min(left[rank][place[rank]] for rank in ready)
-        now += span / speed
-        for rank in ready:
-            left[rank][place[rank]] -= span
-            if left[rank][place[rank]] <= 1e-12:
-                action = orders[rank][place[rank]]
-                done.add((action.kind, action.stage, action.microbatch))
-                place[rank] += 1
-    return now
-
-
-def predicted(trial: Trial, model: StepModel, cluster: Cluster, kernels: dict[str, Any], world: int) -> float:
-    """Return the predicted seconds of a step."""
-    cores = len(os.sched_getaffinity(0))
-    simulator = StepSimulator(model, cluster, BATCH, LENGTH)
-    shares = trial.plan.pipeline > 1  # processes that wait leave their core to others
-    simulator.time_model.device = MeasuredDevice(kernels, 1.0 if shares else max(world / cores, 1.0), cluster.device)
-    simulator.time_model.network = GlooNetwork(cluster)
-    if not shares:
-        return simulator.seconds(trial.plan)
-    ready = simulator.prepare(trial.plan)
-    simulation = simulation_of(ready.times, trial.plan, ready.microbatches)
-    assert simulation.n_microbatches == ready.microbatches
-    once = sum(ready.once) * max(world / cores, 1.0)
-    return shared_seconds(simulation.actions, trial.plan.tensor, cores) + once
 
 
 def main() -> None:
@@ -366,15 +265,11 @@ def main() -> None:
         kernels = pickle.loads((folder / "kernels").read_bytes())
         results = {world: json.loads((folder / str(world)).read_text(encoding="utf-8")) for world in TRIALS}
     model, table, pairs = step_model(), [], []
+    host = HostCosts(*kernels["host"])
+    print("CPU time of the host: " + ", ".join(f"{name} {1e6 * each:.0f} us" for name, each in host._asdict().items()))
     for world, trials in TRIALS.items():
-        cluster, error = fitted_cluster(results[world]["collectives"], world)
-        latency = 1e6 * (cluster.link_latency or 0.0)
-        print(
-            f"{world} processes: {cluster.link_bandwidth / 1e9:.2f} GB/s, {latency:.0f} us per message; "
-            f"collectives are met with a mean error of {error:.0%}"
-        )
         for trial in trials:
-            own = predicted(trial, model, cluster, kernels, world)
+            own = predicted(trial.plan, model, results[world]["collectives"], kernels, host, world)
             measured, cpu = results[world]["steps"][trial.name]
             pairs.append((own, measured))
             table.append([world, trial.name, 1e3 * cpu, 1e3 * measured, 1e3 * own, own / measured])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["gpt", "llama", "mpt", "token_loss"]
+__all__ = ["Sizes", "gpt", "llama", "mixture", "mpt", "token_loss"]
 
 
 class CoreAttention(nn.Module):
@@ -194,6 +196,168 @@ def llama(
     """Return a Llama on the meta device, in bfloat16."""
     with torch.device("meta"):
         return Llama(layers, width, heads, groups, inner, vocabulary, length).bfloat16()
+
+
+class Sizes(NamedTuple):
+    """The sizes of a mixture of experts.
+
+    Attributes:
+        layers, width, heads, groups, head: of the blocks, and of attention; ``groups`` 0: multi-head latent attention.
+        experts, chosen, inner: experts, experts per token, and width of an expert.
+        vocabulary: of the embedding.
+        shared: width of the expert that takes all tokens; 0: none.
+        dense, dense_inner: first blocks with gated layers instead of experts, and their width.
+        window: tokens that every second block attends to; 0: all.
+        has_biases: the projections of attention, the router and the experts have biases.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    groups: int
+    head: int
+    experts: int
+    chosen: int
+    inner: int
+    vocabulary: int
+    shared: int = 0
+    dense: int = 0
+    dense_inner: int = 0
+    window: int = 0
+    has_biases: bool = False
+
+
+class GroupedAttention(nn.Module):
+    """Grouped-query attention with normalised queries and keys, to all tokens or to a window."""
+
+    def __init__(self, sizes: Sizes, window: int) -> None:
+        super().__init__()
+        self.size, self.window = sizes.head, window
+        self.q = nn.Linear(sizes.width, sizes.heads * sizes.head, bias=sizes.has_biases)
+        self.k, self.v = (nn.Linear(sizes.width, sizes.groups * sizes.head, bias=sizes.has_biases) for _ in range(2))
+        self.o = nn.Linear(sizes.heads * sizes.head, sizes.width, bias=sizes.has_biases)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (each(x).view(batch, length, -1, self.size).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        if self.window:  # blocks of queries take their own block of keys and the one before
+            q, k, v = (each.unflatten(2, (-1, self.window)).transpose(1, 2).flatten(0, 1) for each in (q, k, v))
+            k, v = (torch.cat([each.roll(1, 0), each], 2) for each in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=not self.window, enable_gqa=True)
+        if self.window:
+            y = y.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        return self.o(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention of DeepSeek-V3."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.heads = sizes.heads
+        self.q_down, self.q_norm = nn.Linear(sizes.width, 1536, bias=False), nn.RMSNorm(1536)
+        self.q_up = nn.Linear(1536, sizes.heads * 192, bias=False)
+        self.kv_down, self.kv_norm = nn.Linear(sizes.width, 576, bias=False), nn.RMSNorm(512)
+        self.kv_up = nn.Linear(512, sizes.heads * 256, bias=False)
+        self.o = nn.Linear(sizes.heads * 128, sizes.width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q = self.q_up(self.q_norm(self.q_down(x))).view(batch, length, self.heads, 192).transpose(1, 2)
+        latent, turned = self.kv_down(x).split([512, 64], -1)
+        k, v = self.kv_up(self.kv_norm(latent)).view(batch, length, self.heads, 256).transpose(1, 2).split(128, -1)
+        turned = rotated(turned[:, None], cos, sin).expand(batch, self.heads, length, 64)
+        q = torch.cat([q[..., :128], rotated(q[..., 128:], cos, sin)], -1)
+        y = F.scaled_dot_product_attention(q, torch.cat([k, turned], -1), v, is_causal=True)
+        return self.o(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Experts(nn.Module):
+    """Stacked experts that take their tokens in one product of groups.
+
+    The gate is one kernel that keeps what it takes, and the weights of the experts come before the second product, as
+    in Megatron and NeMo AutoModel (``weighted_bias_swiglu_impl`` and ``_apply_bias`` there). ``F.glu`` moves and keeps
+    the bytes of their kernel.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.number = sizes.experts
+        self.gate_up = nn.Parameter(torch.empty(sizes.experts, sizes.width, 2 * sizes.inner))
+        self.down = nn.Parameter(torch.empty(sizes.experts, sizes.inner, sizes.width))
+        self.has_biases = sizes.has_biases
+        if sizes.has_biases:
+            self.gate_up_bias = nn.Parameter(torch.empty(sizes.experts, 2 * sizes.inner))
+            self.down_bias = nn.Parameter(torch.empty(sizes.experts, sizes.width))
+
+    def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+        numbers = chosen.flatten()
+        order = numbers.argsort()
+        rows, weight = order // chosen.shape[-1], weight.flatten()[order][:, None]
+        ends = torch.histc(numbers.float(), bins=self.number, min=0, max=self.number - 1).cumsum(0).to(torch.int32)
+        h = torch._grouped_mm(x[rows], self.gate_up, offs=ends)
+        if self.has_biases:
+            h = h + self.gate_up_bias[numbers[order]]
+        y = torch._grouped_mm(F.glu(h) * weight, self.down, offs=ends)
+        if self.has_biases:  # in float32, as the weights of the experts are
+            y = (y + self.down_bias[numbers[order]] * weight.float()).to(x.dtype)
+        return torch.zeros_like(x).index_add(0, rows, y)
+
+
+class Mixture(nn.Module):
+    """A router, its experts, and an expert that takes all tokens."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.chosen, self.router = sizes.chosen, nn.Linear(sizes.width, sizes.experts, bias=sizes.has_biases)
+        self.experts = Experts(sizes)
+        self.shared = LlamaMlp(sizes.width, sizes.shared) if sizes.shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        weight, chosen = self.router(flat).softmax(-1).topk(self.chosen, -1)
+        y = self.experts(flat, chosen, weight).view_as(x)
+        return y if self.shared is None else y + self.shared(x)
+
+
+class MixtureBlock(nn.Module):
+    """A block with experts, or with gated layers."""
+
+    def __init__(self, sizes: Sizes, number: int) -> None:
+        super().__init__()
+        window = sizes.window if number % 2 == 0 else 0
+        self.norm1, self.norm2 = nn.RMSNorm(sizes.width), nn.RMSNorm(sizes.width)
+        self.attention = GroupedAttention(sizes, window) if sizes.groups else LatentAttention(sizes)
+        self.mlp = LlamaMlp(sizes.width, sizes.dense_inner) if number < sizes.dense else Mixture(sizes)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), cos, sin)
+        return x + self.mlp(self.norm2(x))
+
+
+class MixtureDecoder(nn.Module):
+    """A decoder with experts."""
+
+    def __init__(self, sizes: Sizes, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.blocks = nn.ModuleList(MixtureBlock(sizes, number) for number in range(sizes.layers))
+        self.norm, self.head = nn.RMSNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        self.register_buffer("cos", torch.ones(length, sizes.head))
+        self.register_buffer("sin", torch.ones(length, sizes.head))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, length = self.tokens(ids), ids.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cos[:length], self.sin[:length])
+        return self.head(self.norm(x))
+
+
+def mixture(sizes: Sizes, *, length: int = 8192) -> nn.Module:
+    """Return a mixture of experts on the meta device, in bfloat16."""
+    with torch.device("meta"):
+        return MixtureDecoder(sizes, length).bfloat16()
 
 
 def token_loss(logits: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
     """Return the parallel plan of the model for the ranks of a plan.
 
     Raises:
-        InputError: the plan has several stages per rank, context parallelism, recomputation of a part of the blocks,
-            or sequence parallelism with stages; or the model was not kept.
+        InputError: the plan has several stages per rank, context or expert parallelism, recomputation of a part of the
+            blocks, or sequence parallelism with stages; or the model was not kept.
     """
     if make is None:
         raise InputError("the estimate was loaded without its model; call plan or simulate in this process")
-    for name in ("context", "virtual_stages"):
+    for name in ("context", "expert", "virtual_stages"):
         if getattr(plan, name) > 1:
             raise InputError(
                 f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to apply"

@@ -4,12 +4,13 @@ A ring moves ``(n - 1) / n`` of the data per pass over each link: one pass for a
 for an all-reduce. Each of its ``n - 1`` steps per pass adds the latency of a message. A tree halves the number of steps
 again and again, and serves all-reduces of small messages over many nodes. Where a group has several ranks in a node,
 the rings of a node leave it through as many network interfaces as these ranks have. Otherwise a group may work in three
-phases: reduce-scatter inside the nodes, all-reduce between them, all-gather inside; the fastest of these ways counts.
+phases: reduce-scatter inside the nodes, all-reduce between them, all-gather inside. Small messages use protocols with
+lower latencies (``protocols``). The fastest of these ways counts.
 
 What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``) and kept in
 ``collective_fits.json``. Between nodes nothing was measured for the fit: the efficiency is the share that InfiniBand
 leaves after its headers, and the latency is the value of rings and trees in NCCL's tuner (``hwLat`` in
-``src/graph/tuning.cc``, protocol Simple), which no measurement verified.
+``src/graph/tuning.cc``, protocol Simple). ``docs/cluster.md`` compares both with published tables.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
+from modelsummary.cluster.protocols import Links, least_seconds_of_protocols
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
 
 _UNIT_BANDWIDTH, _MOST_UNITS = 12e9, 24  # bytes per second that one unit moves, and the most units of a collective
+_PCIE = 64e9  # bytes per second and direction of sixteen lanes of the fifth generation
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -100,6 +103,8 @@ class Network:
             return self._all_to_all(nbytes, group)
         passes = 2 if operation == "all_reduce" else 1
         found = [self._ring(passes, nbytes, group)]
+        if self.cluster.link_latency is None and self.cluster.network_latency is None:
+            found.append(least_seconds_of_protocols(operation, nbytes, self._links(group)))
         if group.nodes > 1:
             if group.per_node > 1:
                 found.append(self._in_phases(passes, nbytes, group))
@@ -114,6 +119,10 @@ class Network:
         if stride < self.cluster.devices_per_node:
             return self._base + self._link_step + nbytes / self._link
         return self._base + self._network_step + nbytes / self._network
+
+    def _links(self, group: RankGroup) -> Links:
+        kind = "nvlink" if self.cluster.link_bandwidth > _PCIE else "pcie"
+        return Links(group.size, group.nodes, self._bandwidth(group), kind)
 
     def units_taken(self, group: RankGroup) -> float:
         """Return the fraction of a device's units that a collective takes from kernels that run at the same time.

@@ -65,7 +65,7 @@ def search(
     known = SearchOptions.__annotations__
     for name in options:
         if name not in known:
-            raise InputError(f"unknown option {name!r} of plan{close_to(name, known)}; expected {', '.join(known)}")
+            raise InputError(f"unknown option {name!r} of plan; expected {', '.join(known)}{close_to(name, known)}")
     simulator = _simulator(live, root, cluster, global_batch, sequence, recipe, make_plan)
     return find_plans(simulator, options)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.topology import Cluster
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
-from modelsummary.units import percent, scaled
+from modelsummary.units import duration, percent, scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +35,7 @@ CAUSES = (
     "accumulation",
     "tensor",
     "context",
+    "expert",
     "fsdp",
     "pipeline",
     "bubble",
@@ -53,11 +54,11 @@ class StepEstimate(Printed):
         global_batch: samples in a step.
         sequence: tokens in a sample; 0 if samples are not sequences.
         microbatches: micro-batches of one copy.
-        seconds_by_cause: seconds by cause, on the rank that computes for longest: kernels (``compute``,
+        seconds_by_cause: seconds by cause, on the rank that computes longest: kernels (``compute``,
             ``recomputation``, ``accumulation`` of gradients over micro-batches), waiting for collectives, or slowed
-            down by them and by FSDP's copies (``tensor``, ``context``, ``fsdp``), waiting for messages between stages
-            (``pipeline``), for other stages (``bubble``), for the reduction of gradients, and the optimizer. They add
-            up to the step.
+            down by them and by FSDP's copies (``tensor``, ``context``, ``expert``, ``fsdp``), waiting for messages
+            between stages (``pipeline``), for other stages (``bubble``), for the reduction of gradients, and the
+            optimizer. They add up to the step.
         memory: bytes on each rank of the pipeline by category.
         model_flops: floating point operations of products in forward and backward, dense.
         hardware_flops: the same with what is recomputed.
@@ -131,8 +132,8 @@ class StepEstimate(Printed):
         ZeRO 3 is FSDP. ZeRO 1 and 2 are FSDP that keeps what it gathered until the backward.
 
         Raises:
-            InputError: the plan has several stages per rank, context parallelism, or sequence parallelism with
-                stages, which ``parallel_plan`` does not apply; or the estimate was loaded without its model.
+            InputError: the plan has several stages per rank, context or expert parallelism, or sequence parallelism
+                with stages, which ``parallel_plan`` does not apply; or the estimate was loaded without its model.
         """
         return parallel_plan(self.plan, self.make_plan)
 
@@ -185,7 +186,7 @@ class StepEstimate(Printed):
     def _report(self) -> Report:
         step = self.step_seconds
         causes = [(name, self.seconds_by_cause.get(name, 0.0)) for name in CAUSES]
-        rows = [[name, f"{seconds:.4g}", percent(seconds / step)] for name, seconds in causes if seconds]
+        rows = [[name, duration(1e3 * seconds), percent(seconds / step)] for name, seconds in causes if seconds]
         held = max(self.memory, key=lambda each: each.total).to_dict()
         total = scaled(held.pop("total"), "B", binary=True)
         parts = ", ".join(f"{name} {scaled(nbytes, 'B', binary=True)}" for name, nbytes in held.items() if nbytes)
@@ -196,5 +197,5 @@ class StepEstimate(Printed):
             f"{self.tokens_per_second:,.0f} {unit}/s, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}",
             f"Fullest rank: {total}, {has}: {parts}",
         ]
-        rows.append(["step", f"{step:.4g}", "100.0%"])
-        return Report(rows, ["Cause", "Time (s)", "Share"], "lrr", above=above, below=below)
+        rows.append(["step", duration(1e3 * step), "100.0%"])
+        return Report(rows, ["Cause", "Time", "Share"], "lrr", above=above, below=below)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
 
-__all__ = ["RankLoad", "RankMemory", "memory_of"]
+__all__ = ["RankLoad", "RankMemory", "gathered_params", "memory_of", "sharded_params"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,16 @@ class RankLoad(NamedTuple):
 
     Attributes:
         params: parameters on the rank.
+        expert_params: parameters among them of divided experts.
         unit_params: parameters of its largest block or end.
+        unit_expert_params: parameters among these of divided experts.
         activations, recomputed, temporary: bytes, as in ``RankMemory``.
     """
 
     params: int
+    expert_params: int
     unit_params: int
+    unit_expert_params: int
     activations: int
     recomputed: int
     temporary: int
@@ -62,13 +66,37 @@ class RankLoad(NamedTuple):
     @classmethod
     def of(cls, stages: Sequence[SimulatedStage], activations: int) -> RankLoad:
         """Return what the rank of the given stages holds, with the activations of its fullest moment."""
+        unit = max(stages, key=lambda each: each.unit_params)
         return cls(
             sum(each.params for each in stages),
-            max(each.unit_params for each in stages),
+            sum(each.expert_params for each in stages),
+            unit.unit_params,
+            unit.unit_expert_params,
             activations,
             max(each.working_bytes for each in stages),
             max(each.temporary_bytes for each in stages),
         )
+
+
+def sharded_params(params: int, expert_params: int, plan: Plan) -> int:
+    """Return the parameters that a rank holds if each is held by one of the ranks that have the same ones.
+
+    Args:
+        params: parameters of a rank without sharding.
+        expert_params: parameters among them of divided experts.
+        plan: the plan.
+    """
+    return -(-(params - expert_params) // plan.copies) + -(-expert_params // plan.expert_copies)
+
+
+def gathered_params(params: int, expert_params: int, plan: Plan) -> int:
+    """Return the parameters that a rank has to gather if they are sharded: what only one rank has is whole there.
+
+    Args:
+        params, expert_params, plan: as for ``sharded_params``.
+    """
+    others = params - expert_params if plan.copies > 1 else 0
+    return others + (expert_params if plan.expert_copies > 1 else 0)
 
 
 def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe, weight_bytes: int) -> RankMemory:
@@ -80,13 +108,13 @@ def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe, weight_bytes: int) -> 
         recipe: what is trained with.
         weight_bytes: bytes of an element of the parameters.
     """
-    params, unit = rank.params, rank.unit_params
-    shards = plan.data * plan.context
-    sharded = -(-params // shards)
+    params = rank.params
+    sharded = sharded_params(params, rank.expert_params, plan)
+    unit = gathered_params(rank.unit_params, rank.unit_expert_params, plan)
     gradient_bytes = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
     master = 4 if recipe.master_weights and weight_bytes < 4 else 0
-    gathered = unit * weight_bytes if plan.zero >= 2 and shards > 1 else 0  # the gradients of the unit at hand
-    if plan.zero == 3 and shards > 1:  # its parameters, and the next unit's, gathered ahead
+    gathered = unit * weight_bytes if plan.zero >= 2 else 0  # the gradients of the unit at hand
+    if plan.zero == 3:  # its parameters, and the next unit's, gathered ahead
         gathered += 2 * unit * weight_bytes
     return RankMemory(
         parameters=(sharded if plan.zero == 3 else params) * weight_bytes,

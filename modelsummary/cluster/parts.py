@@ -7,7 +7,7 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ _OPERATIONS = {
     f"{_NAMESPACE}all_reduce": "all_reduce",
     f"{_NAMESPACE}all_gather_into_tensor": "all_gather",
     f"{_NAMESPACE}reduce_scatter_tensor": "reduce_scatter",
+    f"{_NAMESPACE}all_to_all_single": "all_to_all",
 }
 _PLAIN, _CORE, _COLUMN = range(3)  # marks of operators
 
@@ -37,16 +38,18 @@ class MicrobatchCollective(NamedTuple):
     """A collective of one micro-batch.
 
     Attributes:
-        operation: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
+        operation: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"`` or ``"all_to_all"``.
         phase: ``"forward"`` or ``"backward"``.
         nbytes: bytes of the whole tensor.
-        group: ``"tensor"`` or ``"context"``.
+        group: ``"tensor"``, ``"context"`` or ``"expert"``.
+        copies: rows for each token, where tokens are sent to experts; else 1.
     """
 
     operation: str
     phase: str
     nbytes: int
     group: str = "tensor"
+    copies: int = 1
 
 
 Works = tuple[tuple[Work, int], ...]  # distinct kernels, and how often each runs
@@ -60,12 +63,13 @@ class Part:
         works: ``"forward"`` and ``"backward"`` -> kernels; ``"core"``: kernels of the forward from the scores to the
             context of attention; ``"columns"``: the products in the backward of column-parallel layers.
         operators: phase -> number of operators that the host dispatches.
-        collectives: what is communicated for tensor and context parallelism.
+        collectives: what is communicated for tensor, context and expert parallelism.
         kept_bytes: bytes kept for the backward.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
         temporary_bytes: most bytes that are alive for a moment while it runs.
         params: id of a parameter -> its elements on the rank.
+        expert_params: elements among them of experts that are divided over ranks.
         flops: floating point operations of products in the forward.
     """
 
@@ -77,6 +81,7 @@ class Part:
     entered_bytes: int = 0
     temporary_bytes: int = 0
     params: Mapping[int, int] = field(default_factory=dict)
+    expert_params: int = 0
     flops: int = 0
 
 
@@ -94,6 +99,9 @@ class OnAccelerator(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
             kwargs.pop("dropout_p", None)
+            fused = _attention_of_two_sizes(*args, **kwargs)
+            if fused is not None:
+                return fused
         if func is torch.nn.functional.rms_norm:
             return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
@@ -101,6 +109,26 @@ class OnAccelerator(TorchFunctionMode):
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
     return torch.native_dropout(input, p, True)[0] if training and p else input
+
+
+def _attention_of_two_sizes(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return the result of fused attention if values have heads of another size than keys; None for other attention.
+
+    One kernel for GPUs takes such heads, as latent attention has them; torch has none for the CPU.
+    """
+    if attn_mask is not None or enable_gqa or query.dim() != 4 or value.shape[-1] == key.shape[-1]:
+        return None
+    attend = torch.ops.aten._scaled_dot_product_efficient_attention
+    return attend(query, key, value, None, True, dropout_p, is_causal, scale=scale)[0]
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
@@ -136,6 +164,7 @@ def parts_of(
     *,
     ranks: int = 1,
     context: int = 1,
+    experts: Collection[int] = (),
 ) -> dict[str, Part]:
     """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
 
@@ -148,6 +177,7 @@ def parts_of(
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
         ranks: of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
         context: ranks over which the sequence is split; attention sees keys of all of them.
+        experts: ids of the parameters of divided experts.
     """
     places = _places(seen.operators, blocks)
     marks = _marks(seen.operators, set(columns))
@@ -177,6 +207,7 @@ def parts_of(
     found = {}
     for name in (BEFORE, *blocks, AFTER):
         phases = ("forward", "backward", "core", "columns")
+        own = params.get(name, {})
         found[name] = Part(
             works={phase: tuple(works[name, phase].items()) for phase in phases},
             operators={phase: counts[name, phase] for phase in phases[:2]},
@@ -185,7 +216,8 @@ def parts_of(
             core_bytes=core[name],
             entered_bytes=entered.get(name, 0),
             temporary_bytes=temporary[name],
-            params=params.get(name, {}),
+            params=own,
+            expert_params=sum(own[each] for each in own.keys() & experts),
             flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
         )
     return found
@@ -275,7 +307,11 @@ def _collectives(
         operation = _OPERATIONS.get(call.name)
         if operation is not None:
             whole = max(spec.nbytes for spec in (*call.tensors, *call.outputs))
-            found[place].append(MicrobatchCollective(operation, each.phase, whole))
+            if operation == "all_to_all":
+                sent = MicrobatchCollective(operation, each.phase, whole, "expert", call.tensors[0].shape[0])
+            else:
+                sent = MicrobatchCollective(operation, each.phase, whole)
+            found[place].append(sent)
         elif context > 1 and "scaled_dot_product" in call.name:
             whole = context * _keys_nbytes(call)
             if each.phase == "forward":

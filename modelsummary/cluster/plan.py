@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from modelsummary.costs.attention_time import KERNELS
 from modelsummary.errors import InputError
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Plan", "Recipe"]
@@ -24,12 +26,14 @@ class Plan:
     """One way to spread training over devices.
 
     Ranks are numbered so that neighbours communicate most: first along ``tensor``, then ``context``, then ``data``,
-    then ``pipeline``.
+    then ``pipeline``. The ranks of ``expert`` are consecutive ones of the first three.
 
     Attributes:
         tensor: ranks over which layers are split.
         sequence_parallel: between the split layers, each of these ranks holds a share of the tokens.
         context: ranks over which the sequence is split; attention gathers keys and values.
+        expert: ranks over which stacked experts are divided by their number. They are ranks of ``tensor``, ``context``
+            and ``data`` that hold different tokens; each token is sent to the ranks of its experts and back.
         pipeline: ranks over which the blocks are split.
         virtual_stages: stages per rank of the pipeline.
         data: copies of the model.
@@ -51,6 +55,7 @@ class Plan:
     tensor: int = 1
     sequence_parallel: bool = False
     context: int = 1
+    expert: int = 1
     pipeline: int = 1
     virtual_stages: int = 1
     data: int = 1
@@ -60,10 +65,12 @@ class Plan:
     schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "context", "pipeline", "virtual_stages", "data", "micro_batch"):
+        for name in ("tensor", "context", "expert", "pipeline", "virtual_stages", "data", "micro_batch"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} must be an integer >= 1, got {value!r}")
+        if not isinstance(self.sequence_parallel, bool):
+            raise InputError(f"sequence_parallel must be True or False, got {self.sequence_parallel!r}")
         if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
             raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.schedule not in SCHEDULES:
@@ -74,6 +81,16 @@ class Plan:
             raise InputError(f"recompute must be one of {known} or a number of blocks, got {self.recompute!r}")
         if self.sequence_parallel and self.tensor == 1:
             raise InputError("sequence_parallel=True needs tensor >= 2, over whose ranks the tokens are split")
+        ranks = self.tensor * self.context * self.data
+        if ranks % self.expert:
+            raise InputError(
+                f"expert={self.expert} must divide tensor x context x data = {ranks}; pass a divisor of it"
+            )
+        if self.expert > 1 and self.tensor > 1 and not self.sequence_parallel:
+            raise InputError(
+                f"expert={self.expert} with tensor={self.tensor} needs sequence_parallel=True: ranks of expert "
+                "parallelism have different tokens"
+            )
         needed = _PER_DEVICE.get(self.schedule)
         if needed is not None and self.virtual_stages != needed and max(self.pipeline, self.virtual_stages) > 1:
             raise InputError(f"schedule={self.schedule!r} has virtual_stages={needed}, got {self.virtual_stages}")
@@ -82,6 +99,16 @@ class Plan:
     def devices(self) -> int:
         """The number of devices."""
         return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that hold the same parameters; for experts, see ``expert_copies``."""
+        return self.data * self.context
+
+    @property
+    def expert_copies(self) -> int:
+        """The number of ranks that hold the same experts, if these are divided."""
+        return self.tensor * self.copies // self.expert
 
     @property
     def stages(self) -> int:
@@ -123,7 +150,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The numbers and the engine that a model is trained with.
+    """How a step is computed, apart from its parallelism: dtypes, optimizer, kernels, overlap.
 
     Attributes:
         dtype: dtype of parameters and activations; None: as the model has them.
@@ -134,13 +161,22 @@ class Recipe:
         kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
             by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
             by ``torch.compile``.
+        attention: fused kernels of attention on an NVIDIA device: ``"flash"`` for FlashAttention-2, ``"cudnn"``, or
+            None: what torch prefers there since version 2.10, which is cuDNN on Hopper and data center Blackwell.
+            The speed of cuDNN's on Ampere is not known, so ``simulate`` and ``plan`` refuse it there.
         loss: function from the model's result to a scalar; None: as for ``Statistics.memory``.
         host_seconds: seconds in which the host dispatches one operator; None: as fitted for eager mode. A part of the
             model takes no less than its operators.
         overlap_gradients: gradients are reduced, and parameters of FSDP are gathered, while layers compute.
-        share_messages: each rank of tensor parallelism sends a share of what all of them have to the next stage, where
-            they gather it, as Megatron's does. Otherwise each sends it whole, as torch's stages do.
-        overlap_tensor: gradients of what column-parallel layers take are reduced while these layers compute the
+        share_messages: of a tensor that all ranks of tensor parallelism hold, each sends only its share to the next
+            stage, where the shares are gathered, as in Megatron. Otherwise each sends it whole, as torch's stages do.
+        copies_per_token: copies of a token that leave its rank for experts, on average; None: one for each of its
+            experts, as NCCL's all-to-all sends them. DeepEP sends one to each node, and none for a node that has no
+            expert of the token.
+        overlap_experts: tokens travel to experts and back while the layers of another micro-batch compute, whose
+            backward runs beside this one's forward, as in DualPipe and with Megatron's
+            ``--overlap-moe-expert-parallel-comm``.
+        overlap_tensor: gradients of the inputs of column-parallel layers are reduced while these layers compute the
             gradients of their weights.
 
     Raises:
@@ -156,21 +192,40 @@ class Recipe:
     state_dtype: torch.dtype = torch.float32
     master_weights: bool = True
     kernels: str = "compiled"
+    attention: str | None = None
     loss: Callable[[Any], Tensor] | None = None
     host_seconds: float | None = None
     overlap_gradients: bool = True
+    copies_per_token: float | None = None
+    overlap_experts: bool = False
     overlap_tensor: bool = False
     share_messages: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dtype", "gradient_dtype", "state_dtype"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
-                raise InputError(f"{name} must be a floating point torch.dtype, got {value!r}")
-        if self.optimizer not in _STATES:
+            value, may_be_none = getattr(self, name), name != "state_dtype"
+            is_floating = isinstance(value, torch.dtype) and value.is_floating_point
+            if not is_floating and not (value is None and may_be_none):
+                options = "a floating point torch.dtype" + (" or None" if may_be_none else "")
+                raise InputError(f"{name} must be {options}, got {value!r}")
+        if not isinstance(self.optimizer, str) or self.optimizer not in _STATES:
             raise InputError(f"optimizer must be one of {', '.join(map(repr, _STATES))}, got {self.optimizer!r}")
         if self.kernels not in ("eager", "fused", "compiled"):
             raise InputError(f"kernels must be 'eager', 'fused' or 'compiled', got {self.kernels!r}")
+        if self.attention not in (None, *KERNELS):
+            raise InputError(
+                f"attention must be None or one of {', '.join(map(repr, KERNELS))}, got {self.attention!r}"
+            )
+        for name in ("host_seconds", "copies_per_token"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value < inf):
+                raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
+        for name in ("master_weights", "overlap_gradients", "overlap_experts", "overlap_tensor", "share_messages"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.loss is not None and not callable(self.loss):
+            raise InputError(f"loss must be a function or None, got {self.loss!r:.80}")
 
     @property
     def state_bytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.pictures import stacked_bars
 from modelsummary.tables import Printed, Report, data_frame
-from modelsummary.units import percent, scaled
+from modelsummary.units import duration, number_of, percent, scaled
 
 if TYPE_CHECKING:
     import pandas
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Plans"]
 
+_MOST_ROWS = 20
+
 
 class Plans(Printed, Sequence[StepEstimate]):
-    """Plans that fit into memory, fastest first; ``print`` shows a table with one row per plan.
+    """Plans that fit into memory, fastest first; ``print`` shows a table of the first 20.
 
     Attributes:
         pareto: the plans that no other one beats in time, memory and devices, fastest first.
@@ -70,21 +72,23 @@ class Plans(Printed, Sequence[StepEstimate]):
         return data_frame(self.to_records())
 
     def _report(self) -> Report:
-        headers = ["Devices", "Plan", "Step (s)", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto"]
+        headers = ["Devices", "Plan", "Step", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto"]
         if self._steps and not self._steps[0].sequence:
             headers[3] = "Samples/s"
         rows = [
             [
                 step.plan.devices,
                 step.plan.describe(),
-                f"{step.step_seconds:.4g}",
-                f"{step.tokens_per_second:,.4g}",
+                duration(1e3 * step.step_seconds),
+                f"{step.tokens_per_second:,.{0 if step.tokens_per_second >= 100 else 2}f}",
                 percent(step.mfu),
                 percent(step.seconds_by_cause["bubble"] / step.step_seconds),
                 scaled(step.memory_bytes, "B", binary=True),
                 "*" if step in self.pareto else "",
             ]
-            for step in self._steps
+            for step in self._steps[:_MOST_ROWS]
         ]
-        below = [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
+        rest = len(self._steps) - len(rows)
+        below = [f"{number_of(rest, 'slower plan')}: see to_records() or to_pandas()"] if rest else []
+        below += [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
         return Report(rows, headers, "rlrrrrrl", below=below)

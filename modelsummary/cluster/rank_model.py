@@ -8,6 +8,8 @@ parallelism have them:
 - sequence parallelism (Korthikanti et al. 2022): between the regions of tensor parallelism each rank holds its share of
   the tokens. Column-parallel layers take an all-gather of them, row-parallel layers return a reduce-scatter. In the
   backward the two change places, and what column-parallel layers took is gathered again instead of kept.
+- expert parallelism: an all-to-all of what stacked experts take, and of what they return. They are not split further
+  by tensor parallelism.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.cluster.divided_experts import DividedExperts, exchange
 from modelsummary.cluster.equal_blocks import copied
 from modelsummary.cluster.tensor_functions import Enter, Gather, Join, Leave, Scatter, ShareOut, Take
 from modelsummary.errors import InputError
-from modelsummary.parallel.plan import ParallelPlan
+from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput
 
-__all__ = ["RankModel"]
+__all__ = ["NO_EXPERTS", "RankModel"]
+
+
+NO_EXPERTS = DividedExperts()
 
 
 class RankModel:
@@ -41,6 +47,8 @@ class RankModel:
         last: FQN of the last block of the model.
         sequence_parallel: between the split layers of a block each rank holds a share of the tokens.
         gather_head: output heads return whole results.
+        experts: experts that are divided over ranks.
+        expert_ranks: number of these ranks.
 
     Attributes:
         module: the copy.
@@ -60,6 +68,8 @@ class RankModel:
         last: str = "",
         sequence_parallel: bool = False,
         gather_head: bool = False,
+        experts: DividedExperts = NO_EXPERTS,
+        expert_ranks: int = 1,
     ) -> None:
         self.tensor = plan.tensor
         self.entered: dict[str, int] = {}
@@ -68,15 +78,20 @@ class RankModel:
         self._last = last
         if sequence_parallel:
             self._check_tokens()
-        cut = self._cut(model)
-        self.module = copied(model, lambda each: _local_shape(each.shape, cut.get(id(each)), plan.tensor))
-        for attribute in plan.attributes:
+        cut = {**self._cut(model, plan.layers, plan.tensor), **self._cut(model, experts.layers, expert_ranks)}
+        self.module = copied(model, lambda each: _local_shape(each.shape, *cut.get(id(each), (None, 1))))
+        for attribute in (*plan.attributes, *experts.attributes):
             if type(attribute.whole) is int:
                 setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
         self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
         self._tokens = 0  # bytes of a rank's share
         # the last input that was entered, and the result
         self._shared: tuple[Any, Tensor | None] = (lambda: None, None)
+        for layer in experts.layers:
+            before, after = exchange(layer)
+            module = self.module.get_submodule(layer.fqn)
+            module.register_forward_pre_hook(before, with_kwargs=True)
+            module.register_forward_hook(after)
         self._add_hooks(prepared)
 
     def _check_tokens(self) -> None:
@@ -88,11 +103,12 @@ class RankModel:
                     "all ranks; use sequence_parallel=False"
                 )
 
-    def _cut(self, model: nn.Module) -> dict[int, int]:
-        """Return the dimension along which each split parameter is cut, by the id of the parameter."""
+    @staticmethod
+    def _cut(model: nn.Module, layers: Sequence[LayerPlan], ranks: int) -> dict[int, tuple[int, int]]:
+        """Return the dimension along which each split parameter is cut, and by how many, by the id of the parameter."""
         return {
-            id(model.get_parameter(f"{layer.fqn}.{name}" if layer.fqn else name)): dim
-            for layer in self._layers
+            id(model.get_parameter(f"{layer.fqn}.{name}" if layer.fqn else name)): (dim, ranks)
+            for layer in layers
             for name, dim in layer.shards.items()
             if dim is not None
         }
@@ -184,11 +200,14 @@ class RankModel:
         """Return the forward of an attention that computes the heads of one rank."""
         from modelsummary.parallel.styles import AttentionParallel
 
-        def leave(tensor: Tensor, placement: Any) -> Any:
+        def enter(tensor: Tensor, _layout: Any) -> Any:
+            return self._enter(tensor)
+
+        def leave(tensor: Tensor, placement: Any, _layout: Any) -> Any:
             return self._after_rows(module, (), tensor) if placement.is_partial() else tensor
 
         style = AttentionParallel(shards={})
-        return style.forward_of(module, 0, lambda: dict(module.named_parameters()), self._enter, leave)
+        return style.forward_of(module, 0, lambda: dict(module.named_parameters()), enter, leave)
 
     def _enter_parts(self, parts: Sequence[tuple[int, int]]) -> Any:
         """Return a hook that enters parts of a result, along its last dimension."""

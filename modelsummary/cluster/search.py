@@ -16,6 +16,7 @@ __all__ = ["SearchOptions", "candidates", "find_plans"]
 
 _SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _MICRO_BATCHES = (1, 2, 4, 8)
+_NUMBERS = frozenset({"devices", "tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch"})
 
 
 class SearchOptions(TypedDict, total=False):
@@ -26,6 +27,7 @@ class SearchOptions(TypedDict, total=False):
         tensor: ranks of tensor parallelism. Default: powers of two up to the devices of a node.
         sequence_parallel: whether it shares tokens out. Default: both.
         context: ranks of context parallelism. Default: 1; up to 16 for sequences of 32,768 tokens and more.
+        expert: ranks over which experts are divided. Default: powers of two that divide all stacked experts; 1 without.
         pipeline: ranks of the pipeline. Default: divisors of the devices up to the number of blocks.
         virtual_stages: stages per rank of the interleaved schedule. Default: 2, 3, 4, and one block per stage.
         zero: stages of ZeRO. Default: 0 to 3.
@@ -39,6 +41,7 @@ class SearchOptions(TypedDict, total=False):
     tensor: Sequence[int]
     sequence_parallel: Sequence[bool]
     context: Sequence[int]
+    expert: Sequence[int]
     pipeline: Sequence[int]
     virtual_stages: Sequence[int]
     zero: Sequence[int]
@@ -81,14 +84,23 @@ def _with_stages(
 ) -> Iterator[Plan]:
     shards = [each for each in options.get("zero", (0, 1, 2, 3)) if data * context > 1 or not each]
     sequence_parallel = [each for each in options.get("sequence_parallel", (False, True)) if tensor > 1 or not each]
+    experts = [each for each in _experts(simulator, options) if tensor * context * data % each == 0]
     batches = options.get("micro_batch", _MICRO_BATCHES)
     batches = [each for each in batches if simulator.global_batch % (data * each) == 0]
     stages = list(_stages(simulator, options, pipeline))
     again = options.get("recompute", ("none", "selective", "full") if simulator.model.has_core else ("none", "full"))
-    for (schedule, virtual), parallel, zero, batch, recompute in product(
-        stages, sequence_parallel, shards, batches, again
+    for (schedule, virtual), parallel, expert, zero, batch, recompute in product(
+        stages, sequence_parallel, experts, shards, batches, again
     ):
-        yield Plan(tensor, parallel, context, pipeline, virtual, data, zero, batch, recompute, schedule)
+        if expert == 1 or tensor == 1 or parallel:
+            yield Plan(tensor, parallel, context, expert, pipeline, virtual, data, zero, batch, recompute, schedule)
+
+
+def _experts(simulator: StepSimulator, options: SearchOptions) -> Sequence[int]:
+    if "expert" in options:
+        return options["expert"]
+    number = simulator.model.number_of_experts
+    return [2**each for each in range(number.bit_length()) if number % 2**each == 0]
 
 
 def _stages(simulator: StepSimulator, options: SearchOptions, pipeline: int) -> Iterator[tuple[str, int]]:
@@ -189,3 +201,5 @@ def _check(options: SearchOptions) -> None:
                 raise InputError(f"limit must be an integer >= 1, got {value!r}")
         elif isinstance(value, str) or not isinstance(value, Sequence) or not value:
             raise InputError(f"{name} must be a list of values to try, got {value!r}")
+        elif name in _NUMBERS and not all(type(each) is int and each >= 1 for each in value):
+            raise InputError(f"{name} must be a list of integers >= 1, got {value!r}")

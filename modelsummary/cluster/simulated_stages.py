@@ -32,7 +32,9 @@ class SimulatedStage:
         working_bytes: bytes of activations that exist only while a block is recomputed.
         temporary_bytes: the most bytes alive for a moment.
         params: parameters on the rank.
+        expert_params: parameters among them of experts that are divided over ranks.
         unit_params: parameters of its largest block or end.
+        unit_expert_params: parameters among these of divided experts.
         tied_params: parameters that the first and the last stage both have; 0 for other stages, and for one stage.
     """
 
@@ -49,7 +51,9 @@ class SimulatedStage:
     working_bytes: int
     temporary_bytes: int
     params: int
+    expert_params: int
     unit_params: int
+    unit_expert_params: int
     tied_params: int
 
     @property
@@ -154,6 +158,9 @@ def _stage(
     own_ends: dict[int, int] = {}
     for name in ends:
         own_ends.update(parts[name].params)
+    units = [(sum(parts[name].params.values()), parts[name].expert_params) for name in counts]
+    units.append((sum(own_ends.values()), sum(parts[name].expert_params for name in ends)))
+    unit_params, unit_expert_params = max(units)
     tied = parts[BEFORE].params.keys() & parts[AFTER].params.keys()
     return SimulatedStage(
         counts=counts,
@@ -169,6 +176,8 @@ def _stage(
         working_bytes=max(working, default=0),
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),
         params=params + sum(own_ends.values()),
-        unit_params=max([*(sum(parts[name].params.values()) for name in counts), sum(own_ends.values()), 0]),
+        expert_params=sum(count * parts[name].expert_params for name, count in names),
+        unit_params=unit_params,
+        unit_expert_params=unit_expert_params,
         tied_params=sum(parts[AFTER].params[each] for each in tied) if len(ends) == 1 else 0,
     )

@@ -11,15 +11,18 @@ from modelsummary.cluster.applying import MakePlan
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
-from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, rank_of
+from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage, stages_of
+from modelsummary.cluster.stage_times import StageTimer, by_rank
 from modelsummary.cluster.step_model import Share, StepModel
 from modelsummary.cluster.timing import TimeModel
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["Prepared", "StepSimulator"]
+
+_ROUNDING = 1e-9  # less of a step is an error of its sums
 
 
 class _Layout(NamedTuple):
@@ -63,7 +66,7 @@ class StepSimulator:
         make_plan: ``parallel_plan`` of the model's statistics, for estimates that apply themselves.
 
     Raises:
-        InputError: ``global_batch`` is not positive.
+        InputError: ``global_batch`` is not positive, or the device has no peak for the dtype of the recipe.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class StepSimulator:
     ) -> None:
         if type(global_batch) is not int or global_batch < 1:
             raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
-        self.model, self.time_model = model, TimeModel(cluster)
+        self.model, self.time_model = model, TimeModel(cluster, model.recipe.attention)
+        cluster.device.peak(model.compute_dtype, "a Recipe with dtype")  # raises if it is not known
+        self._timer = StageTimer(model, self.time_model)
         self.global_batch, self.sequence = global_batch, sequence
         self._make_plan = make_plan
         self._stages: dict[_Layout, list[SimulatedStage]] = {}
@@ -122,11 +127,11 @@ class StepSimulator:
         fsdp = (plan.data, plan.zero) if plan.zero == 3 else None
         key = (layout, microbatches > 1, inside, fsdp)
         if key not in self._times:
-            self._times[key] = self._stage_times(stages, plan, microbatches)
+            self._times[key] = self._timer.stage_times(stages, plan, microbatches)
         times, accumulation = self._times[key]
         group = (*key, plan.schedule in ("zbv", "dualpipev"), plan.data, plan.zero)
         if group not in self._once:
-            self._once[group] = self._slowest_once(stages, times, plan)
+            self._once[group] = self._timer.slowest_once(stages, times, plan)
         return Prepared(plan, microbatches, stages, times, accumulation, self._once[group])
 
     def seconds(self, plan: Plan) -> float:
@@ -163,12 +168,17 @@ class StepSimulator:
             )
         if plan.context > 1 and (not self.sequence or self.sequence % plan.context):
             has = f"sequences of {self.sequence}" if self.sequence else "inputs without a sequence"
-            raise InputError(f"context={plan.context} must divide the sequence length, but the model has {has}; pass 1")
+            remedy = f"pass a divisor of {self.sequence}" if self.sequence else "pass 1"
+            raise InputError(
+                f"context={plan.context} must divide the sequence length, but the model has {has}; {remedy}"
+            )
         return _Layout(self.share(plan), plan.pipeline, plan.virtual_stages, plan.recompute)
 
     def share(self, plan: Plan) -> Share:
         """Return what one rank computes of a micro-batch."""
-        return Share(plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence)
+        return Share(
+            plan.tensor, plan.sequence_parallel, plan.context, plan.micro_batch, self.sequence, expert=plan.expert
+        )
 
     def stages(self, plan: Plan) -> list[SimulatedStage]:
         """Return the stages of a plan, in order.
@@ -216,7 +226,7 @@ class StepSimulator:
         key = (self._layout(plan), plan.schedule, microbatches)
         if key not in self._loads:
             loads, known = [], dict[tuple[int, ...], RankLoad]()
-            for rank, own in enumerate(_by_rank(stages, plan)):
+            for rank, own in enumerate(by_rank(stages, plan)):
                 ids, kept = tuple(map(id, own)), [each.kept_bytes for each in own]
                 if ids not in known:
                     known[ids] = RankLoad.of(own, 0)
@@ -231,101 +241,15 @@ class StepSimulator:
 
         It needs no run of the model: the ranks of the pipeline hold all parameters together.
         """
-        recipe, shards = self.model.recipe, plan.data * plan.context
+        recipe = self.model.recipe
         master = 4 if recipe.master_weights and self.model.weight_bytes < 4 else 0
         sizes = (recipe.state_bytes + master, self.model.gradient_bytes, self.model.weight_bytes)
-        each = sum(size / (shards if plan.zero >= level else 1) for level, size in enumerate(sizes, 1))
-        return each * self.model.n_params / (plan.tensor * plan.pipeline)
-
-    # ------------------------------------------------------------------------------------------ times
-
-    def _stage_times(
-        self, stages: Sequence[SimulatedStage], plan: Plan, microbatches: int
-    ) -> tuple[list[StageTime], list[float]]:
-        """Return the times of the stages, and within them the seconds of adding gradients up.
-
-        Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
-        backward. If this overlaps with computing, it waits for what takes longer than that, and for the first unit. The
-        tensors of a unit are copied out of what was gathered, and their gradients into what is reduced, by kernels
-        that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
-        """
-        time_model, model, network = self.time_model, self.model, self.time_model.network
-        group = time_model.groups(plan)["gradients"]
-        sharded = plan.zero == 3 and group.size > 1
-        known: dict[tuple[int, int], tuple[StageTime, float]] = {}
-        found = []
-        for number, each in enumerate(stages):
-            following = stages[number + 1].crossing_bytes if number + 1 < len(stages) else 0
-            key = id(each), following
-            if key not in known:
-                forward, params = each.forward_seconds, each.params // (group.size if sharded else 1)
-                adding = time_model.accumulation(params, model.recipe, model.weight_bytes) if microbatches > 1 else 0.0
-                backward = each.backward_seconds + adding
-                if sharded:
-                    gather = network.seconds("all_gather", model.weight_bytes * each.params, group)
-                    reduce = network.seconds("reduce_scatter", model.gradient_bytes * each.params, group)
-                    out = time_model.copies(each.params, 2 * model.weight_bytes)
-                    into = time_model.copies(each.params, model.weight_bytes + model.gradient_bytes)
-                    forward, backward = forward + out, backward + out + into
-                    if model.recipe.overlap_gradients:
-                        first = gather * each.unit_params / max(each.params, 1)
-                        forward = time_model.overlapped(forward, gather, group) + first
-                        backward = time_model.overlapped(backward, gather + reduce, group)
-                    else:
-                        forward, backward = forward + gather, backward + gather + reduce
-                transfer = self._transfer(following, plan) if plan.pipeline > 1 else 0.0
-                known[key] = StageTime(forward, backward / 2, backward / 2, transfer, each.kept_bytes), adding
-            found.append(known[key])
-        return [time for time, _ in found], [adding for _, adding in found]
-
-    def _transfer(self, nbytes: int, plan: Plan) -> float:
-        """Return the seconds of sending a result to the next stage."""
-        stride = plan.tensor * plan.context * plan.data
-        if not self.model.recipe.share_messages or plan.sequence_parallel or plan.tensor == 1:
-            return self.time_model.network.send(nbytes, stride)
-        gather = self.time_model.network.seconds("all_gather", nbytes, self.time_model.groups(plan)["tensor"])
-        return self.time_model.network.send(nbytes / plan.tensor, stride) + gather
-
-    def _slowest_once(
-        self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan
-    ) -> tuple[float, float]:
-        ranks = zip(_by_rank(stages, plan), _by_rank(times, plan), strict=True)
-        distinct = {tuple(map(id, own)): (own, seconds) for own, seconds in ranks}
-        return max((self._once_on(own, seconds, plan) for own, seconds in distinct.values()), key=sum)
-
-    def _once_on(self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan) -> tuple[float, float]:
-        """Return the seconds for which a rank waits for its gradients and parameters, and the seconds of its optimizer.
-
-        Gradients of the last micro-batch are reduced while its backward runs; what takes longer is waited for, and at
-        least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
-        the next forward. The first and the last stage add the gradients of weights that they share.
-        """
-        time_model, model = self.time_model, self.model
-        params = sum(each.params for each in stages)
-        group = time_model.groups(plan)["gradients"]
-        reduction = gather = 0.0
-        if plan.zero == 0:
-            reduction = time_model.network.seconds("all_reduce", model.gradient_bytes * params, group)
-        elif plan.zero < 3:
-            reduction = time_model.network.seconds("reduce_scatter", model.gradient_bytes * params, group)
-            gather = time_model.network.seconds("all_gather", model.weight_bytes * params, group)
-        if model.recipe.overlap_gradients:
-            units = max(sum(sum(each.counts.values()) for each in stages), 1)
-            taken = time_model.network.units_taken(group)
-
-            def lost(communicating: float, computing: float) -> float:
-                """Return the seconds that the rank waits, or that its kernels lose meanwhile."""
-                waited = max(communicating / units, communicating - computing)
-                return waited + taken * (communicating - waited)
-
-            reduction = lost(reduction, sum(each.backward for each in times))
-            gather = lost(gather, sum(each.forward for each in times))
-        tied = [each.tied_params for each in stages if each.tied_params]
-        if len(tied) == 1:  # another rank has the other end
-            ends = time_model.network.group(2, (plan.pipeline - 1) * plan.devices // plan.pipeline)
-            reduction += time_model.network.seconds("all_reduce", model.gradient_bytes * tied[0], ends)
-        elements = params / (group.size if plan.zero else 1)
-        return reduction + gather, time_model.optimizer(elements, model.recipe, model.weight_bytes)
+        experts = self.model.expert_params if plan.expert > 1 else 0
+        others = (self.model.n_params - experts) / plan.tensor
+        found = 0.0
+        for held, copies in ((others, plan.copies), (experts / plan.expert, plan.expert_copies)):
+            found += held * sum(size / (copies if plan.zero >= level else 1) for level, size in enumerate(sizes, 1))
+        return found / plan.pipeline
 
     def _flops(self, plan: Plan, *, again: bool) -> float:
         """Return the floating point operations of products in a step; with what is recomputed if ``again``.
@@ -346,18 +270,10 @@ class StepSimulator:
         return (3 * forward + repeated) * self.global_batch / plan.micro_batch
 
 
-def _by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore[type-arg]
-    """Return the values of the stages of each rank of the pipeline."""
-    ranks: list[list[object]] = [[] for _ in range(plan.pipeline)]
-    for number, each in enumerate(values):
-        ranks[rank_of(number, plan)].append(each)
-    return ranks
-
-
 def _causes(ready: Prepared) -> dict[str, float]:
     """Return the seconds of a step by cause, on the rank that is busy for longest."""
     plan, m = ready.plan, ready.microbatches
-    of_ranks = _by_rank(range(len(ready.stages)), plan)
+    of_ranks = by_rank(range(len(ready.stages)), plan)
     numbers = max(of_ranks, key=lambda own: sum(ready.times[each].forward + ready.times[each].backward for each in own))
     own = [ready.stages[number] for number in numbers]
     causes = {
@@ -365,7 +281,7 @@ def _causes(ready: Prepared) -> dict[str, float]:
         "recomputation": m * sum(each.recomputation for each in own),
         "accumulation": m * sum(ready.accumulation[number] for number in numbers),
     }
-    for group in ("tensor", "context"):
+    for group in ("tensor", "context", "expert"):
         causes[group] = m * sum(
             each.waits_forward.get(group, 0.0) + each.waits_backward.get(group, 0.0) for each in own
         )
@@ -376,7 +292,8 @@ def _causes(ready: Prepared) -> dict[str, float]:
     seconds = pipeline_seconds(ready.times, plan, m)
     without = pipeline_seconds(alone, plan, m) if transfers else seconds
     causes["pipeline"] = seconds - without
-    causes["bubble"] = max(without - busy, 0.0)
+    waited = without - busy
+    causes["bubble"] = waited if waited > _ROUNDING * without else 0.0
     causes["gradients"], causes["optimizer"] = ready.once
     return causes
 

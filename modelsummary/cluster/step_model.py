@@ -13,10 +13,17 @@ from torch import nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
+from modelsummary.cluster.divided_experts import (
+    DividedExperts,
+    divide,
+    expert_params,
+    may_have_experts,
+    number_of_experts,
+)
 from modelsummary.cluster.equal_blocks import fold
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
 from modelsummary.cluster.plan import Recipe
-from modelsummary.cluster.rank_model import RankModel
+from modelsummary.cluster.rank_model import NO_EXPERTS, RankModel
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
@@ -45,6 +52,7 @@ class Share(NamedTuple):
         tensor, sequence_parallel, context: as in ``Plan``.
         micro_batch: samples in a micro-batch.
         sequence: length of the whole sequence; 0 if the model's input has none.
+        expert: as in ``Plan``.
     """
 
     tensor: int
@@ -52,6 +60,7 @@ class Share(NamedTuple):
     context: int
     micro_batch: int
     sequence: int
+    expert: int = 1
 
 
 class StepModel:
@@ -84,9 +93,13 @@ class StepModel:
         args, kwargs = live.call.on_meta(lambda each: each.detach().to("meta").requires_grad_(each.requires_grad))
         self._call = replace(live.call, args=args, kwargs=kwargs)
         self._batch_dim = live.batch_dim or 0
-        self.recorded_batch = self._call.size_along(self._batch_dim) or 1
+        size = self._call.size_along(self._batch_dim)
+        if size == 0:
+            raise InputError("the recorded input has a batch of 0, which no step has; record a batch of 1 or more")
+        self.recorded_batch = size or 1
         self.recorded_sequence = _sequence_of(self._call)
-        self._plans: dict[int, ParallelPlan] = {}
+        self._plans: dict[tuple[int, int], ParallelPlan] = {}
+        self._experts: dict[int, DividedExperts] = {}
         self._parts: dict[Share, dict[str, Part]] = {}
         self._failed: dict[Share, ModelSummaryError] = {}
 
@@ -132,16 +145,49 @@ class StepModel:
             found[kind] = found.get(kind, 0) + 1
         return found
 
-    def parallel_plan(self, tensor: int) -> ParallelPlan:
-        """Return how the folded model is split over ranks of tensor parallelism.
+    def parallel_plan(self, tensor: int, expert: int = 1) -> ParallelPlan:
+        """Return how the folded model is split over ranks of tensor parallelism, without experts that are divided.
 
         Raises:
             InputError: it cannot be split over that many.
         """
-        if tensor not in self._plans:
-            live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
-            self._plans[tensor] = make_plan(live, self._root, tensor=tensor)
-        return self._plans[tensor]
+        if (tensor, expert) not in self._plans:
+            if expert > 1:
+                whole, own = self.parallel_plan(tensor), self.experts(expert)
+                layers = tuple(layer for layer in whole.layers if not own.has(layer.fqn))
+                attributes = tuple(each for each in whole.attributes if not own.has(each.fqn))
+                self._plans[tensor, expert] = replace(whole, layers=layers, attributes=attributes)
+            else:
+                live = LiveModel(self._folded, self._call, "shape", self._live.batch_dim)
+                self._plans[tensor, expert] = make_plan(live, self._root, tensor=tensor)
+        return self._plans[tensor, expert]
+
+    def experts(self, ranks: int) -> DividedExperts:
+        """Return how the experts of the folded model are divided.
+
+        Raises:
+            InputError: they cannot be divided over that many ranks.
+        """
+        if ranks == 1:
+            return NO_EXPERTS
+        if ranks not in self._experts:
+            self._experts[ranks] = divide(self._calls, ranks)
+        return self._experts[ranks]
+
+    @cached_property
+    def number_of_experts(self) -> int:
+        """The largest number of ranks over which all stacked experts can be divided; 1 without experts."""
+        if not may_have_experts(self._folded):
+            return 1
+        try:
+            return number_of_experts(self._calls)
+        except ModelSummaryError:  # the model runs, but it cannot be recorded
+            return 1
+
+    @cached_property
+    def expert_params(self) -> int:
+        """Elements of the parameters of all stacked experts."""
+        return expert_params(self._calls, self.counts) if may_have_experts(self._folded) else 0
 
     def parts(self, share: Share) -> dict[str, Part]:
         """Return the parts of the model on one rank: what precedes the blocks, each kind of block, what follows.
@@ -170,7 +216,7 @@ class StepModel:
 
     def _observed(self, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
-        alone = share._replace(tensor=1, sequence_parallel=False, context=1)
+        alone = share._replace(tensor=1, sequence_parallel=False, context=1, expert=1)
         rank = self._rank(share, gather_head=False)
         try:
             return self._run(rank, share)
@@ -190,7 +236,7 @@ class StepModel:
         raise InputError(_does_not_share(share, failed)) from failed
 
     def _rank(self, share: Share, *, gather_head: bool) -> RankModel:
-        plan = self.parallel_plan(share.tensor)
+        plan = self.parallel_plan(share.tensor, share.expert)
         return RankModel(
             self._folded,
             plan,
@@ -199,6 +245,8 @@ class StepModel:
             last=self.blocks[-1] if self.blocks else "",
             sequence_parallel=share.sequence_parallel,
             gather_head=gather_head,
+            experts=self.experts(share.expert),
+            expert_ranks=share.expert,
         )
 
     def _run(self, rank: RankModel, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
@@ -220,7 +268,13 @@ class StepModel:
         return seen, entered, rank.module
 
     def _parts_of(self, share: Share, seen: Observed, entered: Mapping[str, int], module: nn.Module) -> dict[str, Part]:
-        kinds, layers = list(self.counts), self.parallel_plan(share.tensor).layers
+        kinds, layers = list(self.counts), self.parallel_plan(share.tensor, share.expert).layers
+        experts = {
+            id(module.get_parameter(f"{layer.fqn}.{name}"))
+            for layer in self.experts(share.expert).layers
+            for name, dim in layer.shards.items()
+            if dim is not None
+        }
         return parts_of(
             seen,
             kinds,
@@ -230,6 +284,7 @@ class StepModel:
             self.recipe.kernels,
             ranks=share.tensor,
             context=share.context,
+            experts=experts,
         )
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
@@ -263,7 +318,7 @@ class StepModel:
 
 def _does_not_share(share: Share, error: ModelSummaryError) -> str:
     """Return the message for a model that runs on one device, but not with the share of one rank."""
-    sizes = {"tensor": share.tensor, "context": share.context}
+    sizes = {"tensor": share.tensor, "context": share.context, "expert": share.expert}
     given = [f"{name}={size}" for name, size in sizes.items() if size > 1]
     given += ["sequence_parallel=True"] if share.sequence_parallel else []
     remedy = "sequence_parallel=False" if share.sequence_parallel else "1"

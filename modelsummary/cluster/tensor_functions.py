@@ -1,4 +1,4 @@
-"""What tensor and sequence parallelism put between layers: functions whose forward and backward are collectives.
+"""What parallelism puts between layers: functions whose forward and backward are collectives.
 
 The collectives are torch's own operators, so the record of a step holds them among the others, with their sizes.
 """
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from modelsummary import _torch
 
-__all__ = ["Enter", "Gather", "Join", "Leave", "Scatter", "ShareOut", "Take"]
+__all__ = ["Dispatch", "Enter", "Gather", "Join", "Leave", "Scatter", "ShareOut", "Take"]
 
 _OPS: Any = _torch.functional_collectives()
-_GROUP = "tensor"
+_GROUP, _EXPERTS = "tensor", "expert"
 
 
 def _all_reduce(x: Tensor) -> Tensor:
@@ -37,6 +37,32 @@ def _reduce_scatter(x: Tensor, ranks: int, dim: int) -> Tensor:
 
 def _part(x: Tensor, ranks: int, dim: int) -> Tensor:
     return x.narrow(dim, 0, x.shape[dim] // ranks)
+
+
+def _all_to_all(x: Tensor, copies: int) -> None:
+    """Exchange ``copies`` rows for each row of ``x`` with the other ranks."""
+    rows = x.new_empty(copies, x.numel() // x.shape[-1], x.shape[-1])
+    _OPS.all_to_all_single(rows, [copies], [copies], _EXPERTS)
+
+
+class Dispatch(torch.autograd.Function):
+    """Tokens that are sent to the ranks of their experts, or what these made of them that is sent back.
+
+    As many rows return, so the tensor stays as it is.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, copies: int) -> Tensor:
+        """Keep the experts per token for the backward, and return the result."""
+        ctx.copies = copies
+        _all_to_all(x, copies)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Return the gradient of the input."""
+        _all_to_all(grads[0], ctx.copies)
+        return grads[0], None
 
 
 class Enter(torch.autograd.Function):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from modelsummary.cluster.collectives import Network, RankGroup
+from modelsummary.cluster.collectives import OPERATIONS, Network, RankGroup
 from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.operator_work import Work
 
-__all__ = ["PartSeconds", "TimeModel", "seconds_of"]
+__all__ = ["PartSeconds", "TimeModel"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PartSeconds:
         forward, backward: of its kernels.
         core: of the kernels that selective recomputation repeats.
         forward_communication, backward_communication: of collectives for which the rank waits, by group:
-            ``"tensor"`` and ``"context"``.
+            ``"tensor"``, ``"context"`` and ``"expert"``.
     """
 
     forward: float
@@ -50,24 +50,46 @@ class TimeModel:
 
     Args:
         cluster: the cluster.
+        attention: as in ``Recipe``.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, attention: str | None = None) -> None:
         self.cluster = cluster
-        self.device: DeviceModel = device_model(cluster.device)
+        self.device: DeviceModel = device_model(cluster.device, attention=attention)
         self.network = Network(cluster)
         self._known: dict[Work, float] = {}
 
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
-        """Return the groups in which a rank communicates: ``"tensor"``, ``"context"`` and ``"gradients"``.
+        """Return the groups in which a rank communicates, by what they share.
 
-        Copies and the ranks of context parallelism reduce gradients together.
+        Copies and the ranks of context parallelism reduce ``"gradients"`` together. Ranks that hold the same experts
+        reduce ``"expert_gradients"``.
         """
         return {
             "tensor": self.network.group(plan.tensor),
             "context": self.network.group(plan.context, plan.tensor),
-            "gradients": self.network.group(plan.context * plan.data, plan.tensor),
+            "expert": self.network.group(plan.expert),
+            "gradients": self.network.group(plan.copies, plan.tensor),
+            "expert_gradients": self.network.group(plan.expert_copies, plan.expert),
         }
+
+    def over_copies(
+        self, operation: str, params: int, expert_params: int, element_bytes: int, plan: Plan, units: int = 1
+    ) -> float:
+        """Return the seconds of collectives of all parameters, or gradients, among the ranks that hold the same ones.
+
+        Args:
+            operation: as for ``Network.seconds``.
+            params: parameters on the rank, before they are sharded over copies.
+            expert_params: parameters among them of divided experts.
+            element_bytes: bytes of an element.
+            plan: the plan.
+            units: number of collectives into which they are divided.
+        """
+        groups, each = self.groups(plan), element_bytes / units
+        seconds = self.network.seconds(operation, each * (params - expert_params), groups["gradients"])
+        seconds += self.network.seconds(operation, each * expert_params, groups["expert_gradients"])
+        return units * seconds
 
     def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
         """Return the seconds of a part of the model.
@@ -77,14 +99,14 @@ class TimeModel:
         seconds = {phase: self._sum(works) for phase, works in part.works.items()}
         groups = self.groups(plan)
         waits: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
-        for name in ("tensor", "context"):
+        for name in ("tensor", "context", "expert"):
             own = [each for each in part.collectives if each.group == name]
             ahead = [each for each in own if each.phase == "forward"]
             behind = [each for each in own if each.phase == "backward"]
-            waits["forward"][name] = sum(self._collective(each, groups[name]) for each in ahead)
+            waits["forward"][name] = sum(self._collective(each, groups[name], recipe) for each in ahead)
             hides = recipe.overlap_tensor and name == "tensor"
             room = seconds.get("columns", 0.0) if hides else 0.0
-            waits["backward"][name] = self._backward_wait(behind, groups[name], room)
+            waits["backward"][name] = self._backward_wait(behind, groups[name], recipe, room)
         host = self.device.host if recipe.host_seconds is None else recipe.host_seconds
         for phase, count in part.operators.items():
             idle = count * host - seconds.get(phase, 0.0)
@@ -93,6 +115,11 @@ class TimeModel:
                 waiting = sum(waits[phase].values())
                 left = max(1 - idle / waiting, 0.0) if waiting else 0.0
                 waits[phase] = {name: left * value for name, value in waits[phase].items()}
+        if recipe.overlap_experts:
+            room = seconds.get("forward", 0.0) + seconds.get("backward", 0.0)
+            left = self._left_of_exchange(room, [each["expert"] for each in waits.values()], groups["expert"])
+            for parts in waits.values():
+                parts["expert"] *= left
         return PartSeconds(
             seconds.get("forward", 0.0),
             seconds.get("backward", 0.0),
@@ -109,10 +136,15 @@ class TimeModel:
             self._known[work] = self.device.seconds(work)
         return self._known[work]
 
-    def _collective(self, each: MicrobatchCollective, group: RankGroup) -> float:
-        return self.network.seconds(each.operation, each.nbytes, group)
+    def _collective(self, each: MicrobatchCollective, group: RankGroup, recipe: Recipe) -> float:
+        """Return the seconds of a collective; of tokens, ``recipe`` may say that fewer copies leave a rank."""
+        copies = recipe.copies_per_token
+        share = 1.0 if each.group != "expert" or copies is None else min(1.0, copies / each.copies)
+        return self.network.seconds(each.operation, share * each.nbytes, group)
 
-    def _backward_wait(self, collectives: list[MicrobatchCollective], group: RankGroup, room: float) -> float:
+    def _backward_wait(
+        self, collectives: list[MicrobatchCollective], group: RankGroup, recipe: Recipe, room: float
+    ) -> float:
         """Return the seconds that a backward waits for its collectives, or is slowed down by them.
 
         Args:
@@ -120,9 +152,9 @@ class TimeModel:
                 the gradient of what they took is reduced; under sequence parallelism it is gathered while they compute
                 the gradient of their input.
         """
-        by_operation = {"all_reduce": 0.0, "reduce_scatter": 0.0, "all_gather": 0.0}
+        by_operation = dict.fromkeys(OPERATIONS, 0.0)
         for each in collectives:
-            by_operation[each.operation] += self._collective(each, group)
+            by_operation[each.operation] += self._collective(each, group, recipe)
         everything = sum(by_operation.values())
         if not room:
             return everything
@@ -132,6 +164,19 @@ class TimeModel:
         else:
             room /= 2
         return everything - hides + self.overlapped(room, hides, group) - room
+
+    def _left_of_exchange(self, room: float, exchanges: Sequence[float], group: RankGroup) -> float:
+        """Return the share of the seconds of exchanging tokens that remains if kernels run meanwhile.
+
+        A forward and a backward run side by side, so what they exchange overlaps with what both compute.
+
+        Args:
+            room: seconds of the kernels of forward and backward.
+            exchanges: seconds in which each of them exchanges tokens.
+            group: the ranks of the experts.
+        """
+        everything = sum(exchanges)
+        return (self.overlapped(room, everything, group) - room) / everything if everything else 1.0
 
     def overlapped(self, computing: float, communicating: float, group: RankGroup) -> float:
         """Return the seconds of computing while a group communicates, which takes units from the kernels."""
@@ -161,8 +206,3 @@ class TimeModel:
         moved = 2 * gradient + 2 * recipe.state_bytes + 2 * master + (1 if master else 2) * weight_bytes
         work = Work("optimizer", "elementwise", torch.float32, (int(elements),), 0, int(elements * moved))
         return self.device.seconds(work)
-
-
-def seconds_of(time_model: TimeModel, parts: Mapping[str, Part], plan: Plan, recipe: Recipe) -> dict[str, PartSeconds]:
-    """Return the seconds of each part."""
-    return {name: time_model.part(part, plan, recipe) for name, part in parts.items()}

@@ -22,7 +22,7 @@ __all__ = ["PRESETS", "Cluster"]
 class Cluster:
     """The devices to train on, and the links between them.
 
-    Bandwidths are as in a data sheet, for one direction; ``collectives`` knows which fraction is reached.
+    Bandwidths are as in a data sheet, for one direction; the fraction that collectives reach is in ``collectives``.
 
     Attributes:
         device: a ``DeviceSpec``, or the name of an accelerator.
@@ -36,14 +36,14 @@ class Cluster:
         network_latency: seconds of a message between nodes; None: as NCCL's own model has it.
         link_efficiency: fraction of ``link_bandwidth`` that large messages reach; None: as fitted.
         network_efficiency: fraction of ``network_bandwidth`` that large messages reach; None: see ``collectives``.
-        memory_bytes: memory of a device that training may use. Default: the device's memory.
+        memory_bytes: memory of a device that training may use. Default: what torch sees of the device's memory.
 
     Raises:
         InputError: a value is out of range, or the device is unknown.
 
     >>> cluster = Cluster("A100", nodes=16)
     >>> cluster.devices, cluster.link_bandwidth, cluster.memory_bytes
-    (128, 300000000000.0, 80000000000)
+    (128, 300000000000.0, 84975927951)
     """
 
     device: DeviceSpec
@@ -76,10 +76,14 @@ class Cluster:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not value > 0:
                 raise InputError(f"{name} of a cluster of {self.device.name} must be a number > 0, got {value!r}")
-        for name in ("link_latency", "network_latency", "link_efficiency", "network_efficiency"):
+        for name in ("link_latency", "network_latency"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and value >= 0):
                 raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
+        for name in ("link_efficiency", "network_efficiency"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value <= 1):
+                raise InputError(f"{name} must be a number > 0 and <= 1, or None, got {value!r}")
 
     @property
     def devices(self) -> int:
@@ -103,7 +107,7 @@ class Cluster:
         """
         if name not in PRESETS:
             known = ", ".join(map(repr, PRESETS))
-            raise InputError(f"no preset {name!r}{close_to(name, PRESETS)}; expected one of {known}, or Cluster(...)")
+            raise InputError(f"no preset {name!r}; expected one of {known}, or Cluster(...){close_to(name, PRESETS)}")
         return _made({**PRESETS[name], "nodes": nodes, "name": name, **changes})
 
     @classmethod
@@ -136,7 +140,7 @@ def _made(values: Mapping[str, Any]) -> Cluster:
     for name in values:
         if name not in known:
             raise InputError(
-                f"unknown attribute {name!r} of a cluster{close_to(name, known)}; expected {', '.join(known)}"
+                f"unknown attribute {name!r} of a cluster; expected {', '.join(known)}{close_to(name, known)}"
             )
     if "device" not in values:
         raise InputError("a cluster needs a device: the name of an accelerator, such as 'A100 80GB'")

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.cluster import Cluster, Plan, StepSimulator
+from modelsummary.cluster import Cluster, Plan, Plans, StepSimulator
 from modelsummary.cluster.search import candidates, find_plans
 from tests.cluster.models import LENGTH, statistics, step_model
 from tests.parallel.models import make as decoder
@@ -93,6 +93,13 @@ def test_candidates_use_all_devices_and_the_batch(model):
     assert {plan.schedule for plan in plans} == {"1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev"}
 
 
+def test_long_tables_end():
+    step = statistics().simulate(Plan(data=8), Cluster("A100"), 8)
+    text = str(Plans([step] * 25, [step], 100, 50)).splitlines()
+    assert len(text) == 1 + 20 + 2
+    assert text[-2] == "5 slower plans: see to_records() or to_pandas()"
+
+
 def test_printing_records_and_traces(tmp_path):
     plans = statistics().plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], zero=[0], limit=3)
     assert len(str(plans).splitlines()) == len(plans) + 2
@@ -152,9 +159,11 @@ def test_sequence_parallelism_is_applied_without_stages():
     ("arguments", "message"),
     [
         ({"cluster": None}, r"cluster must be a Cluster, such as .* got None"),
+        ({"cluster": "H100"}, r"cluster must be a Cluster, such as .* got 'H100'"),
         ({"global_batch": 0}, "global_batch must be an integer >= 1, got 0"),
-        ({"tensr": [1]}, "unknown option 'tensr' of plan; did you mean 'tensor'"),
+        ({"tensr": [1]}, "unknown option 'tensr' of plan; expected .*; did you mean 'tensor'"),
         ({"tensor": 2}, "tensor must be a list of values to try, got 2"),
+        ({"expert": [0]}, r"expert must be a list of integers >= 1, got \[0\]"),
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
         ({"sequence": -1}, "sequence must be an integer >= 1 or None, got -1"),
         ({"cluster": Cluster("A100", memory_bytes=10_000)}, "none of .* plans"),

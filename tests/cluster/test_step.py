@@ -77,6 +77,28 @@ def test_causes_add_up_and_figures_follow(simulator):
     assert step.hfu == step.mfu
 
 
+def test_one_stage_has_no_bubble(simulator):
+    for batch in (1, 2, 4):
+        assert simulator.simulate(Plan(data=8, micro_batch=batch)).seconds_by_cause["bubble"] == 0
+
+
+def test_a_recorded_batch_of_0_is_refused():
+    stats = Statistics(nn.Linear(4, 4), (0, 4))
+    with pytest.raises(InputError, match="the recorded input has a batch of 0, which no step has; record a batch of 1"):
+        stats.simulate(Plan(), Cluster("A100"), 4)
+
+
+def test_a_dtype_without_a_peak_names_the_recipe():
+    stats, recipe = Statistics(nn.Linear(4, 4), (2, 4)), Recipe(dtype=torch.bfloat16)
+    message = r"the peak of V100 with torch\.bfloat16 is not known; pass a Recipe with dtype= one of torch\.float16, "
+    for run in (
+        lambda: stats.simulate(Plan(), Cluster("V100"), 4, recipe=recipe),
+        lambda: stats.plan(Cluster("V100"), 8),
+    ):
+        with pytest.raises(InputError, match=message):
+            run()
+
+
 def test_recomputation_adds_its_forward(simulator):
     plain, full = (simulator.simulate(Plan(recompute=each)) for each in ("none", "full"))
     one = simulator.simulate(Plan(recompute=1))
@@ -136,15 +158,15 @@ def test_collectives_take_units_from_kernels(simulator):
 def test_fsdp_copies_and_waits_without_overlap(simulator):
     plan = Plan(data=4, zero=3)
     overlaps = simulator.prepare(plan).times[0]
-    model, time_model = simulator.model, simulator.time_model
+    time_model = simulator.time_model
     stage, group = simulator.stages(plan)[0], time_model.groups(plan)["gradients"]
     params = stage.params
-    gather = time_model.network.seconds("all_gather", 2 * params, group)
+    gather = LAYERS * time_model.network.seconds("all_gather", 2 * params / LAYERS, group)
     forward = stage.forward_seconds + time_model.copies(params, 4)
     first = gather * stage.unit_params / params
     assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
-    alone = StepSimulator(model, time_model.cluster, 32, LENGTH)
-    alone.model = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
+    waits = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
+    alone = StepSimulator(waits, time_model.cluster, 32, LENGTH)
     assert alone.prepare(plan).times[0].forward == pytest.approx(forward + gather)
 
 
@@ -205,6 +227,13 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(virtual_stages=2), "schedule='1f1b' has virtual_stages=1, got 2"),
         (lambda: Recipe(optimizer="lion"), "optimizer must be one of 'sgd', .* got 'lion'"),
         (lambda: Recipe(dtype=torch.int8), "dtype must be a floating point torch.dtype"),
+        (lambda: Recipe(attention="fast"), "attention must be None or one of 'flash', 'cudnn', got 'fast'"),
+        (lambda: Recipe(copies_per_token=-1), "copies_per_token must be a number >= 0 or None, got -1"),
+        (lambda: Recipe(host_seconds=-1), "host_seconds must be a number >= 0 or None, got -1"),
+        (lambda: Recipe(overlap_experts="no"), "overlap_experts must be True or False, got 'no'"),
+        (lambda: Recipe(state_dtype=None), "state_dtype must be a floating point torch.dtype, got None"),
+        (lambda: Recipe(loss=3), "loss must be a function or None, got 3"),
+        (lambda: Plan(sequence_parallel=2), "sequence_parallel must be True or False, got 2"),
         (lambda: Recipe(kernels="fast"), "kernels must be 'eager', 'fused' or 'compiled', got 'fast'"),
     ],
 )

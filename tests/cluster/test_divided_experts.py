@@ -1,0 +1,283 @@
+"""Expert parallelism: bytes, parameters and seconds derived by hand for a small mixture."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modelsummary import InputError, SplitError, Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.search import candidates, find_plans
+from modelsummary.cluster.step_model import Share
+from modelsummary.cluster.timing import TimeModel
+from tests.cluster.models import Attention
+from tests.parallel.models import make
+
+WIDTH, INNER, EXPERTS, CHOSEN, LENGTH, BATCH, LAYERS, WORDS = 32, 64, 8, 2, 16, 2, 4, 64
+TOKENS = BATCH * LENGTH
+ONE_BLOCK = EXPERTS * 3 * WIDTH * INNER  # parameters of the experts of a block
+OTHERS = 2 * WORDS * WIDTH + LAYERS * (WIDTH + WIDTH * EXPERTS)  # embedding and head; norms and routers
+ROWS = 2 * TOKENS * CHOSEN * WIDTH  # bytes of a row for each token and each of its experts
+
+
+class Experts(nn.Module):
+    """Stacked experts, whose tokens are sorted by their expert."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = EXPERTS
+        self.gate_up = nn.Parameter(torch.empty(EXPERTS, WIDTH, 2 * INNER))
+        self.down = nn.Parameter(torch.empty(EXPERTS, INNER, WIDTH))
+
+    def forward(self, x, chosen, weight):
+        numbers = chosen.flatten()
+        order = numbers.argsort()
+        rows = order // chosen.shape[-1]
+        counts = torch.histc(numbers.float(), bins=self.number, min=0, max=self.number - 1)
+        ends = counts.cumsum(0).to(torch.int32)
+        gate, up = torch._grouped_mm(x[rows], self.gate_up, offs=ends).chunk(2, -1)
+        y = torch._grouped_mm(F.silu(gate) * up, self.down, offs=ends)
+        return torch.zeros_like(x).index_add(0, rows, y * weight.flatten()[order][:, None])
+
+
+class WeightedExperts(Experts):
+    """Experts whose weights come before their second product, with biases, as Megatron and DeepEP have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(EXPERTS, WIDTH))
+
+    def forward(self, x, chosen, weight):
+        numbers = chosen.flatten()
+        order = numbers.argsort()
+        rows, weight = order // chosen.shape[-1], weight.flatten()[order][:, None]
+        ends = torch.histc(numbers.float(), bins=self.number, min=0, max=self.number - 1).cumsum(0).to(torch.int32)
+        y = F.glu(torch._grouped_mm(x[rows], self.gate_up, offs=ends)) * weight
+        y = torch._grouped_mm(y, self.down, offs=ends) + self.bias[numbers[order]] * weight
+        return torch.zeros_like(x).index_add(0, rows, y)
+
+
+class Block(nn.Module):
+    def __init__(self, experts=Experts):
+        super().__init__()
+        self.norm, self.router = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = experts()
+
+    def forward(self, x):
+        flat = self.norm(x).flatten(0, 1)
+        weight, chosen = self.router(flat).softmax(-1).topk(CHOSEN, -1)
+        return x + self.experts(flat, chosen, weight).view_as(x)
+
+
+class AttentionBlock(Block):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention(fused=True)
+
+    def forward(self, x):
+        return super().forward(x + self.attention(x))
+
+
+class Mixture(nn.Module):
+    def __init__(self, block=Block):
+        super().__init__()
+        self.tokens = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(scope="module")
+def stats():
+    with torch.device("meta"):
+        return Statistics(Mixture(), torch.zeros(BATCH, LENGTH, dtype=torch.long))
+
+
+@pytest.fixture(scope="module")
+def model(stats):
+    return StepModel(stats.live, stats.root, Recipe())
+
+
+@pytest.fixture(scope="module")
+def simulator(model):
+    return StepSimulator(model, Cluster("A100", nodes=2, devices_per_node=4), 32, LENGTH)
+
+
+def part(model, expert):
+    return model.parts(Share(1, False, 1, BATCH, LENGTH, expert=expert))["blocks.0"]
+
+
+@pytest.mark.parametrize("expert", [1, 2, 4, 8])
+def test_experts_are_divided_and_their_tokens_are_not_fewer(model, expert):
+    block = part(model, expert)
+    assert sum(block.params.values()) == WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
+    assert block.expert_params == (ONE_BLOCK // expert if expert > 1 else 0)
+    assert block.flops == 2 * TOKENS * (WIDTH * EXPERTS + CHOSEN * 3 * WIDTH * INNER)
+    groups = {work.sizes[:2] for work, _ in block.works["forward"] if work.name == "aten._grouped_mm"}
+    assert groups == {(EXPERTS // expert, TOKENS * CHOSEN * expert // EXPERTS)}
+    sent = [(each.operation, each.phase, each.nbytes, each.group) for each in block.collectives]
+    there_and_back = [("all_to_all", phase, ROWS, "expert") for phase in ("forward", "backward") for _ in range(2)]
+    assert sent == (there_and_back if expert > 1 else [])
+
+
+def test_weights_before_the_second_product():
+    with torch.device("meta"):
+        stats = Statistics(Mixture(partial(Block, WeightedExperts)), torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    own = StepModel(stats.live, stats.root, Recipe())
+    assert own.number_of_experts == EXPERTS
+    divided = part(own, 4)
+    assert divided.expert_params == (ONE_BLOCK + EXPERTS * WIDTH) // 4
+    assert [(each.operation, each.nbytes) for each in divided.collectives] == 4 * [("all_to_all", ROWS)]
+
+
+def test_seconds_of_an_exchange():
+    """A rank keeps its own share of the rows; the rest leaves by the links of its node, or by the network."""
+    cluster = Cluster("A100", nodes=2, devices_per_node=4, link_efficiency=1.0, network_efficiency=1.0)
+    network = StepSimulator(StepModel(*_tiny()), cluster, 8, 0).time_model.network
+    nbytes = 2**30
+    inside = network.seconds("all_to_all", nbytes, network.group(4))
+    across = network.seconds("all_to_all", nbytes, network.group(8))
+    assert inside == pytest.approx(3 / 4 * nbytes / 300e9, rel=0.02)
+    assert across == pytest.approx(4 / 8 * nbytes / 25e9, rel=0.02)  # meanwhile 3 / 8 go through the links
+
+
+def _tiny():
+    stats = Statistics(nn.Linear(4, 4), (2, 4))
+    return stats.live, stats.root, Recipe()
+
+
+def test_waiting_for_experts_is_a_cause_and_recomputation_repeats_it(stats):
+    cluster = Cluster("A100", devices_per_node=4, link_bandwidth=1e6)
+    recipe = Recipe(host_seconds=0.0)
+    plain, full = (
+        stats.simulate(Plan(data=4, expert=4, micro_batch=2, recompute=each), cluster, 8, recipe=recipe)
+        for each in ("none", "full")
+    )
+    network = StepSimulator(StepModel(*_tiny()), cluster, 8, 0).time_model.network
+    once = network.seconds("all_to_all", ROWS, network.group(4))
+    assert plain.seconds_by_cause["expert"] == pytest.approx(LAYERS * 4 * once)
+    assert full.seconds_by_cause["expert"] == pytest.approx(LAYERS * 6 * once)
+    fewer = stats.simulate(plain.plan, cluster, 8, recipe=Recipe(host_seconds=0.0, copies_per_token=1))
+    half = network.seconds("all_to_all", ROWS / CHOSEN, network.group(4))
+    assert fewer.seconds_by_cause["expert"] == pytest.approx(LAYERS * 4 * half)
+    assert plain.model_flops == full.model_flops == 3 * 2 * 8 / BATCH * stats.total_macs
+    assert plain.step_seconds == pytest.approx(sum(plain.seconds_by_cause.values()))
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 300e9])
+def test_exchanges_overlap_with_the_pass_of_another_micro_batch(model, bandwidth):
+    """The rank waits for what takes longer than both passes compute, and NCCL takes units from them."""
+    times = TimeModel(Cluster("A100", devices_per_node=4, link_bandwidth=bandwidth))
+    plan = Plan(data=4, expert=4, micro_batch=BATCH)
+    plain, beside = (
+        times.part(part(model, 4), plan, Recipe(host_seconds=0.0, overlap_experts=each)) for each in (False, True)
+    )
+    exchanging, computing = plain.waits_forward + plain.waits_backward, plain.forward + plain.backward
+    taken = times.network.units_taken(times.groups(plan)["expert"])
+    left = max(exchanging - computing, taken * exchanging)
+    assert beside.waits_forward + beside.waits_backward == pytest.approx(left)
+    assert (beside.forward, beside.backward) == (plain.forward, plain.backward)
+
+
+@pytest.mark.parametrize("expert", [2, 4])
+def test_memory_of_experts(simulator, expert):
+    copies = 8 // expert  # ranks that hold the same experts
+    own = LAYERS * ONE_BLOCK // expert
+    by_zero = [simulator.simulate(Plan(data=8, expert=expert, zero=zero, micro_batch=2)).memory[0] for zero in range(4)]
+    whole, sharded = OTHERS + own, OTHERS // 8 + own // copies
+    assert [each.parameters for each in by_zero] == [2 * whole] * 3 + [2 * sharded]
+    assert [each.gradients for each in by_zero] == [4 * whole] * 2 + [4 * sharded] * 2
+    assert [each.optimizer for each in by_zero] == [12 * whole] + [12 * sharded] * 3
+    unit = WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
+    assert [each.gathered for each in by_zero] == [0, 0, 2 * unit, 6 * unit]
+
+
+def test_experts_of_one_rank_are_not_reduced(simulator):
+    """With as many expert ranks as copies each expert has one rank, which neither reduces nor gathers it."""
+    network = simulator.time_model.network
+    plan = Plan(data=8, expert=8, micro_batch=2)
+    params = sum(each.params for each in simulator.stages(plan))
+    experts = LAYERS * ONE_BLOCK // 8
+    assert params - experts == OTHERS
+    alone = simulator.time_model.over_copies("all_reduce", params, experts, 4, plan)
+    assert alone == network.seconds("all_reduce", 4 * OTHERS, network.group(8))
+    halves = Plan(data=8, expert=4, micro_batch=2)
+    both = simulator.time_model.over_copies("all_reduce", params, experts, 4, halves)
+    assert both == alone + network.seconds("all_reduce", 4 * experts, network.group(2, 4))
+
+
+def test_experts_beside_tensor_and_sequence_parallelism():
+    with torch.device("meta"):
+        stats = Statistics(Mixture(AttentionBlock), torch.zeros(BATCH, LENGTH, dtype=torch.long))
+    model = StepModel(stats.live, stats.root, Recipe())
+    alone, both = (model.parts(Share(2, True, 1, BATCH, LENGTH, expert=each))["blocks.0"] for each in (2, 4))
+    assert {each.nbytes for each in both.collectives if each.group == "expert"} == {ROWS // 2}  # half of the tokens
+    assert both.expert_params == ONE_BLOCK // 4  # whole experts, though tensor parallelism splits the attention
+    gathers = [each for each in both.collectives if each.group == "tensor"]
+    assert gathers == [each for each in alone.collectives if each.group == "tensor"]
+    assert {each.nbytes for each in gathers} == {2 * TOKENS * WIDTH}  # of the attention alone
+    assert len(gathers) == 5
+
+
+@pytest.mark.parametrize("memory_bytes", [10**9, 2_000_000])
+def test_the_search_divides_experts_as_trying_everything_does(model, memory_bytes):
+    cluster = Cluster("A100", devices_per_node=4, nodes=2, memory_bytes=memory_bytes)
+    simulator = StepSimulator(model, cluster, 32, LENGTH)
+    space = {"tensor": [1], "pipeline": [1, 2], "zero": [0, 1, 3], "micro_batch": [1, 2], "recompute": ["none"]}
+    plans = list(candidates(simulator, space))
+    assert {plan.expert for plan in plans} == {1, 2, 4, 8}
+    steps = {plan: simulator.simulate(plan) for plan in plans}
+    for plan, step in steps.items():
+        assert simulator.least_state_bytes(plan) <= step.memory_bytes == simulator.memory_bytes(plan)
+        assert simulator.least_seconds(plan) <= step.step_seconds * (1 + 1e-9)
+    fitting = sorted(step.step_seconds for step in steps.values() if step.fits)
+    found = find_plans(simulator, {**space, "limit": 4})
+    assert [step.step_seconds for step in found[:4]] == pytest.approx(fitting[:4])
+    assert found.fitting == len(fitting)
+
+
+@pytest.mark.parametrize(
+    ("make_plan", "message"),
+    [
+        (lambda: Plan(expert=2), "expert=2 must divide tensor x context x data = 1"),
+        (lambda: Plan(tensor=2, expert=2), "expert=2 with tensor=2 needs sequence_parallel=True"),
+        (lambda: Plan(expert=0), "expert must be an integer >= 1, got 0"),
+    ],
+)
+def test_unusable_plans(make_plan, message):
+    with pytest.raises(InputError, match=message):
+        make_plan()
+
+
+def test_what_cannot_be_divided(stats, simulator):
+    with pytest.raises(InputError, match="expert=16 does not divide the 8 experts of"):
+        stats.simulate(Plan(data=16, expert=16), Cluster("A100", nodes=2), 16)
+    with pytest.raises(InputError, match="expert=2: Sequential has no experts that can be divided"):
+        Statistics(nn.Sequential(nn.Linear(4, 4)), (2, 4)).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
+    with pytest.raises(InputError, match=r"experts.* are modules in a list; stack their weights"):
+        Statistics(*make("dense_list")).simulate(Plan(data=2, expert=2), Cluster("A100"), 4)
+    step = simulator.simulate(Plan(data=8, expert=2, micro_batch=2))
+    with pytest.raises(InputError, match=r"parallel_plan does not apply expert=2; search with expert=\[1\]"):
+        StepSimulator(simulator.model, simulator.time_model.cluster, 32, LENGTH, lambda **_: None).simulate(
+            step.plan
+        ).parallel_plan()
+
+
+def test_a_model_that_cannot_be_recorded_has_no_experts_to_divide(stats, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise SplitError("refused")
+
+    own = StepModel(stats.live, stats.root, Recipe())
+    assert own.number_of_experts == 8
+    own = StepModel(stats.live, stats.root, Recipe())
+    monkeypatch.setattr("modelsummary.cluster.step_model.record_once", refuse)
+    assert own.number_of_experts == 1
