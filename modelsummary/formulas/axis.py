@@ -2,16 +2,17 @@
 
 Everything here works on integers k = 0, 1, 2 ...: the k-th size that the model accepts. A strided or padded layer makes
 sizes such as ``(k + 3) // 4``, so a piece is a polynomial of ``(k + shift) // divisor``. A window or a special case
-for small sizes makes several pieces.
+for small sizes makes several pieces. A layer that pads its tokens to whole chunks adds a multiple of k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import pairwise
 from math import gcd, lcm, prod
 
 __all__ = ["Axis", "PolynomialPiece", "candidates"]
@@ -22,16 +23,19 @@ _ROUNDED_DEGREE = 2  # of a polynomial of a rounded size
 _DIVISORS = (*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)
 _ROOTS = range(-8, 9)
 _FEWEST_RIGHT = 4  # samples of the right of two pieces
+_MOST_IN_TWO = 256  # axes of two pieces; further runs rule most of them out, and others are found then
+_FEWEST_STEPS = 3  # neighbours that differ by the multiple of k
 
 Samples = tuple[tuple[int, int], ...]  # (k, figure), by k
 
 
 @dataclass(frozen=True)
 class PolynomialPiece:
-    """A range of sizes on which a figure is a polynomial of ``(k + shift) // divisor``.
+    """A range of sizes on which a figure is a polynomial of ``(k + shift) // divisor``, perhaps plus a multiple of k.
 
-    >>> PolynomialPiece(divisor=4, shift=3, degree=1).atom(5)
-    2
+    >>> piece = PolynomialPiece(divisor=4, shift=3, degree=1, plus_size=True)
+    >>> piece.atom(5), piece.basis(5)
+    (2, [1, 2, 5])
     """
 
     divisor: int = 1
@@ -39,10 +43,17 @@ class PolynomialPiece:
     degree: int = 0
     first: int = 0
     last: int | None = None
+    plus_size: bool = False
 
     def atom(self, k: int) -> int:
         """Return the number whose polynomial the figure is."""
         return (k + self.shift) // self.divisor
+
+    def basis(self, k: int) -> list[int]:
+        """Return the numbers at k whose multiples add up to the figure: powers of the atom, then k itself."""
+        atom = self.atom(k)
+        powers = [atom**power for power in range(self.degree + 1)]
+        return [*powers, k] if self.plus_size else powers
 
     def holds(self, k: int) -> bool:
         """Return True if k is in the range of this piece."""
@@ -56,11 +67,13 @@ class Axis:
     Attributes:
         pieces: one or two pieces, by their range.
         gap: the first and last k between which the border of two pieces is not known yet; None if it is.
+        slope: the multiple of k in the figure, beside the polynomial.
     """
 
     pieces: tuple[PolynomialPiece, ...]
     values: tuple[tuple[tuple[int, int], ...], ...]  # per piece: (atom, figure) that determine the polynomial
     gap: tuple[int, int] | None = None
+    slope: int = 0
 
     def piece(self, k: int) -> int:
         """Return the number of the piece that holds k."""
@@ -69,7 +82,7 @@ class Axis:
     def predict(self, k: int) -> Fraction:
         """Return the figure at k by interpolation."""
         number = self.piece(k)
-        return _interpolated(self.values[number], self.pieces[number].atom(k))
+        return self.slope * k + _interpolated(self.values[number], self.pieces[number].atom(k))
 
 
 def candidates(samples: Mapping[int, int]) -> tuple[Axis, ...]:
@@ -78,7 +91,7 @@ def candidates(samples: Mapping[int, int]) -> tuple[Axis, ...]:
     Each explains all samples, up to a common factor, and more of them than it has coefficients.
 
     >>> [axis.pieces[0] for axis in candidates({k: 5 * ((k + 1) // 2) for k in (1, 2, 3, 4, 7, 8, 12)})]
-    [PolynomialPiece(divisor=2, shift=1, degree=1, first=0, last=None)]
+    [PolynomialPiece(divisor=2, shift=1, degree=1, first=0, last=None, plus_size=False)]
     """
     scale = gcd(*samples.values()) or 1  # parts that differ by a factor share the search
     return _candidates(tuple(sorted((k, value // scale) for k, value in samples.items())))
@@ -86,7 +99,7 @@ def candidates(samples: Mapping[int, int]) -> tuple[Axis, ...]:
 
 @lru_cache(4096)
 def _candidates(samples: Samples) -> tuple[Axis, ...]:
-    return tuple(_whole(samples)) or tuple(islice(_in_two(samples), 1))
+    return tuple(_whole(samples)) or _in_two(samples) or tuple(_plus_size(samples))
 
 
 def _whole(samples: Samples) -> Iterator[Axis]:
@@ -105,24 +118,49 @@ def _roundings(samples: Samples) -> Iterator[PolynomialPiece]:
     """Yield the rounded sizes that change exactly where the figure changes."""
     steps = [(k, following, one == other) for (k, one), (following, other) in pairwise(samples)]
     known = next((following for k, following, is_same in steps if following == k + 1 and not is_same), None)
+    # The steps first that fewest shifts explain: near sizes that differ, distant ones that do not.
+    steps.sort(key=lambda step: (step[2], (step[0] - step[1]) * (1 if step[2] else -1)))
     for divisor in _DIVISORS:
-        for shift in range(divisor) if known is None else (-known % divisor,):
-            if all(
-                ((k + shift) // divisor == (following + shift) // divisor) == is_same for k, following, is_same in steps
-            ):
-                yield PolynomialPiece(divisor, shift)
+        shifts: Sequence[int] = range(divisor) if known is None else [-known % divisor]
+        for k, following, is_same in steps:
+            shifts = [
+                shift for shift in shifts if ((k + shift) // divisor == (following + shift) // divisor) == is_same
+            ]
+            if not shifts:
+                break
+        yield from (PolynomialPiece(divisor, shift) for shift in shifts)
 
 
-def _in_two(samples: Samples) -> Iterator[Axis]:
-    """Yield axes of two pieces, the left one as short as possible."""
+def _in_two(samples: Samples) -> tuple[Axis, ...]:
+    """Return axes of two pieces: one per rounding on the right that explains samples, with the shortest left piece.
+
+    A right piece that is not rounded ends the search: few samples explain a rounding by chance, not a polynomial.
+    """
+    found: dict[PolynomialPiece, Axis] = {}  # by the right piece
     for place in range(1, len(samples) - _FEWEST_RIGHT + 1):
         below = _left(samples[:place])
-        above = next(_whole(samples[place:]), None) if below is not None else None
-        if below is None or above is None:
+        if below is None:
             continue
         end, begin = samples[place - 1][0], samples[place][0]
-        pieces = replace(below.pieces[0], last=end), replace(above.pieces[0], first=end + 1)
-        yield Axis(pieces, (*below.values, *above.values), (end, begin) if begin > end + 1 else None)
+        gap = (end, begin) if begin > end + 1 else None
+        left = replace(below.pieces[0], last=end)
+        for above in _whole(samples[place:]):
+            (right,) = above.pieces
+            pieces = left, replace(right, first=end + 1)
+            found.setdefault(right, Axis(pieces, (*below.values, *above.values), gap))
+            if right.divisor == 1 or len(found) == _MOST_IN_TWO:
+                return tuple(found.values())
+    return tuple(found.values())
+
+
+def _plus_size(samples: Samples) -> Iterator[Axis]:
+    """Yield axes of one piece: a polynomial of a rounded size plus a multiple of k, as most neighbours differ by it."""
+    steps = Counter(other - one for (k, one), (following, other) in pairwise(samples) if following == k + 1)
+    slope, times = max(steps.items(), key=lambda step: step[1], default=(0, 0))
+    if slope and times >= _FEWEST_STEPS:
+        for found in _whole(tuple((k, value - slope * k) for k, value in samples)):
+            axis = _from_root(found, slope)  # the figure is often 0 at k = -1: no tokens
+            yield replace(axis, pieces=(replace(axis.pieces[0], plus_size=True),), slope=slope)
 
 
 def _left(samples: Samples) -> Axis | None:
@@ -173,11 +211,12 @@ def _passes(chosen: Samples, points: Samples) -> bool:
     )
 
 
-def _from_root(axis: Axis) -> Axis:
-    """Return the axis with its atom shifted so that the figure is 0 where the atom is, if it is 0 at some atom."""
+def _from_root(axis: Axis, value: int = 0) -> Axis:
+    """Return the axis with its atom shifted so that the polynomial has this value where the atom is 0, if it has it."""
     (piece,), (points,) = axis.pieces, axis.values
-    root = next((at for at in sorted(_ROOTS, key=abs) if _interpolated(points, at) == 0), 0) if piece.degree else 0
-    moved = tuple((atom - root, value) for atom, value in points)
+    roots = (at for at in sorted(_ROOTS, key=abs) if _passes(points, ((at, value),)))
+    root = next(roots, 0) if piece.degree else 0
+    moved = tuple((atom - root, figure) for atom, figure in points)
     return Axis((replace(piece, shift=piece.shift - root * piece.divisor),), (moved,))
 
 

@@ -140,7 +140,7 @@ def _explicit(inputs: Mapping[str, InputTensor], names: DimensionNames) -> list[
     for name, chosen in names.items():
         given = inputs.get(name)
         if given is None:
-            raise InputError(f"no input is called {name!r}{close_to(name, inputs)}; the inputs are {', '.join(inputs)}")
+            raise InputError(f"no input is called {name!r}; the inputs are {', '.join(inputs)}{close_to(name, inputs)}")
         if not isinstance(chosen, Mapping):
             raise InputError(
                 f"dimensions[{name!r}] must map positions to names, such as {{0: 'batch'}}, got {chosen!r}"
@@ -226,14 +226,22 @@ def _unused(wanted: Dimension, found: Sequence[Dimension], inputs: Mapping[str, 
 
 
 def _stepped(wanted: Dimension, accepts: Accepts) -> Dimension | str:
-    """Return the dimension with the smallest step that the model accepts, or why it does not accept the first step."""
+    """Return the dimension with the smallest step of which the model accepts two larger sizes, or two smaller ones.
+
+    Return why it does not accept the first step if there is none. Smaller sizes count, as the recorded one may be the
+    largest; one size does not, as a stride rounds the next one off.
+    """
     refusal = ""
     for step in _STEPS:
-        size = wanted.size + step
-        why = accepts({wanted: size})
-        if why is None:
-            return replace(wanted, step=step)
-        refusal = refusal or f"at {wanted.name}={size}, {why}"
+        for sign in (1, -1):
+            sizes = [wanted.size + sign * step, wanted.size + 2 * sign * step]
+            if min(sizes) < 1:
+                continue
+            reasons = ((size, accepts({wanted: size})) for size in sizes)
+            refused = next(((size, reason) for size, reason in reasons if reason is not None), None)
+            if refused is None:
+                return replace(wanted, step=step)
+            refusal = refusal or f"at {wanted.name}={refused[0]}, {refused[1]}"
     return refusal
 
 

@@ -95,10 +95,10 @@ def expression_of(terms: Terms, dimensions: Sequence[Dimension]) -> Any:
         branches = []
         for combination, monomials in by_combination.items():
             chosen = [each[number] for each, number in zip(pieces, combination, strict=True)]
-            atoms = [_atom(piece, each) for piece, each in zip(chosen, dimensions, strict=True)]
+            bases = [_basis(piece, each) for piece, each in zip(chosen, dimensions, strict=True)]
             products = (
-                sympy.Rational(coefficient) * sympy.prod([a**e for a, e in zip(atoms, exponents, strict=True)])
-                for exponents, coefficient in monomials.items()
+                sympy.Rational(coefficient) * sympy.prod([each[n] for each, n in zip(bases, monomial, strict=True)])
+                for monomial, coefficient in monomials.items()
             )
             polynomial = sympy.expand(sympy.Add(*products))
             branches.append((polynomial, _range(chosen, dimensions)))
@@ -106,12 +106,14 @@ def expression_of(terms: Terms, dimensions: Sequence[Dimension]) -> Any:
     return sympy.expand(total)
 
 
-def _atom(piece: PolynomialPiece, dimension: Dimension) -> Any:
-    """Return the atom of a piece in terms of the size."""
+def _basis(piece: PolynomialPiece, dimension: Dimension) -> list[Any]:
+    """Return the basis of a piece in terms of the size."""
     import sympy
 
     number = (sympy.Symbol(dimension.name) - dimension.first) / sympy.Integer(dimension.step)
-    return number if piece.divisor == 1 else sympy.floor(sympy.expand((number + piece.shift) / piece.divisor))
+    atom = number if piece.divisor == 1 else sympy.floor(sympy.expand((number + piece.shift) / piece.divisor))
+    powers = [atom**power for power in range(piece.degree + 1)]
+    return [*powers, number] if piece.plus_size else powers
 
 
 def _range(pieces: Sequence[PolynomialPiece], dimensions: Sequence[Dimension]) -> Any:

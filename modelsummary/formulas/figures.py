@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from modelsummary.errors import FormulaError, InputError, close_to
 from modelsummary.tables import table
-from modelsummary.units import grouped, scaled
+from modelsummary.units import NOTHING, grouped, scaled
 
 __all__ = ["CONSTANT", "FIGURES", "FiguresAt", "check_figure"]
 
@@ -42,7 +42,7 @@ CONSTANT = {
 def check_figure(figure: str) -> None:
     """Raise ``InputError`` if ``figure`` is unknown."""
     if figure not in FIGURES:
-        raise InputError(f"unknown figure {figure!r}{close_to(figure, FIGURES)}; known: {', '.join(FIGURES)}")
+        raise InputError(f"unknown figure {figure!r}; known: {', '.join(FIGURES)}{close_to(figure, FIGURES)}")
 
 
 class Evaluates(Protocol):
@@ -97,12 +97,17 @@ class FiguresAt:
 
     def __str__(self) -> str:
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
-        figures = [(figure, value) for figure, value in self.to_dict().items() if figure in FIGURES]
-        rows = [
-            (figure, "--" if value is None else grouped(value), "" if value is None else scaled(value, _unit(figure)))
-            for figure, value in figures
-        ]
-        return "\n".join([f"{self.layer or 'The model'} at {at}", table(rows, ["Figure", "Value", ""], "lrr")])
+        rows, reasons = [], []
+        for figure in FIGURES:
+            try:
+                value = self[figure]
+            except (FormulaError, InputError) as error:
+                rows.append((figure, NOTHING, ""))
+                reasons.append(f"{figure}: {error}")
+            else:
+                rows.append((figure, grouped(value), scaled(value, _unit(figure))))
+        heading = f"{self.layer or 'The model'} at {at}"
+        return "\n".join([heading, table(rows, ["Figure", "Value", ""], "lrr"), *reasons])
 
     __repr__ = __str__
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
@@ -37,9 +38,9 @@ Numbers = tuple[int, ...]  # one number of a size per dimension
 Unit = Any
 Values = Callable[[Mapping[Dimension, int]], "Mapping[Unit, int] | str"]
 """Return the parts of a figure in a run with these sizes, or why the model does not accept them."""
-Monomial = tuple[int, ...]  # exponent per dimension
+Monomial = tuple[int, ...]  # per dimension, the number of an entry of the piece's basis: its exponent, or k itself
 Terms = dict[tuple[tuple[PolynomialPiece, ...], ...], dict[Numbers, dict[Monomial, Fraction]]]
-"""Pieces per dimension -> number of the piece per dimension -> exponents -> coefficient."""
+"""Pieces per dimension -> number of the piece per dimension -> monomial -> coefficient."""
 
 
 class Fitted(NamedTuple):
@@ -91,6 +92,7 @@ class _Fit:
         self._run_grid()
         terms = self._coefficients()
         proofs, smallest = self._prove(terms)
+        terms = _from(terms, smallest)
         return Fitted(terms, proofs, tuple(each.at(k) for each, k in zip(self._dimensions, smallest, strict=True)))
 
     # ------------------------------------------------------------------------------------------ runs
@@ -132,15 +134,27 @@ class _Fit:
 
     def _name(self, vector: Sequence[int]) -> str:
         """Return the name of the first part with these values."""
-        runs = list(self._runs.values())
-        unit = next(unit for unit in runs[0] if tuple(run.get(unit, 0) for run in runs) == vector)
-        return "the total" if unit is None else f"layer {unit[0]!r}"
+        unit = next(unit for unit, values in self._parts().items() if values == vector)
+        if unit is None:
+            return "the total"
+        fqn = unit if isinstance(unit, str) else unit[0]
+        return f"layer {fqn!r}" if fqn else "the model's own operators"
 
     def _vectors(self) -> Counter[tuple[int, ...]]:
         """Return the distinct parts, each as its values in all runs, with how often it occurs."""
+        return Counter(self._parts().values())
+
+    def _parts(self) -> dict[Unit, tuple[int, ...]]:
+        """Return the values of each part in all runs; calls of a layer are one part if sizes decide their number."""
         runs = list(self._runs.values())
         units = dict.fromkeys(unit for run in runs for unit in run)
-        return Counter(tuple(run.get(unit, 0) for run in runs) for unit in units)
+        together = {unit[0] for unit in units if any(unit not in run for run in runs)}
+        found: dict[Unit, tuple[int, ...]] = {}
+        for unit in units:
+            values = tuple(run.get(unit, 0) for run in runs)
+            key = unit[0] if unit is not None and unit[0] in together else unit
+            found[key] = tuple(map(sum, zip(found[key], values, strict=True))) if key in found else values
+        return found
 
     def _samples(self, place: int, vector: Sequence[int]) -> dict[int, int]:
         """Return the values of a part along one dimension."""
@@ -148,7 +162,19 @@ class _Fit:
         return {number: at[self._on_line(place, number)] for number in self._line(place)}
 
     def _axes(self, vector: Sequence[int]) -> list[Axis]:
-        return [self._axis(place, vector)[0] for place in range(len(self._dimensions))]
+        """Return the axis along each dimension.
+
+        Lines run through the anchor, so a part that is constant along one may still change on another piece.
+        """
+        axes = [self._axis(place, vector)[0] for place in range(len(self._dimensions))]
+        if all(len(axis.pieces) == 1 for axis in axes):
+            return axes
+        return [
+            replace(axis, pieces=(replace(axis.pieces[0], degree=1),))
+            if len(axis.pieces) == 1 and not axis.pieces[0].degree
+            else axis
+            for axis in axes
+        ]
 
     def _axis(self, place: int, vector: Sequence[int]) -> tuple[Axis, ...]:
         samples = self._samples(place, vector)
@@ -156,7 +182,11 @@ class _Fit:
         if not found:
             dimension = self._dimensions[place]
             shown = ", ".join(f"{dimension.at(number)}: {value:,}" for number, value in list(samples.items())[:8])
-            raise FormulaError(f"no polynomial of {dimension.name!r} explains {self._name(vector)} ({shown} ...)")
+            anchor = self._anchor[place]
+            others = {number: value for number, value in samples.items() if number != anchor}
+            # Images of the size that a model was trained on are often spared an interpolation of its positions.
+            hint = f"; without {dimension.name}={dimension.at(anchor)}, one does" if candidates(others) else ""
+            raise FormulaError(f"no polynomial of {dimension.name!r} explains {self._name(vector)} ({shown} ...){hint}")
         return found
 
     # --------------------------------------------------------------------------------------- deciding
@@ -168,7 +198,10 @@ class _Fit:
             if asked is None:
                 return
             self._run(self._on_line(place, asked))
-        raise FormulaError(f"{_MOST_QUERIES} further sizes of {self._dimensions[place].name!r} left several formulas")
+        wanted = self._dimensions[place].name
+        raise FormulaError(
+            f"runs at {_MOST_QUERIES} further sizes of {wanted!r} did not show one formula for each layer"
+        )
 
     def _questions(self, place: int, vector: Sequence[int]) -> Iterator[int]:
         """Yield a number of a size that tells the candidates apart."""
@@ -180,15 +213,17 @@ class _Fit:
             else:
                 yield further
             return
-        if found[0].gap is not None:
-            below, above = found[0].gap
-            middle = range(below + 1, above)
-            untried = [number for number in middle if not self._is_tried(place, number)]
-            if untried:
-                yield untried[len(untried) // 2]
-            return
+        asked = self._telling(place, found)
+        if asked is None and found[0].gap is not None:
+            untried = [number for number in range(*found[0].gap) if not self._is_tried(place, number)]
+            asked = untried[len(untried) // 2] if untried else None
+        if asked is not None:
+            yield asked
+
+    def _telling(self, place: int, found: Sequence[Axis]) -> int | None:
+        """Return the number of a size that tells most candidates apart; None if there is none."""
         if len(found) == 1:
-            return
+            return None
         line = self._line(place)
         near = range(line[0], min(line[-1], line[0] + _NEAR) + 1)
         untried = [number for number in near if not self._is_tried(place, number)]
@@ -198,8 +233,8 @@ class _Fit:
             distinct = {number: len({axis.predict(number) for axis in compared}) for number in numbers}
             best = max(numbers, key=lambda number: distinct[number], default=None)
             if best is not None and distinct[best] > 1:
-                yield best
-                return
+                return best
+        return None
 
     def _is_tried(self, place: int, number: int) -> bool:
         numbers = self._on_line(place, number)
@@ -226,14 +261,17 @@ class _Fit:
 
     @staticmethod
     def _add_nodes(nodes: list[int], piece: PolynomialPiece, line: Sequence[int]) -> None:
-        """Add numbers of sizes until the piece has one more distinct atom than its degree."""
-        atoms = {piece.atom(number) for number in nodes if piece.holds(number)}
+        """Add numbers of sizes until they tell the entries of the piece's basis apart."""
+        held = [number for number in nodes if piece.holds(number)]
         for number in line:
-            if len(atoms) > piece.degree:
-                return
-            if piece.holds(number) and piece.atom(number) not in atoms:
+            atoms = {piece.atom(each) for each in held}
+            if piece.atom(number) in atoms:
+                is_wanted = piece.plus_size and number not in held and len(held) == len(atoms)
+            else:
+                is_wanted = len(atoms) <= piece.degree
+            if is_wanted and piece.holds(number):
                 nodes.append(number)
-                atoms.add(piece.atom(number))
+                held.append(number)
 
     def _coefficients(self) -> Terms:
         terms: Terms = {}
@@ -252,17 +290,17 @@ class _Fit:
 
     def _polynomial(self, pieces: Sequence[PolynomialPiece], vector: Sequence[int]) -> dict[Monomial, Fraction]:
         """Return the coefficients of one part on one piece per dimension."""
-        monomials = list(product(*(range(piece.degree + 1) for piece in pieces)))
+        monomials = list(product(*(range(len(piece.basis(0))) for piece in pieces)))
         rows, values = [], []
         for numbers, value in zip(self._runs, vector, strict=True):
             if all(piece.holds(number) for piece, number in zip(pieces, numbers, strict=True)):
-                atoms = [piece.atom(number) for piece, number in zip(pieces, numbers, strict=True)]
-                rows.append([prod(map(pow, atoms, monomial)) for monomial in monomials])
+                bases = [piece.basis(number) for piece, number in zip(pieces, numbers, strict=True)]
+                rows.append([_product(bases, monomial) for monomial in monomials])
                 values.append(value)
         found = solve(rows, values) if rows else None
         if found is None:
             names = ", ".join(each.name for each in self._dimensions)
-            raise FormulaError(f"no polynomial of {names} explains the runs in which they change together")
+            raise FormulaError(f"no polynomial of {names} explains {self._name(vector)} where they change together")
         return {monomial: each for monomial, each in zip(monomials, found, strict=True) if each}
 
     # ------------------------------------------------------------------------------------------ proof
@@ -277,6 +315,11 @@ class _Fit:
         smallest, largest = zip(
             *((line[0], line[-1]) for line in map(self._line, range(len(self._anchor)))), strict=True
         )
+        # Where several sizes are small at once, models often spare a copy; lines and random sizes rarely meet that.
+        for corner in product(*zip(smallest, self._anchor, strict=True)):
+            is_below = any(map(int.__lt__, corner, smallest))
+            if not is_below and self._run(corner) and evaluated(terms, corner) != sum(self._runs[corner].values()):
+                smallest = self._above(corner, smallest) or smallest
         proofs: list[Numbers] = []
         for bounds in (*_ranges(terms, largest), *[None] * _TRIES):
             within = zip(smallest, largest, strict=True) if bounds is None else bounds
@@ -312,6 +355,24 @@ class _Fit:
         return tuple(wrong[place] + 1 if place in cut else least for place, least in enumerate(smallest))
 
 
+def _from(terms: Terms, smallest: Numbers) -> Terms:
+    """Return the terms without pieces that end below the smallest sizes, where the formula does not hold."""
+    found: Terms = {}
+    for pieces, by_combination in terms.items():
+        kept = [
+            {number: piece for number, piece in enumerate(axis) if piece.last is None or piece.last >= least}
+            for axis, least in zip(pieces, smallest, strict=True)
+        ]
+        into = found.setdefault(tuple(tuple(axis.values()) for axis in kept), {})
+        for combination, monomials in by_combination.items():
+            if all(number in axis for number, axis in zip(combination, kept, strict=True)):
+                places = tuple(list(axis).index(number) for number, axis in zip(combination, kept, strict=True))
+                counted = into.setdefault(places, {})
+                for monomial, coefficient in monomials.items():
+                    counted[monomial] = counted.get(monomial, Fraction(0)) + coefficient
+    return found
+
+
 def _ranges(terms: Terms, largest: Numbers) -> list[tuple[tuple[int, int], ...]]:
     """Return the first and last size number per dimension, for each combination of pieces; most are exact fits."""
     found: dict[tuple[tuple[int, int], ...], None] = {}
@@ -328,7 +389,11 @@ def evaluated(terms: Terms, numbers: Numbers) -> Fraction:
     for pieces, by_combination in terms.items():
         of_axes = list(zip(pieces, numbers, strict=True))
         chosen = tuple(next(n for n, piece in enumerate(axis) if piece.holds(k)) for axis, k in of_axes)
-        atoms = [axis[n].atom(k) for (axis, k), n in zip(of_axes, chosen, strict=True)]
+        bases = [axis[n].basis(k) for (axis, k), n in zip(of_axes, chosen, strict=True)]
         for monomial, coefficient in by_combination[chosen].items():
-            total += coefficient * prod(map(pow, atoms, monomial))
+            total += coefficient * _product(bases, monomial)
     return total
+
+
+def _product(bases: Sequence[Sequence[int]], monomial: Monomial) -> int:
+    return prod(basis[number] for basis, number in zip(bases, monomial, strict=True))

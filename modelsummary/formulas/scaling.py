@@ -31,6 +31,7 @@ class Scaling:
         live: the model and its call.
         root: its recorded rows.
         names: names of the dimensions; None: by the kind of the inputs.
+        why: why the forward cannot run on shapes, for the error.
 
     Raises:
         FormulaError: values decide what the forward does, or the model accepts no other sizes.
@@ -43,9 +44,12 @@ class Scaling:
     32*batch*sequence
     """
 
-    def __init__(self, live: LiveModel, root: LayerInfo, names: DimensionNames | None = None) -> None:
+    def __init__(
+        self, live: LiveModel, root: LayerInfo, names: DimensionNames | None = None, why: str | None = None
+    ) -> None:
         if live.execution != "shape":
-            raise FormulaError("formulas need a forward that runs on shapes; here values decide what it does")
+            reason = f", because {why}" if why else "; leave out execution='real'"
+            raise FormulaError(f"a formula needs a forward that runs on shapes; this one ran for real{reason}")
         self._root = root
         self._call = live.call
         self._forward = Runs(live.call, lambda call: forward_rows(live, call))
@@ -96,7 +100,7 @@ class Scaling:
         names = [each.name for each in self.dimensions]
         wrong = next((name for name in sizes if name not in names), None)
         if wrong is not None:
-            raise InputError(f"no dimension is called {wrong!r}{close_to(wrong, names)}; there are {', '.join(names)}")
+            raise InputError(f"no dimension is called {wrong!r}; there are {', '.join(names)}{close_to(wrong, names)}")
         found = {each: sizes.get(each.name, each.size) for each in self.dimensions}
         for each, size in found.items():
             _check_size(each, size)

@@ -44,6 +44,27 @@ def test_two_pieces():
     assert axis.gap is None
 
 
+def test_roundings_of_the_right_piece():
+    # a picture is pooled to at least 7 of its patches of 32
+    found = candidates({k: max(k // 32, 7) for k in (*NUMBERS, 211, 307, 313, 511, 801, 901)})
+    assert (32, 0) in {(axis.pieces[1].divisor, axis.pieces[1].shift % 32) for axis in found}
+    assert len(found) > 1  # a further run tells them apart
+
+
+def test_the_search_for_two_pieces_ends():
+    # long constant, then a few steps: thousands of roundings explain them
+    samples = {k: max(k // 128, 7) for k in (*NUMBERS, 300, 500, 999, 1000, 1001, 1008, 2003, 4057)}
+    assert len(candidates(samples)) == 256
+
+
+def test_a_multiple_of_the_size_beside_a_rounded_one():
+    # tokens are padded to chunks of 64 after a first layer
+    samples = {k: 7 * (k + 1) + 500 * ((k + 64) // 64) for k in (*NUMBERS, 63, 97, 150, 211)}
+    found = candidates(samples)
+    assert (64, 0) in {(axis.pieces[0].divisor, axis.pieces[0].shift % 64) for axis in found}
+    assert all(axis.pieces[0].plus_size and axis.predict(k) == samples[k] for axis in found for k in samples)
+
+
 def test_no_formula():
     assert candidates({k: 2**k for k in NUMBERS}) == ()
 

@@ -93,6 +93,32 @@ def test_windows_are_pieces():
     assert stats.at(batch=1, sequence=40).macs == 40 * 16 * 8
 
 
+class ScoresOfLong(nn.Module):
+    """Nothing for short inputs."""
+
+    def forward(self, x):
+        return x @ x.transpose(1, 2) if x.shape[1] > 16 else x
+
+
+def test_one_piece_may_be_constant():
+    formula = Statistics(ScoresOfLong(), (2, 4, 8)).formula("macs", dimensions={"x": {0: "batch", 1: "sequence"}})
+    for batch, length, expected in [(5, 16, 0), (1, 17, 17 * 17 * 8), (5, 40, 5 * 40 * 40 * 8)]:
+        assert formula.subs({"batch": batch, "sequence": length}) == expected
+
+
+class OtherCodeForOneOfOne(nn.Module):
+    def forward(self, x):
+        rows = 5 if x.shape == (1, 1) else x.numel()
+        return torch.zeros(rows, 3, device=x.device) @ torch.zeros(3, 2, device=x.device)
+
+
+def test_corners_are_proven():
+    stats = Statistics(OtherCodeForOneOfOne(), (3, 8))
+    assert stats.at(batch=1, length=2).macs == 2 * 6
+    with pytest.raises(InputError, match="length must be >= 2, got 1"):
+        stats.at(batch=1, length=1)["macs"]
+
+
 class OtherCodeForOne(nn.Module):
     def forward(self, x):
         rows = max(len(x), 5) if x.shape[1] == 1 else x.numel()
@@ -105,6 +131,7 @@ def test_each_piece_is_proven():
     assert stats.at(batch=7, length=9).macs == 7 * 9 * 6
     with pytest.raises(InputError, match="length must be >= 2, got 1"):
         stats.at(batch=7, length=1)["macs"]
+    assert str(stats.formula("macs")) == "6*batch*length"  # without the piece at length 1
 
 
 class TwoInputs(nn.Module):
@@ -142,6 +169,45 @@ def test_steps_of_sizes():
         stats.at(height=20)
 
 
+class Positions(nn.Embedding):
+    """A table of 16 positions."""
+
+    def forward(self, ids):
+        return super().forward(ids) @ (self.weight[: ids.shape[1]] + torch.zeros(ids.shape[1], 1)).T
+
+
+def test_the_recorded_size_is_the_largest():
+    stats = Statistics(Positions(16, 4), torch.zeros(2, 16, dtype=torch.long))
+    assert str(stats.formula("macs")) == "4*batch*sequence**2"
+
+
+def test_a_size_that_a_stride_rounds_off_is_not_another_size():
+    # 8 x 8 and 9 x 9 become 4 x 4 in 2 channels, 10 x 10 fits no more
+    model = nn.Sequential(nn.Conv2d(1, 2, 2, stride=2), nn.Flatten(), nn.Linear(32, 3))
+    # each of the 16 patches costs 2 x 4, the linear layer 32 x 3
+    assert str(Statistics(model, (2, 1, 8, 8)).formula("macs")) == "224*batch"
+
+
+class CallPerSample(nn.Module):
+    """Calls a layer for each sample, beside two layers whose strides round the length."""
+
+    def __init__(self):
+        super().__init__()
+        self.two, self.three = nn.Conv1d(1, 1, 2, stride=2), nn.Conv1d(1, 1, 3, stride=3)
+        self.linear = nn.Linear(1, 5)
+
+    def forward(self, x):
+        each = [self.linear(sample.T) for sample in x]
+        return self.two(x).sum() + self.three(x).sum() + torch.stack(each).sum()
+
+
+def test_a_size_that_decides_how_often_a_layer_is_called():
+    formula = Statistics(CallPerSample(), (2, 1, 30)).formula("macs")
+    for batch, length in ((1, 3), (3, 10), (20, 101)):
+        expected = batch * (2 * (length // 2) + 3 * (length // 3) + 5 * length)
+        assert formula.subs({"batch": batch, "length": length}) == expected
+
+
 class Exponential(nn.Module):
     def forward(self, x):
         return torch.zeros(2 ** min(x.shape[0], 24), 1, device=x.device) @ torch.zeros(1, 3, device=x.device)
@@ -154,7 +220,8 @@ def test_refused():
     figures = stats.at(dimensions=names, batch=3)
     assert figures.params == 0
     assert figures.to_dict()["macs"] is None
-    with pytest.raises(FormulaError, match="values decide"):
+    assert "\nmacs: no formula of macs: no polynomial of 'batch' explains" in str(figures)  # below the table
+    with pytest.raises(FormulaError, match="this one ran for real; leave out execution='real'"):
         Statistics(nn.Linear(4, 2), (1, 4), execution="real").formula("macs")
 
 
@@ -175,12 +242,18 @@ def test_a_forward_that_raises_at_other_sizes():
         stats.formula("macs", dimensions={"x": {1: "n"}})
 
 
+def test_sizes_that_round_to_the_recorded_one_are_no_dimension():
+    """28 and 29 pixels make 13 x 13 of them, and a linear layer takes no others: 3 * 3 * 26 * 26 + 13 * 13 MACs."""
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(13 * 13, 1))
+    assert str(Statistics(model, (2, 1, 28, 28)).formula("macs")) == f"{9 * 26 * 26 + 13 * 13}*batch"
+
+
 def test_errors(gpt):
-    with pytest.raises(InputError, match=r"unknown figure 'mac'; did you mean 'macs'"):
+    with pytest.raises(InputError, match=r"unknown figure 'mac'; known: .*; did you mean 'macs'"):
         gpt.formula("mac")
     with pytest.raises(LayerNotFoundError, match="no layer named 'nothing'"):
         gpt.formula("macs", "nothing")
-    with pytest.raises(InputError, match="no dimension is called 'sequenc'; did you mean 'sequence'"):
+    with pytest.raises(InputError, match=r"no dimension is called 'sequenc'; there are .*; did you mean 'sequence'"):
         gpt.at(sequenc=3)
     with pytest.raises(InputError, match="batch must be an integer >= 1, got 0"):
         gpt.at(batch=0)

@@ -1,0 +1,38 @@
+"""Formulas found from functions of the sizes, against these functions."""
+
+from __future__ import annotations
+
+from modelsummary.formulas.dimensions import Dimension, Place
+from modelsummary.formulas.expressions import expression_of
+from modelsummary.formulas.fitting import evaluated, fitted
+
+BATCH = Dimension("batch", 2, (Place(0, 0, 0),))
+HEIGHT = Dimension("height", 64, (Place(0, 0, 2),))
+WIDTH = Dimension("width", 64, (Place(0, 0, 3),))
+
+
+def patches(size):
+    """Pictures are pooled to at least 7 x 7 of their patches of 32, as ``vgg11`` of timm does."""
+    return max(size // 32, 7) - 6
+
+
+def test_a_rounded_piece_beside_a_constant_one():
+    def values(sizes):
+        return {"layer": patches(sizes[HEIGHT]) * patches(sizes[WIDTH])}
+
+    found = fitted(values, [HEIGHT, WIDTH])
+    for sizes in ((1, 1), (301, 250), (900, 64), (512, 777), (255, 256)):
+        numbers = tuple(each.number(size) for each, size in zip((HEIGHT, WIDTH), sizes, strict=True))
+        assert evaluated(found.terms, numbers) == patches(sizes[0]) * patches(sizes[1])
+
+
+def test_a_multiple_of_the_size_beside_whole_chunks():
+    def figure(batch, tokens):
+        return batch * (7 * tokens + 500 * -(-tokens // 64)) + 3 * tokens
+
+    tokens = Dimension("sequence", 16, (Place(0, 0, 1),))
+    found = fitted(lambda sizes: {"layer": figure(sizes[BATCH], sizes[tokens])}, [BATCH, tokens])
+    expression = expression_of(found.terms, [BATCH, tokens])
+    for sizes in ((1, 1), (3, 64), (3, 65), (12, 5000)):
+        assert expression.subs({"batch": sizes[0], "sequence": sizes[1]}) == figure(*sizes)
+    assert str(expression) == "7*batch*sequence + 500*batch*floor(sequence/64 + 63/64) + 3*sequence"
