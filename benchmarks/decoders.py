@@ -180,7 +180,7 @@ def main() -> None:
     rows = [row for each in chosen for row in each.rows()]
     headers = ["model", "phase", "predicted (ms)", "measured (ms)", "operators alone (ms)", "error", "quartiles apart"]
     cells = [[*row[:2], *(f"{each:.2f}" for each in row[2:5]), *(f"{each:+.1%}" for each in row[5:])] for row in rows]
-    print(tabulate(cells, headers, colalign=("left",) * 2 + ("right",) * 5))
+    print(tabulate(cells, headers, "github", colalign=("left",) * 2 + ("right",) * 5))
     errors = [abs(row[5]) for row in rows]
     within = sum(each < 0.15 for each in errors)
     print(f"mean error {statistics.mean(errors):.1%}; {within} of {len(errors)} within 15 %")

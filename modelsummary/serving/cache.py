@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -82,7 +83,11 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
             raise MissingExtraError("transformers", "transformers") from error
         try:
             if name in _QUANTISED:
-                return transformers.QuantizedCache(backend=name, config=config)
+                quantised: Any = transformers.QuantizedCache(backend=name, config=config)
+                if name == "quanto":
+                    for layer in quantised.layers:
+                        layer._quantize = partial(_packed, layer._quantize)
+                return quantised
             if name == "static":
                 made: Any = transformers.StaticCache(config=config, max_cache_len=context)
             else:
@@ -94,6 +99,25 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
         return made
 
     return make
+
+
+def _packed(quantize: Callable[[Tensor, int], Any], tensor: Tensor, axis: int) -> Any:
+    """Return what ``quantize`` makes of a tensor, with several elements in a byte.
+
+    Quanto packs the elements of plain tensors only, and those on shapes have a type of their own.
+    """
+    from optimum.quanto.tensor.packed import PackedTensor
+
+    try:
+        made = quantize(tensor, axis)
+    except ValueError as error:  # its groups do not divide the keys and values
+        raise InputError(
+            f"cache='quanto' cannot hold keys of shape {list(tensor.shape)}: {error}; pass a function that makes a "
+            "QuantizedCache with another q_group_size"
+        ) from error
+    if type(made._data) is not PackedTensor:
+        made._data = PackedTensor.pack(made._data, made.qtype.bits)
+    return made
 
 
 def cache_in(output: Any, parameters: Iterable[str]) -> tuple[str, Any] | None:

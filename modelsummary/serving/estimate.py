@@ -25,7 +25,7 @@ from modelsummary.parallel.memory import model_of_rank
 from modelsummary.serving.cache import MakeCache, cache_maker
 from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.links import communication
-from modelsummary.serving.points import Point, Points
+from modelsummary.serving.points import Points
 from modelsummary.serving.report import ServingEstimate, Throughput
 from modelsummary.serving.request import Request, request_of
 from modelsummary.serving.run import RequestRun, run_request
@@ -35,7 +35,7 @@ from modelsummary.units import grouped, parse_bytes, scaled
 __all__ = ["ServingOptions", "estimate_serving"]
 
 _SHORT = 64  # tokens of the run that tells the bytes of the weights
-_LONGEST = 2**24  # tokens of context that are tried
+_LONGEST = 2**24  # tokens of the longest context that is tried
 _MOST_REQUESTS = 2**16
 _BATCHES = (1, 4, 16, 64, 256)
 
@@ -70,11 +70,13 @@ class ServingOptions:
             raise InputError(f"dtype must be a floating point torch.dtype, got {self.dtype!r}")
         if self.mode is not None and self.mode not in MODES:
             raise InputError(f"mode must be 'eager', 'compiled' or None, got {self.mode!r}")
+        if self.batch > _MOST_REQUESTS:
+            raise InputError(f"batch must be at most {_MOST_REQUESTS}, got {self.batch}")
         if self.batches is not None and (
             not isinstance(self.batches, (list, tuple, range))
-            or not all(type(each) is int and each > 0 for each in self.batches)
+            or not all(type(each) is int and 0 < each <= _MOST_REQUESTS for each in self.batches)
         ):
-            raise InputError(f"batches must be a list of integers >= 1, got {self.batches!r}")
+            raise InputError(f"batches must be a list of integers >= 1 and <= {_MOST_REQUESTS}, got {self.batches!r}")
 
 
 def estimate_serving(
@@ -83,7 +85,8 @@ def estimate_serving(
     """Return what serving takes, as ``Statistics.serving`` says.
 
     Raises:
-        InputError: an argument is unusable, the forward returns no cache, or the weights alone do not fit.
+        InputError: an argument is unusable, the forward returns no cache or refuses the context, or the weights alone
+            do not fit.
     """
     check_initialized(live)
     if options.calibrate:
@@ -96,7 +99,12 @@ def estimate_serving(
     with _served_model(live, root, options.tensor, request) as model:
 
         def run(batch: int, context: int) -> RequestRun:
-            return run_request(model, request, batch, context, dtype=options.dtype, make_cache=make_cache)
+            def run_of(served: nn.Module) -> RequestRun:
+                return run_request(served, request, batch, context, dtype=options.dtype, make_cache=make_cache)
+
+            if model is not live.model and batch == 1:
+                run_of(live.model)  # a shard of a table does not tell which positions the table has
+            return run_of(model)
 
         def time(made: RequestRun) -> tuple[PhaseTime, PhaseTime]:
             prefill, decode = (
@@ -177,6 +185,7 @@ class _Serving:
     def estimate(self) -> ServingEstimate:
         """Return the estimate."""
         options, context, batch = self.options, self.options.context, self.options.batch
+        self._check_context()
         weights = self.points.at(1, min(context, _SHORT)).weight_bytes
         self._check_weights(weights)
         one, half = self.points.at(1, context), self.points.at(1, _half(context))
@@ -198,7 +207,8 @@ class _Serving:
             workspace_bytes=peak - weights - point.cache.held_bytes,
             peak_bytes=peak,
             memory_bytes=self.memory,
-            max_context=self._max_context(),
+            max_context=self._max_context,
+            max_context_limited_by=self._max_context_limited_by(),
             max_batch=self._max_batch,
             prefill_ms=1e3 * one.prefill.seconds,
             decode_ms=1e3 * point.decode.seconds,
@@ -208,9 +218,35 @@ class _Serving:
             collective_ms=1e3 * point.decode.collective_seconds,
             throughput=self._throughput(),
             source=self._source(),
-            typical_error=self._error(point),
+            typical_error=self._error(),
             notes=self._notes(),
         )
+
+    def _check_context(self) -> None:
+        """Raise ``InputError`` if the model does not accept the context; says which it accepts."""
+        context = self.options.context
+        reason = self._refusal(context)
+        if reason is None:
+            return
+        longest = largest_fitting(lambda tokens: self._refused(tokens + 1), 0, 1, context - 1)
+        if not longest:
+            raise reason
+        raise InputError(
+            f"context={context} is beyond the {grouped(longest + 1)} tokens that {type(self.model).__name__} accepts; "
+            f"pass less ({reason})"
+        )
+
+    def _refusal(self, context: int) -> InputError | None:
+        """Return the error of a request with this context, None if it runs."""
+        try:
+            self.points.at(1, context)
+        except InputError as error:
+            return error
+        return None
+
+    def _refused(self, context: int) -> int | None:
+        """Return None for a context that the model refuses, else 0."""
+        return 0 if self._refusal(context) is None else None
 
     def _check_weights(self, weights: int) -> None:
         if weights <= self.memory:
@@ -233,13 +269,21 @@ class _Serving:
             return prefilling
         return max(prefilling, self.points.at(batch, context).decode_peak)
 
+    @cached_property
     def _max_context(self) -> int:
         """Return the longest context of at least two tokens that fits; 0 if there is none."""
         batch = self.options.batch
-        longest = largest_fitting(
-            lambda tokens: self._peak(batch, tokens + 1), self.memory, self.options.context - 1, _LONGEST
-        )
+
+        def peak(tokens: int) -> int | None:
+            return self._peak(batch, tokens + 1) if self._refusal(tokens + 1) is None else None
+
+        longest = largest_fitting(peak, self.memory, self.options.context - 1, _LONGEST - 1)
         return longest + 1 if longest else 0
+
+    def _max_context_limited_by(self) -> str:
+        if self._max_context >= _LONGEST:
+            return "search"
+        return "memory" if not self._max_context or self._refusal(self._max_context + 1) is None else "model"
 
     @cached_property
     def _max_batch(self) -> int:
@@ -269,10 +313,8 @@ class _Serving:
         model = self.target.model
         return f"kernel table of {self.target.name}" if model is None else f"fit: {model.fit}"
 
-    def _error(self, point: Point) -> float:
-        if self.target.model is not None:
-            return self.target.model.typical_error
-        return sum(share * TABLE_ERROR[source] for source, share in point.decode.shares.items())
+    def _error(self) -> float:
+        return TABLE_ERROR if self.target.model is None else self.target.model.typical_error
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
@@ -281,6 +323,14 @@ class _Serving:
             notes.append(
                 f"Prompts of more than {longest} tokens are extrapolated: the forward works through the tokens one "
                 "after the other"
+            )
+        if self._max_context_limited_by() == "model":
+            refusal = self._refusal(self._max_context + 1)
+            notes.append(f"Contexts of more than {grouped(self._max_context)} tokens are not accepted: {refusal}")
+        if (self.options.dtype or torch.get_default_dtype()).itemsize == 1:
+            notes.append(
+                f"Weights, hidden states and cache in {self._dtype()}, as a server with scaled products keeps them: "
+                "PyTorch's own products of such tensors need scales; scales are not counted"
             )
         if self.request.left_out:
             notes.append(f"Requests have tokens only; left out: {', '.join(self.request.left_out)}")

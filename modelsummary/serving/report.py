@@ -59,7 +59,9 @@ class ServingEstimate:
         workspace_bytes: bytes that the forwards hold beside weights and cache at the peak.
         peak_bytes: the most bytes alive: weights, the caches of all requests, and the workspace.
         memory_bytes: memory of the device.
-        max_context: longest context that fits for this batch; 0 if none does.
+        max_context: longest context that fits for this batch, and that the model accepts; 0 if none does.
+        max_context_limited_by: ``"memory"``; ``"model"`` if its forward fails for longer ones, such as beyond the end
+            of its table of positions; ``"search"`` if longer ones are not tried.
         max_batch: largest batch that fits for this context; 0 if none does.
         prefill_ms: milliseconds of the forward of one request's prompt.
         decode_ms: milliseconds of the forward of one token of each request.
@@ -87,6 +89,7 @@ class ServingEstimate:
     peak_bytes: int
     memory_bytes: int
     max_context: int
+    max_context_limited_by: str
     max_batch: int
     prefill_ms: float
     decode_ms: float
@@ -187,16 +190,17 @@ class ServingEstimate:
     def __str__(self) -> str:
         layers = ", ".join(f"{count} x {name}" for name, count in self.cache_layers.items())
         error = f"typical error {100 * self.typical_error:.0f} %"
+        longest = f"{grouped(self.max_context)} tokens"
         rows = [
             ["Model", f"{self.model}, {self.dtype}, {self.mode}"],
-            ["Device", f"{self._devices}, {scaled(self.memory_bytes, 'B')} each"],
+            ["Device", f"{self._devices}, {scaled(self.memory_bytes, 'B')}{' each' if self.tensor > 1 else ''}"],
             ["Request", f"{grouped(self.context)} tokens of context, batch {grouped(self.batch)}"],
             ["Weights", scaled(self.weight_bytes, "B")],
             ["Cache per token", scaled(self.cache_bytes_per_token, "B")],
             ["Cache per request", f"{scaled(self.cache_bytes, 'B')} ({layers})"],
             ["Workspace", scaled(self.workspace_bytes, "B")],
             ["Peak", f"{scaled(self.peak_bytes, 'B')}{'' if self.fits else ', which does not fit'}"],
-            ["Longest context", f"{grouped(self.max_context)} tokens for batch {grouped(self.batch)}"],
+            ["Longest context", f"{longest} for batch {grouped(self.batch)}, limited by {self.max_context_limited_by}"],
             ["Largest batch", f"{grouped(self.max_batch)} for {grouped(self.context)} tokens"],
             ["Prefill of one request", f"{duration(self.prefill_ms)}, limited by {self.prefill_limited_by}"],
             ["Decode of one token", f"{duration(self.decode_ms)}, limited by {self.decode_limited_by}"],

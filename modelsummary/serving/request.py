@@ -81,7 +81,11 @@ def request_of(live: LiveModel) -> Request:
         )
     kept: dict[str, Any] = {}
     if tokens == _DECODER_TOKENS:
-        kept = {name: value for name, value in given.items() if name != tokens and not name.startswith("decoder_")}
+        kept = {
+            name: _without_data(value)
+            for name, value in given.items()
+            if name != tokens and not name.startswith("decoder_")
+        }
     tensors = [value for value in kept.values() if isinstance(value, (Tensor, InputSize))]
     batch = tensors[0].shape[0] if tensors else 1
     others = CallArguments((), kept, live.call.device)
@@ -100,6 +104,12 @@ def _named(model: nn.Module, call: CallArguments) -> dict[str, Any]:
         elif kind is not inspect.Parameter.VAR_POSITIONAL:
             named[name] = value
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _without_data(value: Any) -> Any:
+    """Return the size of a floating point tensor, so that the features of many requests are not allocated."""
+    is_plain = type(value) is Tensor and value.is_floating_point()
+    return InputSize(tuple(value.shape), value.dtype) if is_plain else value
 
 
 def _is_tokens(value: Any) -> bool:

@@ -19,6 +19,7 @@ from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocations
 from modelsummary.serving.cache import CacheBytes, MakeCache, bytes_of_cache, cache_in
+from modelsummary.serving.lookups import CheckedLookups
 from modelsummary.serving.request import Request
 
 __all__ = ["Encoded", "Phase", "RequestRun", "run_request"]
@@ -101,7 +102,7 @@ def run_request(
         device: device whose kernels torch chooses; None: the CPU.
 
     Raises:
-        InputError: the forward returns no cache that it takes back, or it needs values.
+        InputError: the forward returns no cache that it takes back, it needs values, or it fails for this context.
     """
     call = request.prompt(batch, context - 1)
     modules = modules_of(model)
@@ -114,15 +115,17 @@ def run_request(
         for module in modules:
             module.training = False  # restored with all attributes
         last = shapes.input(torch.empty((batch, 1), dtype=torch.int64, device="meta"))
-        run = _Run(model, request)
-        with Operators(Uncounted(), shapes):
+        lookups = CheckedLookups(shapes, model)
+        run = _Run(model, request, lookups)
+        with Operators(Uncounted(), lookups):
             try:
                 made = run.run(kwargs, last, make_cache, context)
             except InputError:
                 raise
             except Exception as error:
                 reason = obstacle_of(shapes, error)
-                raise InputError(f"serving {type(model).__name__} on shapes failed: {reason}") from error
+                given = "" if make_cache is None else " with the cache that was passed"
+                raise InputError(f"serving {type(model).__name__} on shapes failed{given}: {reason}") from error
         reason = obstacle_of(shapes, None)
         if reason is not None:
             raise InputError(f"serving {type(model).__name__} cannot be predicted: {reason}")
@@ -150,8 +153,8 @@ class _Clock:
 class _Run:
     """The state of one run."""
 
-    def __init__(self, model: nn.Module, request: Request) -> None:
-        self._model, self._request = model, request
+    def __init__(self, model: nn.Module, request: Request, lookups: CheckedLookups) -> None:
+        self._model, self._request, self._lookups = model, request, lookups
         self._follow = Allocations()
         self._before: frozenset[int] = frozenset()
 
@@ -167,9 +170,10 @@ class _Run:
         with follow:
             follow.note_operators()
             if make_cache is not None:
-                kwargs = {**kwargs, self._cache_name(): make_cache(model, context)}
+                kwargs = {**kwargs, self._cache_name(): self._made(make_cache, context)}
             name, cache, further, prefill = self._forward(kwargs)
             del kwargs
+            self._lookups.check()  # the last token has the last position
             again = {self._request.tokens: last, name: cache, **further, **self._request.flags}
             _, _, _, decode = self._forward(again)
         return RequestRun(prefill, decode, weights)
@@ -180,6 +184,12 @@ class _Run:
         if found is None:
             raise InputError(f"{type(self._model).__name__} takes no cache; leave out cache=")
         return found
+
+    def _made(self, make_cache: MakeCache, context: int) -> Any:
+        cache = make_cache(self._model, context)
+        if cache is None:  # the forward would make its own
+            raise InputError("the function passed as cache= must return an empty cache, got None")
+        return cache
 
     def _forward(self, kwargs: dict[str, Any]) -> tuple[str, Any, dict[str, Any], Phase]:
         """Run the model; return the name of its cache, the cache, further arguments of the next call, and the facts."""
@@ -192,6 +202,11 @@ class _Run:
             raise InputError(
                 f"{type(self._model).__name__} returns no cache that it takes back: no field of its result, such as "
                 "past_key_values, is also an argument of its forward"
+            )
+        first_result = next(tensors_of(output), None)
+        if first_result is not None and not first_result.numel():  # a slice of positions ended before the tokens
+            raise InputError(
+                f"{type(self._model).__name__} returns an empty tensor of shape {list(first_result.shape)}"
             )
         further = {}
         if _ENCODER in self._request.parameters:

@@ -41,10 +41,11 @@ class Attention(nn.Module):
 class Decoder(nn.Module):
     """Blocks of attention and an MLP; returns its logits and its cache as a dict."""
 
-    def __init__(self, layers=1, window=None):
+    def __init__(self, layers=1, window=None, positions=None):
         super().__init__()
         self.window = window
         self.words = nn.Embedding(WORDS, WIDTH)
+        self.positions = nn.Embedding(positions, WIDTH) if positions else None
         self.attention = nn.ModuleList(Attention(number) for number in range(layers))
         self.up = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(layers))
         self.down = nn.ModuleList(nn.Linear(4 * WIDTH, WIDTH) for _ in range(layers))
@@ -54,6 +55,9 @@ class Decoder(nn.Module):
     def forward(self, ids, past=None, use_cache=True):
         past = Cache(self.window) if past is None else past
         x = self.words(ids)
+        if self.positions is not None:
+            first = past.layers[0][0].shape[2] if past.layers else 0
+            x = x + self.positions(torch.arange(first, first + ids.shape[1]))
         for attention, up, down in zip(self.attention, self.up, self.down, strict=True):
             x = x + attention(x, past)
             x = x + self.dropout(down(torch.relu(up(x))))
@@ -74,3 +78,25 @@ class Recurrent(nn.Module):
         for step in range(ids.shape[1]):
             h = torch.tanh(self.cell(torch.cat([x[:, step], h], dim=-1)))
         return {"last": h, "state": [h]}
+
+
+class TupleDecoder(nn.Module):
+    """Attention written by hand: positions from a sliced table, and a cache that is a tuple of pairs."""
+
+    def __init__(self, positions):
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.table = nn.Parameter(torch.randn(1, positions, WIDTH))
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+
+    def forward(self, ids, past=None):
+        first = 0 if past is None else past[0][0].shape[1]
+        x = self.words(ids) + self.table[:, first : first + ids.shape[1]]
+        kept = []
+        for number, qkv in enumerate(self.qkv):
+            q, k, v = qkv(x).split(WIDTH, dim=-1)
+            if past is not None:
+                k, v = (torch.cat(pair, dim=1) for pair in zip(past[number], (k, v), strict=True))
+            kept.append((k, v))
+            x = x + torch.softmax(q @ k.mT / WIDTH**0.5, dim=-1) @ v
+        return self.head(x), tuple(kept)

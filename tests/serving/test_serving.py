@@ -12,9 +12,10 @@ from torch import nn
 from modelsummary import DeviceSpec, InputError, NotLiveError, Statistics
 from modelsummary.serving import points
 from modelsummary.serving.cache import cache_maker
+from modelsummary.serving.fit import largest_fitting
 from modelsummary.serving.request import request_of
 from modelsummary.serving.run import Encoded, run_request
-from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent
+from tests.serving.models import HEADS, WIDTH, WORDS, Decoder, Recurrent, TupleDecoder
 from tests.untouched import untouched
 
 IDS = torch.zeros(1, 4, dtype=torch.long)
@@ -91,14 +92,48 @@ def test_forward_over_single_tokens_is_extrapolated(monkeypatch):
     assert estimate.decode_ms == pytest.approx(short.decode_ms)
 
 
+def test_search_ends(stats):
+    estimate = Statistics(Decoder(window=8), IDS).serving(20, device=DEVICE, memory_bytes="1TB", batches=[1])
+    assert (estimate.max_context, estimate.max_context_limited_by) == (2**24, "search")
+
+
+def test_cache_of_tuples():
+    estimate = Statistics(TupleDecoder(64), IDS).serving(50, device=DEVICE, batches=[1])
+    assert (estimate.cache_bytes, estimate.cache_layers) == (2 * 50 * PER_TOKEN, {"tuple": 1})
+
+
 def test_what_fits(stats, estimate):
     def peak(batch, context):
         one, all_ = (run_request(stats.live.model, request, each, context) for each in (1, batch))
         return max(all_.decode.peak_bytes, one.prefill.peak_bytes + (batch - 1) * one.decode.cache.held_bytes)
 
+    assert estimate.max_context_limited_by == "memory"
     limit, request = DEVICE.memory_bytes, request_of(stats.live)
     assert peak(estimate.max_batch, 100) <= limit < peak(estimate.max_batch + 1, 100)
     assert peak(3, estimate.max_context) <= limit < peak(3, estimate.max_context + 1)
+
+
+@pytest.mark.parametrize("model", [Decoder(positions=24), TupleDecoder(24)])
+def test_positions_end(model):
+    stats = Statistics(model, IDS)
+    estimate = stats.serving(20, device=DEVICE, batches=[1])
+    assert (estimate.max_context, estimate.max_context_limited_by) == (24, "model")
+    assert "24 tokens for batch 1, limited by model" in str(estimate)
+    assert "Contexts of more than 24 tokens are not accepted: " in estimate.notes[0]
+    said = f"context=200 is beyond the 24 tokens that {type(model).__name__} accepts; pass less "
+    with untouched(model), pytest.raises(InputError, match=said):
+        stats.serving(200, device=DEVICE)
+    ids = torch.zeros(1, 25, dtype=torch.long)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(ids)
+
+
+def test_index_beyond_a_table_is_named():
+    stats = Statistics(Decoder(positions=24), IDS)
+    said = r"IndexError: index 24 is out of range for positions\.weight of shape \[24, 32\]"
+    assert run_request(stats.live.model, request_of(stats.live), 2, 24).decode.cache.nbytes == 2 * 24 * PER_TOKEN
+    with pytest.raises(InputError, match=said):
+        run_request(stats.live.model, request_of(stats.live), 2, 25)
 
 
 def test_no_request_fits(stats):
@@ -160,7 +195,9 @@ def test_plot(estimate):
         ({"cache": "statc"}, "cache must be .* got 'statc'; did you mean 'static'"),
         ({"cache": "static"}, "Decoder takes no cache; leave out cache="),
         ({"batches": [0]}, "batches must be a list of integers >= 1"),
-        ({"batches": 3}, "batches must be a list of integers >= 1, got 3"),
+        ({"batch": 10**9}, "batch must be at most 65536, got 1000000000"),
+        ({"batches": [10**9]}, "batches must be a list of integers >= 1 and <= 65536"),
+        ({"batches": 3}, "batches must be a list of integers >= 1 and <= 65536, got 3"),
         ({"calibrate": True}, "calibrate=True measures this machine; leave it out for made up"),
         ({"memory_bytes": "much"}, "memory_bytes must be an integer"),
     ],
@@ -168,6 +205,31 @@ def test_plot(estimate):
 def test_unusable_options(stats, options, message):
     with pytest.raises(InputError, match=message):
         stats.serving(**{"context": 8, "device": DEVICE, **options})
+
+
+class Cached(nn.Embedding):
+    """Hidden states of all tokens, in a list."""
+
+    def forward(self, ids, cache=None):
+        states = super().forward(ids)
+        cache = [states if not cache else torch.cat([cache[0], states], dim=1)]
+        return {"logits": states * cache[0].shape[1], "cache": cache}
+
+
+def test_functions_that_make_a_cache():
+    stats = Statistics(Cached(WORDS, WIDTH), IDS)
+    assert stats.serving(8, device=DEVICE, cache=lambda model, n: [], batches=[1]).cache_bytes == 8 * WIDTH * 4
+    with pytest.raises(InputError, match="the function passed as cache= must return an empty cache, got None"):
+        stats.serving(8, device=DEVICE, cache=lambda model, n: None)
+    with pytest.raises(InputError, match="serving Cached on shapes failed with the cache that was passed: TypeError"):
+        stats.serving(8, device=DEVICE, cache=lambda model, n: 3)
+
+
+def test_float8():
+    spec = DeviceSpec("eight", {torch.float8_e4m3fn: 1e12}, 1e11, memory_bytes=10**8, units=10)
+    eight = Statistics(Cached(WORDS, WIDTH), IDS).serving(8, device=spec, dtype=torch.float8_e4m3fn, batches=[1])
+    assert (eight.weight_bytes, eight.cache_bytes) == (WORDS * WIDTH, 8 * WIDTH)
+    assert "scales are not counted" in str(eight)
 
 
 def test_quantised_caches_are_for_decoders():
@@ -182,6 +244,19 @@ def test_fields_of_an_encoder_that_nobody_asked_for():
     assert encoded.last_hidden_state is encoded[0]
     assert encoded.router_logits is None
     assert not hasattr(encoded, "_fields")
+
+
+@pytest.mark.parametrize(("end", "expected"), [(10**9, 995_012), (700, 700), (0, 0)])
+def test_largest_fitting_asks_few(end, expected):
+    asked = []
+
+    def peak(n):
+        asked.append(n)
+        return max(5_000_000, n**2 + 10_000 * n + 7) if n <= end else None
+
+    # n^2 + 10,000 n + 7 <= 10^12 up to n = sqrt(10^12 + 5,000^2 - 7) - 5,000
+    assert largest_fitting(peak, 10**12, start=12, most=2**24) == expected
+    assert len(asked) <= 13
 
 
 def test_models_without_a_cache():
