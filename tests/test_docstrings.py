@@ -31,4 +31,6 @@ def test_example(example):
     runner = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False)
     said = []
     runner.run(example, out=said.append)
+    if runner.failures and "MissingExtraError" in "".join(said):
+        pytest.skip("needs an optional library")
     assert runner.failures == 0, "".join(said)

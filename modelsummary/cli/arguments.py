@@ -33,7 +33,7 @@ HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
 HELP_OF_RUN = "run TorchScript, which is code, on the --input: in a process with limits of time and memory"
 SOURCES = (
     "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
-    " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt"
+    " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt, .safetensors, .gguf"
 )
 
 _VALUE = re.compile(r"(?P<name>[^=]+)==(?P<value>-?\d+(?:\.\d+)?|true|false)")

@@ -124,6 +124,8 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
     path = Path(name)
     if path.is_dir():
         path /= "config.json"
+    if not path.exists():
+        raise InputError(f"hf: takes a local configuration file or its directory, and downloads nothing; got {name!r}")
     try:
         facts = {**json.loads(path.read_text(encoding="utf-8")), **settings}
     except (OSError, ValueError, TypeError) as error:
@@ -133,7 +135,7 @@ def _transformers(name: str, settings: Mapping[str, Any]) -> Callable[[], Source
     try:
         config = transformers.AutoConfig.for_model(**facts)
     except ValueError as error:
-        raise InputError(f"configuration {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise InputError(f"configuration {name!r} cannot be used: {str(error).splitlines()[0]:.200}") from error
     architecture = next(iter(facts.get("architectures") or ()), None)
     kind = getattr(transformers, architecture, None) if architecture else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo, TensorSet, sim_env
 from modelsummary.fx.profile_table import profile_table
-from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, needs_values, without_data
+from modelsummary.fx.shape_prop import NodeRunner, checked, in_order, without_data
 from modelsummary.fx.traced_module import FunctionModule
 
 __all__ = ["FlopProfiler", "GraphProfiler", "flop_count", "profile_call", "symbolic_profile"]
@@ -162,13 +162,14 @@ def _with_gradients(value: Any) -> Any:
 
 
 def _run(run: Callable[..., Any], device: torch.device | str | None) -> Any:
-    """Return the result of ``run`` without data; on data if it needs values and ``device`` is None."""
+    """Return the result of ``run`` without data; on data if ``device`` is None and an operator cannot run on shapes."""
     try:
         return run(really=False)
-    except Exception as error:
-        if device is not None or not (needs_values(error) or needs_values(error.__cause__)):
-            raise
-        return run(really=True)
+    except Exception:
+        if device is None:
+            with suppress(Exception):  # the first error says more: a model on meta has no data
+                return run(really=True)
+        raise
 
 
 def _place(module: nn.Module, call: CallArguments, device: torch.device | str | None) -> torch.device:

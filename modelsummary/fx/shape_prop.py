@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from modelsummary.capture.devices import device_of, is_there
@@ -20,11 +21,11 @@ from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Counting, Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import map_tensors, tensors_of
-from modelsummary.errors import DataDependentError, InputError, TraceError, in_short
+from modelsummary.errors import InputError, TraceError, in_short
 from modelsummary.fx import registry
 from modelsummary.fx.meta_info import MetaInfo
 
-__all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "needs_values", "note_shapes", "without_data"]
+__all__ = ["NodeRunner", "ShapeProp", "checked", "in_order", "note_shapes", "without_data"]
 
 
 class NodeRunner(Interpreter):
@@ -47,9 +48,7 @@ class NodeRunner(Interpreter):
         first = next(tensors_of(result), None)
         info.shape = tuple(first.shape) if first is not None else None
         if first is not None:
-            n.meta["tensor_meta"] = tree_map(
-                lambda each: _extract_tensor_metadata(each) if isinstance(each, Tensor) else each, result
-            )
+            n.meta["tensor_meta"] = _metadata(result)
             n.meta["type"] = type(result)
         self.after(n, result)
         return result
@@ -148,6 +147,17 @@ def checked(module: GraphModule) -> GraphModule:
     return module
 
 
+def _metadata(result: Any) -> Any:
+    """Return a result with metadata instead of tensors; a ``PackedSequence``, which holds only tensors, as a tuple."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence):
+            return tuple(map(of, leaf))
+        return _extract_tensor_metadata(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(of, result, is_leaf=lambda each: isinstance(each, PackedSequence))
+
+
 def note_shapes(
     module: GraphModule, call: CallArguments, origins: Mapping[Node, tuple[str, int]], execution: str
 ) -> None:
@@ -212,8 +222,3 @@ def without_data(
         Operators(counting, execution),
     ):
         yield args, kwargs
-
-
-def needs_values(error: BaseException | None) -> bool:
-    """Return True if an operator failed because its result depends on the values of tensors."""
-    return isinstance(error, DataDependentError)

@@ -257,7 +257,7 @@ def _check(
 ) -> None:
     """Raise ``TraceError`` unless the graph runs the same operators as the model, also at another batch size."""
 
-    def differs(call: CallArguments, **options: bool) -> str:
+    def differs(call: CallArguments, **options: Any) -> str:
         given = _graph_call(call, names)
         return difference(model, traced, [traced], call, execution, other_call=given, **options)
 

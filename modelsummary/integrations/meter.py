@@ -53,7 +53,7 @@ class MFUMeter:
     Args:
         flops_per_token: result of ``Statistics.flops_per_token``, whose dense training FLOPs count; or a number.
         device: a ``DeviceSpec`` or the name of an accelerator; None: the CUDA device in use.
-        dtype: dtype whose peak is compared with; None: the only one that the device has.
+        dtype: dtype whose peak the speed is divided by; None: the only one that the device has.
         n_devices: devices that train together.
         every: steps per reading.
         show: function that shows a reading, such as ``print``; None: show nothing.

@@ -17,7 +17,7 @@ __all__ = ["FormulaStatistics"]
 
 
 class FormulaStatistics(LiveStatistics):
-    """Statistics with a live model, whose figures are formulas; ``Statistics`` adds stages and graphs."""
+    """Statistics with a live model, whose figures are formulas; ``GraphStatistics`` adds graphs."""
 
     _scalings: dict[str, Scaling]
 
@@ -110,6 +110,6 @@ class FormulaStatistics(LiveStatistics):
 
         live, known = self._live_for("a formula"), self.__dict__.setdefault("_scalings", {})
         if repr(names) not in known:
-            known[repr(names)] = Scaling(live, self.root, names)
+            known[repr(names)] = Scaling(live, self.root, names, self.fallback_reason)
         found: Scaling = known[repr(names)]
         return found

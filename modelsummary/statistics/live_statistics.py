@@ -133,8 +133,9 @@ class LiveStatistics(ModelStatistics):
             device: the CPU (default), or CUDA.
             backward, optimizer: the step whose calls are measured, as for ``estimate_latency``.
             **options: as for ``estimate_latency``.
-            grid: also measure the standard grid of some 300 common calls.
-            again: measure known calls again.
+            grid: also measure the standard grid of some 650 common calls.
+            again: measure known calls again, minutes or hours later: the median of all visits counts, so that slow
+                periods of the machine matter less.
 
         Returns:
             Counts, and ``cpu_share``: below 0.9, the times are too long; measure again on a quiet machine.
@@ -167,7 +168,8 @@ class LiveStatistics(ModelStatistics):
                 ``calibrate``: ``"cpu"`` (default) or ``"cuda"``.
             mode: ``"eager"``, or ``"compiled"`` as by ``torch.compile``.
             backward: include the backward of the loss.
-            optimizer: name, class or instance of an optimizer whose step is included, as for ``memory``; None: none.
+            optimizer: name, class or instance of an optimizer whose step is included, as for ``memory``. Default: no
+                optimizer.
             **options: see ``modelsummary.latency.TimeOptions``: ``dtype``, ``autocast``, ``loss``, ``checkpoint``.
 
         Returns:

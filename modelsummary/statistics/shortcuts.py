@@ -1,4 +1,4 @@
-"""Functions around ``Statistics``."""
+"""``measure_memory``, which makes a ``Statistics`` first; ``as_live``, which refuses statistics that are data only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Statistics``: run a model once, keep the facts about its layers, cut it into stages, draw its graphs."""
+"""``Statistics``: run a model once, keep the facts about its layers, cut it into stages, plan its training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from os import PathLike
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,25 +14,21 @@ from torch import nn
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.sizes import Dtypes
-from modelsummary.statistics.formula_statistics import FormulaStatistics
+from modelsummary.statistics.graph_statistics import GraphStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
 
 if TYPE_CHECKING:  # imported on first use
-    from torch.fx import GraphModule, Node
-
     from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepEstimate
     from modelsummary.cluster.pipeline_plan import PipelinePlans
     from modelsummary.parallel import ParallelPlan
     from modelsummary.split import By, Stages
     from modelsummary.split.model_splitter import ModelSplitter
-    from modelsummary.views.explorer.flow import Dataflow
-    from modelsummary.views.graph import Graph
 
 __all__ = ["Statistics"]
 
 
-class Statistics(FormulaStatistics):
+class Statistics(GraphStatistics):
     """The facts about every layer of a model, from one run that by default works on shapes only.
 
     Shape-only execution computes nothing: a model of any size takes the time of its Python code. The model stays
@@ -245,7 +240,7 @@ class Statistics(FormulaStatistics):
         from modelsummary.cluster import entry
 
         live = self._live_for("planning")
-        if not isinstance(cluster, entry.Cluster) and (cluster is not None or entry.is_deprecated(options)):
+        if not isinstance(cluster, entry.Cluster) and (isinstance(cluster, int) or entry.is_deprecated(options)):
             splitter = self._current_splitter()
             return entry.pipeline_plans(self.root, splitter.facts, splitter.n_samples, cluster, global_batch, options)
         return entry.search(live, self.root, cluster, global_batch, sequence, recipe, options, self.parallel_plan)
@@ -307,7 +302,7 @@ class Statistics(FormulaStatistics):
             expert=expert,
             sequence=sequence,
             loss_parallel=loss_parallel,
-            split=lambda *wishes: self._current_splitter().split_around(*wishes),
+            split=lambda n_stages, whole: self._current_splitter().split_around(n_stages, whole),
             checkpoint=checkpoint,
             precision=precision,
             reshard_after_forward=reshard_after_forward,
@@ -321,80 +316,3 @@ class Statistics(FormulaStatistics):
         if self._splitter is None or not self._splitter.is_current():
             self._splitter = ModelSplitter(self._live, list(self.root.walk()))
         return self._splitter
-
-    # -------------------------------------------------------------------------------------------- graphs
-
-    @exclusive
-    def graph(
-        self, depth: int | EllipsisType | None = ..., *, stages: Stages | None = None, fold: bool | None = None
-    ) -> Graph:
-        """Return the dataflow graph: the modules and functions that pass tensors to each other.
-
-        The forward is recorded again, as for ``split``. Edges have the shapes of the tensors; nodes have parameters and
-        multiply-adds. A module whose calls are shown one by one is a group.
-
-        Args:
-            depth: levels of nested calls that are shown: 1 shows the modules that the model calls; None: all. Default:
-                as many as give at most 60 nodes. Containers that are never called, such as ``nn.ModuleList``, do not
-                count as a level.
-            stages: result of ``split`` on this model; nodes get the colours of their stages, and modules that are cut
-                are shown as groups.
-            fold: draw equal consecutive modules as one, with their number. None: if the graph has more than 60 nodes.
-
-        Raises:
-            InputError: an argument is unusable, or the statistics have no live model with an input.
-            SplitError: a parameter is not initialised yet, or the stages were pickled.
-
-        >>> stats = Statistics(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)), (1, 2))
-        >>> [node.name for node in stats.graph().nodes]
-        ['input', '0', '1', '2', 'output']
-        """
-        from modelsummary.statistics.live_dataflow import dataflow
-
-        return dataflow(self._live_for("a graph of the dataflow"), self.root, depth, stages, fold)
-
-    @exclusive
-    def _dataflow(self, stages: Stages | None = None) -> Dataflow:
-        from modelsummary.statistics.live_dataflow import explored_dataflow
-
-        return super()._dataflow(stages) if self._live is None else explored_dataflow(self._live, self.root, stages)
-
-    def graph_module(
-        self,
-        *,
-        trace_act_ckpt: bool = False,
-        bias_addition_split: bool = False,
-        device: torch.device | str | None = None,
-    ) -> GraphModule:
-        """Return the model as a ``torch.fx`` graph, traced and profiled with the recorded input.
-
-        ``node.meta["info"]`` holds the facts about a node, ``node.meta["layer_info"]`` the row of the call that it is
-        or belongs to. ``nodes_of`` returns the nodes of a module.
-
-        Args:
-            trace_act_ckpt, bias_addition_split: as for ``symbolic_trace``.
-            device: device whose kernels are assumed, as for ``symbolic_profile``.
-
-        Raises:
-            InputError: the statistics have no live model with an input.
-            TraceError: the forward cannot be written as a graph; the message gives the reason.
-        """
-        from modelsummary.fx.layer_nodes import graph_module
-
-        options: dict[str, Any] = {"trace_act_ckpt": trace_act_ckpt, "bias_addition_split": bias_addition_split}
-        return graph_module(self._live_for("a graph module"), self.calls, **options, device=device)
-
-    def nodes_of(self, graph: GraphModule, fqn: str) -> list[Node]:
-        """Return the nodes of a graph of this model that belong to a module or to modules in it.
-
-        Args:
-            graph: result of ``graph_module``.
-            fqn: name of the module.
-
-        Raises:
-            LayerNotFoundError: the model has no such module.
-        """
-        from modelsummary.fx.layer_nodes import nodes_of
-
-        self.calls(fqn)
-        return nodes_of(graph, fqn)

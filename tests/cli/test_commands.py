@@ -200,7 +200,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--input", "2,4", "--memory", "adamv"], "got 'adamv'; did you mean 'adam' or 'adamw'?"),
         (
             [MLP, "--input", "2,4", "--sort", "mcas"],
-            "over modules, got 'mcas'; did you mean 'macs'?",
+            "; did you mean 'macs'?",
         ),
         ([MLP, "--input", "2,4", "--sort", "macs", "--format", "csv"], "--sort is for the printed table"),
         (["tests.cli.test_commands:MLP"], "must be a function or class that makes a module, got 'tests.cli"),
@@ -232,7 +232,7 @@ def test_the_budgets_of_the_example(tmp_path):
         ([MLP, "--input", "99999999999999999999,4"], "--debug shows the traceback"),
         (["tests.cli.test_commands:READY", "--kwargs", '{"width": 3}'], "is made already"),
         (["tests.broken_module:Net"], "cannot be imported"),
-        (["hf:missing.json"], "configuration 'missing.json' cannot be read"),
+        (["hf:missing.json"], "downloads nothing; got 'missing.json'"),
     ],
 )
 def test_errors(capsys, arguments, message):
@@ -300,6 +300,16 @@ def test_hugging_face(capsys, tmp_path):
     assert "GPT2LMHeadModel" in output(capsys, name).out
     (tmp_path / "config.json").write_text("{}")
     assert "has no 'model_type'" in output(capsys, name, status=2).err
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no names of open files")
+def test_a_configuration_may_come_through_a_pipe(capsys):
+    pytest.importorskip("transformers")
+    reader, writer = os.pipe()
+    with open(reader), open(writer, "w") as pipe:
+        json.dump({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 10}, pipe)
+        pipe.close()
+        assert "GPT2Model" in output(capsys, f"hf:/dev/fd/{reader}", "--input", "1,4").out
 
 
 @pytest.mark.parametrize(("settings", "size"), [({}, 4), ({"dtype": "bfloat16"}, 2)])

@@ -58,6 +58,26 @@ def test_a_module_called_twice_has_two_rows():
     assert [node.meta["layer_info"].call_index for node in calls] == [0, 1]
 
 
+def test_a_graph_of_packed_sequences():
+    """They cannot run on shapes, and a ``PackedSequence`` takes nothing but tensors."""
+
+    class Packs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+        def forward(self, x, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+    model, inputs = Packs(), (torch.rand(2, 5, 3), torch.tensor([5, 2]))
+    graph = Statistics(model, inputs).graph_module()
+    assert torch.equal(graph(*inputs), model(*inputs))
+    (lstm,) = graph.graph.find_nodes(op="call_module", target="lstm")
+    assert lstm.meta["info"].macs == 7 * 4 * (3 + 4) * 4  # 5 + 2 steps of four gates
+    assert lstm.meta["tensor_meta"][0][0].shape == (7, 4)
+
+
 def test_a_graph_needs_the_model():
     stats = pickle.loads(pickle.dumps(Statistics(nn.Linear(4, 4), (2, 4))))
     with pytest.raises(InputError, match="a graph module needs the live model and an input"):

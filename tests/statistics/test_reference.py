@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from modelsummary import Statistics
+from tests.models import zeros_as_parameters
 from tests.untouched import untouched
 
 models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
@@ -108,9 +109,13 @@ VIDEO = models.list_models(module=models.video)
 
 
 def build(name):
-    backbone = {"weights_backbone": None} if name in DETECTION + SEGMENTATION else {}
-    extra = {"init_weights": False} if name.endswith(("googlenet", "inception_v3")) else {}
-    return models.get_model(name, weights=None, **backbone, **extra).eval()
+    options = {"weights_backbone": None} if name in DETECTION + SEGMENTATION else {}
+    options |= {"init_weights": False} if name.endswith(("googlenet", "inception_v3")) else {}
+    if name in DETECTION:  # runs for real
+        options |= {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}
+        return models.get_model(name, weights=None, **options).eval()
+    with zeros_as_parameters():
+        return models.get_model(name, weights=None, **options).eval()
 
 
 def arguments(name):

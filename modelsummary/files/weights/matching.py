@@ -28,14 +28,15 @@ def mismatches(weights: WeightStatistics, model: nn.Module) -> list[str]:
     >>> mismatches(weight_statistics(stored, "Net", Path("net.safetensors")), nn.Sequential(nn.Linear(2, 3)))
     ["1 tensors of the model are missing: '0.bias'", '1 tensors are float16 in the file and float32 in the model']
     """
-    own = _tensors_of(model)
+    own, not_saved = _tensors_of(model), _not_saved(model)
     stored = {name: (tensor.shape or (), tensor.dtype) for name, tensor in weights.tensors.items()}
     theirs = _named_alike(stored, own)
     both = [name for name in theirs if name in own]
     if 2 * len(both) < len(stored):
-        return _by_shape([shape for shape, _ in stored.values()], own)
+        saved = {id(each): tuple(each.shape) for name, each in own.items() if name not in not_saved}
+        return _by_shape([shape for shape, _ in stored.values()], list(saved.values()))
     found = {id(own[name]) for name in both}
-    lost = [name for name, each in own.items() if id(each) not in found and name not in _not_saved(model)]
+    lost = [name for name, each in own.items() if id(each) not in found and name not in not_saved]
     extra = [name for name in theirs if name not in own]
     other = [name for name in both if theirs[name][0] != tuple(own[name].shape)]
     lines = _line(lost, "of the model are missing") + _line(extra, "of the file are not in the model")
@@ -83,13 +84,12 @@ def _named_alike(
     return best
 
 
-def _by_shape(stored: Sequence[tuple[int | str, ...]], own: Mapping[str, Tensor]) -> list[str]:
-    distinct = {id(each): tuple(each.shape) for each in own.values()}
-    there, here = Counter(stored), Counter[tuple[int | str, ...]](distinct.values())
+def _by_shape(stored: Sequence[tuple[int | str, ...]], own: Sequence[tuple[int, ...]]) -> list[str]:
+    there, here = Counter(stored), Counter[tuple[int | str, ...]](own)
     common = (there & here).total()
     return [
         f"names differ from the model's; {grouped(common)} of {grouped(len(stored))} tensors have the shape of one of "
-        f"the model's {grouped(len(distinct))}"
+        f"the model's {grouped(len(own))}"
     ]
 
 
