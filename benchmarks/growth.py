@@ -1,10 +1,11 @@
 """Summarise or split a large model on meta in this process; print modules, CPU seconds and bytes as JSON.
 
-    python benchmarks/growth.py decoder|experts|split SIZE
+    python benchmarks/growth.py decoder|experts|split|llama_split|llama_plan SIZE
 
 SIZE is the number of layers of the decoder, or of modules of the mixture of experts. ``split`` times
 ``stats.split(16)`` of the decoder, after its summary; a layer has 14 parameters, 7 calls of layers and some 20 of
-functions: ``split 715`` has 10,000 tensors.
+functions: ``split 715`` has 10,000 tensors. ``llama_split`` does the same with the Llama of transformers that has 405
+billion parameters in 126 layers, and ``llama_plan`` times ``stats.parallel_plan(tensor=8)`` of it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,14 @@ def decoder(layers: int, width: int = 256, experts: int = 1) -> nn.Module:
     return nn.Sequential(nn.Embedding(1000, width), *blocks, nn.Linear(width, 1000))
 
 
+def llama(layers: int) -> nn.Module:
+    """Return the model with the widths of 405 billion parameters; they are that many with 126 layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16384, "intermediate_size": 53248, "vocab_size": 128256, "num_hidden_layers": layers}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=128, num_key_value_heads=8, use_cache=False))
+
+
 def peak_bytes() -> int:
     """Return the peak memory of this process alone; ``getrusage`` would include the process that started it."""
     line = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
@@ -70,7 +79,10 @@ def main() -> None:
     kind, size = sys.argv[1], int(sys.argv[2])
     with torch.device("meta"):
         per_layer = 64 * 4 + 6  # experts and their layers; the block, its norms, its linears and its list
-        model = decoder(round(size / per_layer), experts=64) if kind == "experts" else decoder(size)
+        if kind.startswith("llama"):
+            model = llama(size)
+        else:
+            model = decoder(round(size / per_layer), experts=64) if kind == "experts" else decoder(size)
     x = torch.zeros(1, 128, dtype=torch.long, device="meta")
     from modelsummary import Statistics
 
@@ -79,7 +91,10 @@ def main() -> None:
     before, start = peak_bytes(), time.process_time()
     stats = Statistics(model, x)
     figures: dict[str, int] = {}
-    if kind == "split":
+    if kind == "llama_plan":
+        before, start = peak_bytes(), time.process_time()
+        stats.parallel_plan(tensor=8)
+    if kind.endswith("split"):
         before, start = peak_bytes(), time.process_time()
         stages = stats.split(16)
         figures = {"calls": sum(1 for event in stages.record.root.walk() if not event.children)}
