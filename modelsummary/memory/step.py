@@ -23,9 +23,10 @@ from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
-from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
+from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.given_gradients import GivenGradients
+from modelsummary.memory.operator_notes import OperatorNotes
 from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["RowMemory", "Saved", "StepRun", "casting", "category_of", "loss_of"]
