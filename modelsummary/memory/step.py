@@ -26,6 +26,7 @@ from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.given_gradients import GivenGradients
+from modelsummary.memory.saved_tensor import SavedTensor
 from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["RowMemory", "Saved", "StepRun", "casting", "category_of", "loss_of"]
@@ -141,7 +142,7 @@ class StepRun:
         """Return a context in which tensors that are saved for the backward are noted."""
         counts_saved = self.plan.train and self._counts_bytes
         save = self.allocations.save
-        return torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor) if counts_saved else nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(save, SavedTensor.unpack) if counts_saved else nullcontext()
 
     def _begin(self, phase: str) -> None:
         self._phases.append((phase, len(self.allocations.operators)))
