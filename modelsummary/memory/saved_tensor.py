@@ -14,7 +14,7 @@ __all__ = ["SavedTensor"]
 class SavedTensor(NamedTuple):
     """A tensor that autograd saves, packed by ``saved_tensors_hooks``.
 
-    Torch compares versions itself only where there are no hooks.
+    Torch itself compares versions only if no hooks are set.
 
     Attributes:
         tensor: the tensor without its history: with it, a node that saves its own result would keep itself alive
