@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_map
 
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor
-from modelsummary.capture.execution.shape_tensor import ShapeTensor, without_history
+from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, OperatorRun
 from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
 from modelsummary.costs.tensor_bytes import inner_tensors, is_distributed
+from modelsummary.memory.saved_tensor import SavedTensor
 
 __all__ = ["Allocation", "Allocations"]
 
@@ -198,16 +199,13 @@ class Allocations(TorchDispatchMode):
             if allocation is not None:
                 allocation.reused_by = number
 
-    def save(self, tensor: Tensor) -> Tensor:
-        """Note that a tensor is kept for the backward, and return it without history, for ``saved_tensors_hooks``.
-
-        With its history, a node that saves its own result would keep itself alive through the tensor's ``grad_fn``.
-        """
+    def save(self, tensor: Tensor) -> SavedTensor:
+        """Note that a tensor is kept for the backward, for ``saved_tensors_hooks``."""
         self._meet(tensor, max(len(self.operators) - 1, 0))
         allocation = self.of(tensor)
         if allocation is not None and allocation.saved_at is None:
             allocation.saved_at = self._where()
-        return without_history(tensor)
+        return SavedTensor.of(tensor)
 
     def note_node(self, node: Any) -> None:
         """Follow a node of the backward: its end, and a Python number that it keeps."""

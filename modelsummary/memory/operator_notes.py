@@ -26,13 +26,10 @@ class OperatorNotes(Allocations):
     Views are noted without arguments: they run no kernel, and their results have the storage of an argument.
     It is an execution around another one instead of a second dispatch mode, which would take longer. It holds every
     storage that it has seen, so that no two share an address. On shapes they take no memory.
-
-    Args:
-        where: as for ``Allocations``.
     """
 
-    def __init__(self, where: Callable[[], int]) -> None:
-        super().__init__(where=where)
+    def __init__(self, block_bytes: int = 1, where: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(block_bytes, where)
         self._seen: dict[int, torch.UntypedStorage] = {}
 
     def around(self, execution: Execution) -> Execution:
