@@ -72,6 +72,6 @@ class OperatorNotes(Allocations):
         if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
             (tensor,) = inner_tensors(tensor)
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key: int = storage._cdata
         self._seen[key] = storage
         return key
