@@ -90,10 +90,12 @@ def seconds_of_protocols(operation: str, nbytes: float, links: Links) -> float:
         found.append((_tree(_LL, min(tree / 3.8, _MOST_LL[min(links.nodes, 3) - 1]), nbytes, links),) * 2)
     if links.kind == "nvlink":  # LL128 needs stores of 128 bytes that arrive as a whole, which NCCL expects of NVLink
         ring = (0.7 if links.per_node == 1 else 0.92) * links.bandwidth
-        found.append(tuple(_ring(_LL128, each, nbytes, links, passes) for each in (ring, min(ring, most))))
+        estimate = _ring(_LL128, ring, nbytes, links, passes)
+        found.append((estimate, _ring(_LL128, min(ring, most), nbytes, links, passes)))
         if reduces:
             tree *= 7 / 9 if links.nodes == 1 else 120 / 128
-            found.append(tuple(_tree(_LL128, each, nbytes, links) for each in (tree, min(tree, most))))
+            estimate = _tree(_LL128, tree, nbytes, links)
+            found.append((estimate, _tree(_LL128, min(tree, most), nbytes, links)))
     return min(found)[1]
 
 
