@@ -52,6 +52,25 @@ def test_a_decoder_moves_what_is_counted_by_hand():
     }
 
 
+@pytest.mark.parametrize("name", ["dim", "axis"])
+def test_joining_features_of_two_layers(name):
+    class Joined(nn.Module):
+        def __init__(self, join, dim):
+            super().__init__()
+            self.join, self.kwargs = join, {name: dim}
+            self.a, self.b, self.down = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.down(self.join([self.a(x), self.b(x)], **self.kwargs).flatten(2))
+
+    # The first half of the joined features is of one layer: a rank has the first half of both.
+    plan = Statistics(Joined(torch.cat, 2), (2, 3, 4)).parallel_plan(tensor=2)
+    assert roles(plan) == {"a": "column*", "b": "column*", "down": "row*"}
+    assert "joins along the sharded dimension" in str(plan)
+    plan = Statistics(Joined(torch.stack, -1), (2, 3, 4)).parallel_plan(tensor=2)  # in turns
+    assert roles(plan) == {"a": "column", "b": "column", "down": "row"}
+
+
 def test_stages_with_other_numbers_of_heads():
     plan = plan_of("biased", tensor=2)  # 3 heads, then 2
     assert roles(plan) == {
@@ -254,6 +273,21 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
 
     plan = Statistics(Tied(), (2, 4)).parallel_plan(shard=2)
     assert plan.units == (("parts.0", "parts.1"), ("parts.2",))  # the last one shares with the root
+
+
+def test_units_are_in_the_order_of_their_calls():
+    class Alternating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own, self.cross = (nn.ModuleList(_Part() for _ in range(2)) for _ in range(2))
+
+        def forward(self, x):
+            for own, cross in zip(self.own, self.cross, strict=True):
+                x = cross(own(x))
+            return x
+
+    plan = Statistics(Alternating(), (2, 4)).parallel_plan(shard=2)
+    assert plan.units == (("own.0",), ("cross.0",), ("own.1",), ("cross.1",))
 
 
 def test_blocks_that_the_forward_does_not_call_are_units_that_cause_nothing():
