@@ -6,10 +6,12 @@ import copy
 import json
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.parallel import ParallelPlan
@@ -18,7 +20,7 @@ from tests import idioms
 from tests.parallel.models import OLD, Captioner, Decoder, SharedBiasExperts, make
 
 
-def plan_of(name: str, **sizes: int) -> ParallelPlan:
+def plan_of(name: str, **sizes: Any) -> ParallelPlan:
     model, inputs = make(name)
     return Statistics(model, inputs).parallel_plan(**sizes)
 
@@ -50,6 +52,35 @@ def test_a_decoder_moves_what_is_counted_by_hand():
         ("forward", "all_gather"): (1, 4 * 8 * 48 * 8),
         ("backward", "all_reduce"): (5, 5 * activation),
     }
+
+
+def test_recomputed_blocks_communicate_again_up_to_what_they_keep():
+    # Each of two blocks has two all-reduces in the forward. The second is added to the residual, which keeps nothing
+    # for the backward, so torch stops before it. In chunks, both attention and MLP also gather what they take.
+    activation, backward = 4 * 8 * 16 * 8, ("backward", "all_reduce")
+    assert plan_of("decoder", tensor=2, checkpoint="every").collectives[backward] == (5 + 2, 7 * activation)
+    found = plan_of("decoder", tensor=2, checkpoint="every", sequence=True).collectives
+    assert found["backward", "reduce_scatter"] == (5 + 2, 7 * activation)
+    assert found["backward", "all_gather"] == (5 + 4, 9 * activation)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # the summary runs without gradients
+def test_a_model_that_recomputes_its_blocks_itself():
+    class Recomputed(Decoder):
+        def __init__(self, reentrant):
+            super().__init__()
+            self.reentrant = reentrant
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            return self.head(self.norm(x))
+
+    expected = roles(plan_of("decoder", tensor=2))
+    for reentrant in (False, True):
+        plan = Statistics(Recomputed(reentrant), (4, 8), dtypes=torch.long).parallel_plan(tensor=2)
+        assert roles(plan) == expected
 
 
 @pytest.mark.parametrize("name", ["dim", "axis"])
