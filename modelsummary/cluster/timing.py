@@ -63,8 +63,8 @@ class TimeModel:
         """Return the groups in which a rank communicates, by what they share.
 
         Copies and the ranks of context parallelism reduce ``"gradients"`` together. They gather and scatter
-        ``"shards"``, and those that hold the same shard reduce it among ``"replicas"``. Ranks that hold the same
-        experts reduce ``"expert_gradients"``.
+        ``"shards"``, and the ranks with the same shard reduce it among ``"replicas"``. Ranks that hold the same experts
+        reduce ``"expert_gradients"``.
         """
         return {
             "tensor": self.network.group(plan.tensor),
