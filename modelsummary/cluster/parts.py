@@ -123,7 +123,7 @@ def _fused_attention(
 ) -> Any:
     """Return the result of fused attention where GPUs have a kernel and the CPU has none; None for other attention.
 
-    One kernel takes values whose heads have another size than those of keys, as in latent attention. Another takes
+    One kernel takes values whose heads have another size than keys have, as in latent attention. Another takes
     fewer heads of keys than of queries; the CPU has had it since torch 2.9.
     """
     if attn_mask is not None or query.dim() != 4:
