@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "TraceError",
     "close_to",
     "in_short",
+    "is_number",
     "printable",
 ]
 
@@ -39,6 +41,15 @@ def close_to(name: Any, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(name), list(known), n=3)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def is_number(value: Any) -> bool:
+    """Return True if a value is a finite integer or float; truth values are not.
+
+    >>> is_number(2), is_number(True), is_number(float("nan")), is_number("2")
+    (True, False, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -inf < value < inf
 
 
 def in_short(error: BaseException) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest-xdist runs a worker on each core; torch reads it on import
+
 import pytest
 import torch
 from hypothesis import settings

@@ -17,6 +17,7 @@ from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StageTime, simulation_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.topology import Cluster
+from modelsummary.errors import InputError, is_number
 from modelsummary.split.schedule import Simulation
 from modelsummary.tables import Printed, Report
 from modelsummary.units import duration, percent, scaled
@@ -123,7 +124,13 @@ class StepEstimate(Printed):
         return self.memory_bytes <= self.cluster.memory_bytes
 
     def device_hours(self, tokens: float) -> float:
-        """Return the hours that all devices together need for a number of tokens (samples without sequences)."""
+        """Return the hours that all devices together need for a number of tokens (samples without sequences).
+
+        Raises:
+            InputError: ``tokens`` is not a number >= 0.
+        """
+        if not is_number(tokens) or tokens < 0:
+            raise InputError(f"tokens must be a number >= 0, got {tokens!r:.80}")
         return tokens / self.tokens_per_second * self.plan.devices / 3600
 
     def parallel_plan(self) -> ParallelPlan:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from modelsummary.costs.attention_time import KERNELS
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, is_number
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Plan", "Recipe"]
 
@@ -71,7 +70,7 @@ class Plan:
                 raise InputError(f"{name} must be an integer >= 1, got {value!r}")
         if not isinstance(self.sequence_parallel, bool):
             raise InputError(f"sequence_parallel must be True or False, got {self.sequence_parallel!r}")
-        if self.zero not in (0, 1, 2, 3) or isinstance(self.zero, bool):
+        if type(self.zero) is not int or self.zero not in (0, 1, 2, 3):
             raise InputError(f"zero must be 0, 1, 2 or 3, got {self.zero!r}")
         if self.schedule not in SCHEDULES:
             raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {self.schedule!r}")
@@ -119,11 +118,13 @@ class Plan:
         """Return the micro-batches of one copy in a step.
 
         Raises:
-            InputError: the copies cannot share the batch evenly.
+            InputError: the batch is not an integer >= 1, or the copies cannot share it evenly.
 
         >>> Plan(data=4, micro_batch=2).microbatches(64)
         8
         """
+        if type(global_batch) is not int or global_batch < 1:
+            raise InputError(f"global_batch must be an integer >= 1, got {global_batch!r}")
         count, rest = divmod(global_batch, self.data * self.micro_batch)
         if rest or not count:
             raise InputError(
@@ -218,8 +219,7 @@ class Recipe:
             )
         for name in ("host_seconds", "copies_per_token"):
             value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0 <= value < inf):
+            if value is not None and not (is_number(value) and value >= 0):
                 raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
         for name in ("master_weights", "overlap_gradients", "overlap_experts", "overlap_tensor", "share_messages"):
             if not isinstance(getattr(self, name), bool):

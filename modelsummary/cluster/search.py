@@ -199,7 +199,7 @@ def _check(options: SearchOptions) -> None:
         if name == "limit":
             if type(value) is not int or value < 1:
                 raise InputError(f"limit must be an integer >= 1, got {value!r}")
-        elif isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
             raise InputError(f"{name} must be a list of values to try, got {value!r}")
         elif name in _NUMBERS and not all(type(each) is int and each >= 1 for each in value):
             raise InputError(f"{name} must be a list of integers >= 1, got {value!r}")

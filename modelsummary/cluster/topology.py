@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from modelsummary.costs.device_spec import DeviceSpec
-from modelsummary.errors import InputError, MissingExtraError, close_to
+from modelsummary.errors import InputError, MissingExtraError, close_to, is_number
 
 __all__ = ["PRESETS", "Cluster"]
 
@@ -69,21 +69,33 @@ class Cluster:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} must be an integer >= 1, got {value!r}")
-        put(self, "link_bandwidth", self.link_bandwidth or (self.device.interconnect or 0.0) / 2)
-        put(self, "interfaces_per_node", self.interfaces_per_node or self.devices_per_node)
-        put(self, "memory_bytes", self.memory_bytes or self.device.memory_bytes or 0)
+        defaults = {
+            "link_bandwidth": (self.device.interconnect or 0.0) / 2,
+            "interfaces_per_node": self.devices_per_node,
+            "memory_bytes": self.device.memory_bytes or 0,
+        }
+        for name, default in defaults.items():
+            if getattr(self, name) in (0, None) and getattr(self, name) is not False:
+                put(self, name, default)
+        self._check()
+
+    def _check(self) -> None:
         for name in ("link_bandwidth", "network_bandwidth", "interfaces_per_node", "memory_bytes"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value > 0:
+            if not is_number(value) or value <= 0:
                 raise InputError(f"{name} of a cluster of {self.device.name} must be a number > 0, got {value!r}")
+        if type(self.interfaces_per_node) is not int:
+            raise InputError(f"interfaces_per_node must be an integer >= 1, got {self.interfaces_per_node!r}")
         for name in ("link_latency", "network_latency"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
+            if value is not None and not (is_number(value) and value >= 0):
                 raise InputError(f"{name} must be a number >= 0 or None, got {value!r}")
         for name in ("link_efficiency", "network_efficiency"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and 0 < value <= 1):
+            if value is not None and not (is_number(value) and 0 < value <= 1):
                 raise InputError(f"{name} must be a number > 0 and <= 1, or None, got {value!r}")
+        if not isinstance(self.name, str):
+            raise InputError(f"name must be a string, got {self.name!r:.80}")
 
     @property
     def devices(self) -> int:
@@ -105,7 +117,7 @@ class Cluster:
         >>> Cluster.preset("DGX H100", nodes=4, interfaces_per_node=4).devices
         32
         """
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             known = ", ".join(map(repr, PRESETS))
             raise InputError(f"no preset {name!r}; expected one of {known}, or Cluster(...){close_to(name, PRESETS)}")
         return _made({**PRESETS[name], "nodes": nodes, "name": name, **changes})
@@ -123,8 +135,8 @@ class Cluster:
         """
         try:
             data = _toml().loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"path={str(path)!r} is not a readable TOML file: {error}") from error
+        except (OSError, TypeError, ValueError) as error:
+            raise InputError(f"path={str(path)!r:.200} is not a readable TOML file: {error}") from error
         preset = data.pop("preset", None)
         if isinstance(data.get("device"), dict):
             data["device"] = _device(data["device"])

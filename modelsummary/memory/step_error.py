@@ -70,6 +70,8 @@ def as_step_error(doing: Callable[[], str], remedies: Mapping[str, str]) -> Iter
 def _message(error: Exception, phase: str, remedies: Mapping[str, str]) -> str:
     what = "optimizer" if phase == "step" else phase
     remedy = remedies.get(phase, "")
+    if "modified by an inplace operation" in str(error) or "modified inplace" in str(error):
+        remedy = "; the forward must write a new tensor there (x = x + 1 for x += 1), or change a clone"
     if "more than 1 value per channel" in str(error):
         remedy = "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
     return f"the {what} of the step failed: {in_short(error)}{remedy}"

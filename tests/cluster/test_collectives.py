@@ -136,6 +136,15 @@ def test_toml(tmp_path):
         ({"network_bandwidth": -1}, "network_bandwidth .* must be a number > 0, got -1"),
         ({"link_latency": "1"}, "link_latency must be a number >= 0 or None, got '1'"),
         ({"link_efficiency": 0}, "link_efficiency must be a number > 0 and <= 1, or None, got 0"),
+        ({"link_efficiency": True}, "link_efficiency must be a number > 0 and <= 1, or None, got True"),
+        ({"link_latency": True}, "link_latency must be a number >= 0 or None, got True"),
+        ({"network_latency": float("inf")}, "network_latency must be a number >= 0 or None, got inf"),
+        ({"network_bandwidth": float("nan")}, "network_bandwidth .* must be a number > 0, got nan"),
+        ({"link_bandwidth": False}, "link_bandwidth .* must be a number > 0, got False"),
+        ({"memory_bytes": True}, "memory_bytes .* must be a number > 0, got True"),
+        ({"interfaces_per_node": 0.5}, "interfaces_per_node must be an integer >= 1, got 0.5"),
+        ({"interfaces_per_node": -1}, "interfaces_per_node .* must be a number > 0, got -1"),
+        ({"name": 3}, "name must be a string, got 3"),
     ],
 )
 def test_bad_clusters(arguments, message):
@@ -144,6 +153,10 @@ def test_bad_clusters(arguments, message):
 
 
 def test_unknown_names():
+    with pytest.raises(InputError, match=r"no preset \['DGX A100'\]"):
+        Cluster.preset(["DGX A100"])
+    with pytest.raises(InputError, match="path='3' is not a readable TOML file"):
+        Cluster.from_toml(3)
     with pytest.raises(InputError, match=r"no preset 'DGX A10'; expected .*; did you mean 'DGX A100'"):
         Cluster.preset("DGX A10")
     with pytest.raises(InputError, match=r"operation must be one of 'all_reduce', .* got 'send'"):

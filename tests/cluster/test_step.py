@@ -73,6 +73,9 @@ def test_causes_add_up_and_figures_follow(simulator):
     assert step.tokens_per_second == pytest.approx(32 * LENGTH / step.step_seconds)
     assert step.mfu == pytest.approx(step.model_flops / (step.step_seconds * 16 * 312e12))
     assert step.device_hours(step.tokens_per_second * 3600) == pytest.approx(16)
+    for tokens in (-1, True, float("nan"), "1"):
+        with pytest.raises(InputError, match="tokens must be a number >= 0, got"):
+            step.device_hours(tokens)
     assert step.model_flops == 32 * 3 * 2 * statistics().total_macs
     assert step.hfu == step.mfu
 
@@ -220,6 +223,8 @@ def test_what_does_not_fit_together(simulator, plan, message):
     [
         (lambda: Plan(tensor=0), "tensor must be an integer >= 1, got 0"),
         (lambda: Plan(zero=4), "zero must be 0, 1, 2 or 3, got 4"),
+        (lambda: Plan(zero=1.0), "zero must be 0, 1, 2 or 3, got 1.0"),
+        (lambda: Plan().microbatches(4.0), "global_batch must be an integer >= 1, got 4.0"),
         (lambda: Plan(recompute="some"), "recompute must be one of 'none', .* or a number of blocks, got 'some'"),
         (lambda: Plan(schedule="best"), "schedule must be one of 'gpipe', .* got 'best'"),
         (lambda: Plan(sequence_parallel=True), "sequence_parallel=True needs tensor >= 2"),

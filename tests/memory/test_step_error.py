@@ -23,6 +23,20 @@ def changed_in_place(self, x):
     return y.clone() + y.add_(1)  # exp's backward needs y as it was
 
 
+class _NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError("no backward")
+
+
+def raises_in_backward(self, x):
+    return _NoBackward.apply(self.linear(x))
+
+
 def model(forward):
     return Call(forward, linear=nn.Linear(4, 4))
 
@@ -72,12 +86,13 @@ def test_a_forward_that_raises_without_gradients_has_no_remedy():
 
 
 def test_loss_backward_and_optimizer():
-    stats = Statistics(model(changed_in_place), (1, 4))
+    stats = Statistics(model(raises_in_backward), (1, 4))
     with untouched(stats.root.module):
         with pytest.raises(StepError, match=r"the loss of the step failed: .*; loss takes the model's result"):
             stats.memory(loss=lambda out: out["loss"])
-        with pytest.raises(StepError, match=r"the backward of the step failed: RuntimeError: .*; pass loss="):
-            stats.measure_memory()
+        for step in (stats.memory, stats.measure_memory):
+            with pytest.raises(StepError, match=r"the backward of .* failed: NotImplementedError: .*; pass loss="):
+                step()
         with pytest.raises(StepError, match=r"the backward of .* failed: .*; leave out backward=True"):
             stats.measure_latency(backward=True, runs=1, warmup=0)
         with pytest.raises(
@@ -85,6 +100,56 @@ def test_loss_backward_and_optimizer():
         ):
             stats.memory(optimizer=Stuck)
     assert stats.measure_latency(runs=1, warmup=0).root.latency_ms > 0
+
+
+def changed_in_a_view(self, x):
+    y = self.linear(x).exp()
+    y.view(-1).detach().mul_(2)
+    return y
+
+
+def changed_parameter(self, x):
+    out = self.linear(x) * self.scale
+    with torch.no_grad():
+        self.scale.add_(1)
+    return out
+
+
+def changed_pieces(self, x):
+    whole = self.linear(x)
+    squares = whole.chunk(2, 1)[0].pow(2)  # torch forbids in-place writes beside several views
+    whole.zero_()
+    return squares
+
+
+def changed_as_allowed(self, x):
+    x = self.linear(x).relu_()  # a ReLU needs its result alone
+    x = x + 1
+    x *= 2  # nor does the addition need its result
+    out = x * self.scale
+    self.scale.data.add_(1)  # torch does not watch ``data``
+    return out
+
+
+@pytest.mark.parametrize("forward", [changed_in_place, changed_in_a_view, changed_parameter, changed_pieces])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_tensor_that_changes_before_the_backward(forward, dtype):
+    changed = Call(forward, linear=nn.Linear(4, 4), scale=nn.Parameter(torch.ones(4)))
+    stats = Statistics(changed, (1, 4))
+    with (
+        untouched(changed),
+        pytest.raises(StepError, match=r"backward .*modified.*in-?place.*; the forward must write"),
+    ):
+        stats.memory(dtype=dtype)
+    with pytest.raises(StepError, match=r"backward .*modified.*in-?place.*; the forward must write"):
+        stats.measure_memory()
+
+
+def test_a_tensor_that_changes_without_harm():
+    changed = Call(changed_as_allowed, linear=nn.Linear(4, 4), scale=nn.Parameter(torch.ones(4)))
+    stats = Statistics(changed, (1, 4))
+    assert stats.memory().execution == "shape"
+    stats.measure_memory()
 
 
 def test_the_librarys_own_errors_stay():

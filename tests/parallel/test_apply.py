@@ -105,6 +105,8 @@ def test_collectives_and_their_bytes():
     cases += [("decoder", {"data": 2})]
     cases += [(name, {"tensor": 2}) for name in (*SPLIT, "inline", "again", "pairs", "biased", "grouped")]
     cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
+    cases += [(name, {"tensor": 2, "checkpoint": "every"}) for name in ("decoder", "gpt2", "bert", "t5")]
+    cases += [("hf_qwen3", {"tensor": 2, "sequence": True, "checkpoint": "every"})]
     for name, sizes, ran, planned in processes.run(_gathered, 2, cases)[0]:
         assert ran == planned, (name, sizes)
 

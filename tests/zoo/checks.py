@@ -168,7 +168,7 @@ def memory(subject: Subject) -> Finding:
     stats = statistics(example)
     with untouched(example.model):
         ours = stats.memory(optimizer=OPTIMIZER, loss=loss_of)
-    before = ours.params + ours.buffers + ours.inputs + ours.optimizer_state
+    before = ours.params + ours.buffers + ours.inputs + measured.optimizer_state
     facts = {
         "before": before,
         "held": ours.held_after_forward - before,

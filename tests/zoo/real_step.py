@@ -33,11 +33,13 @@ class RealStep:
         held: after the forward and its loss.
         peak: the most at a time.
         peak_without_workspace: the same, leaving out what kernels allocate and free while they run.
+        optimizer_state: of the optimizer's state, which lived before the step.
     """
 
     held: int
     peak: int
     peak_without_workspace: int
+    optimizer_state: int
 
 
 def tensors_in(value: Any, *, objects: bool = False) -> Iterator[torch.Tensor]:
@@ -77,6 +79,7 @@ def real_step(example: Example, make_optimizer: Callable[[Any], torch.optim.Opti
     loss_of(example.model(*args, **kwargs)).backward()
     optimizer.step()
     optimizer.zero_grad()
+    storages = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors_in(optimizer.state)}
     del args, kwargs
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as traced:
@@ -85,10 +88,10 @@ def real_step(example: Example, make_optimizer: Callable[[Any], torch.optim.Opti
             loss = loss_of(output)
         loss.backward()
         optimizer.step()
-    return _measured(traced.profiler.kineto_results.experimental_event_tree())
+    return _measured(traced.profiler.kineto_results.experimental_event_tree(), sum(storages.values()))
 
 
-def _measured(roots: Any) -> RealStep:
+def _measured(roots: Any, optimizer_state: int) -> RealStep:
     ends: list[int] = []
     changes: list[tuple[int, int, int, int]] = []  # time, address, bytes, call of a kernel
     stack = [(root, 0) for root in roots]
@@ -115,7 +118,7 @@ def _measured(roots: Any) -> RealStep:
             kept_peak = max(kept_peak, kept)
         if time <= ends[0]:
             after_forward = held
-    return RealStep(after_forward, peak, kept_peak)
+    return RealStep(after_forward, peak, kept_peak, optimizer_state)
 
 
 def _workspace(changes: list[tuple[int, int, int, int]]) -> set[int]:

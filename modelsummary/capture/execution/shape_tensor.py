@@ -32,7 +32,6 @@ __all__ = [
 
 _META = torch.device("meta")
 _AS_STRIDED = torch.ops.aten.as_strided.default
-_DETACH = torch.ops.aten.detach.default
 _RESIZE = torch.ops.aten.resize_.default
 _STRIDED = torch.strided
 
@@ -181,19 +180,15 @@ def _as_shape_tensor(tensor: Tensor) -> Tensor:
 
 
 def without_history(tensor: Tensor) -> Tensor:
-    """Return a tensor with the same storage and without a ``grad_fn``; modes do not see the operator.
+    """Return a tensor with the same storage and version, without a ``grad_fn``; modes do not see the operator.
 
     A tensor that is neither plain nor a shape tensor is returned as it is.
     """
-    if tensor.grad_fn is None:
+    if tensor.grad_fn is None or type(tensor) not in (Tensor, ShapeTensor):
         return tensor
-    if type(tensor) is ShapeTensor:
-        alone: Tensor = run_on_metadata(_DETACH, (tensor,), {})
-        return alone
-    if type(tensor) is Tensor:
-        with _torch.DisableTorchDispatch():
-            return tensor.detach()
-    return tensor
+    with _torch.DisableTorchDispatch():
+        alone = tensor.detach()
+    return _as_shape_tensor(alone) if type(tensor) is ShapeTensor else alone
 
 
 class OnMeta:
