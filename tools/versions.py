@@ -3,7 +3,7 @@
     python3 tools/versions.py [--keep] [VERSION ...] [-- PYTEST_ARGUMENT ...]
 
 ``VERSION`` is a version of torch (default: the oldest supported one, two in between, and the newest). An environment
-takes some 6 GB and is removed after its run; ``--keep`` keeps it for the next one. It has what the extra ``test`` installs.
+takes some 6 GB and is removed after its run; ``--keep`` keeps it for the next one. The extra ``test`` is installed.
 """
 
 from __future__ import annotations

@@ -234,9 +234,7 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
 
     kind: Any = getattr(schedules, IN_V[schedule], None)
     if kind is None:  # torch 2.6 has the other one
-        raise InputError(
-            f"schedule={schedule!r} needs torch >= 2.9, got {torch.__version__}; choose another schedule"
-        )
+        raise InputError(f"schedule={schedule!r} needs torch >= 2.9, got {torch.__version__}; choose another schedule")
     engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
     engine._n_microbatches = m
     engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices

@@ -249,7 +249,8 @@ def test_a_cache_that_transformers_cannot_make(monkeypatch):
     monkeypatch.setattr(transformers, "QuantizedCache", unknown)
     model = nn.Identity()
     model.config = SimpleNamespace()
-    with pytest.raises(InputError, match=rf"'fp8' cannot be made by transformers {re.escape(transformers.__version__)}: "):
+    version = re.escape(transformers.__version__)
+    with pytest.raises(InputError, match=rf"'fp8' cannot be made by transformers {version}: "):
         cache_maker("fp8")(model, 8)
 
 
