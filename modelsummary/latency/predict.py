@@ -219,12 +219,12 @@ def _add_host_work(
     facts = table.facts
     view, node, engine = facts.get("view", 1e-6), facts.get("node", 0.0), facts.get("engine", 0.0)
     for operator in operators:
-        row = operator.row or _OUTSIDE
+        place = operator.row or _OUTSIDE
         if operator.run.call.rule.is_view and operator.phase != "step":
-            seconds[operator.phase, row] += view
+            seconds[operator.phase, place] += view
         if operator.run.nodes:  # each runs once in the backward
-            seconds[operator.phase, row] += operator.run.nodes * node
-            seconds["backward", row] += operator.run.nodes * engine
+            seconds[operator.phase, place] += operator.run.nodes * node
+            seconds["backward", place] += operator.run.nodes * engine
     has_backward = any(operator.phase == "backward" for operator in operators)
     accumulated: set[int] = set()  # parameters, each with a node that adds up its gradient
     for row in root.walk():
