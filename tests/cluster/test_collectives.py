@@ -107,8 +107,9 @@ def test_presets(name):
     assert cluster.memory_bytes == cluster.device.memory_bytes
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
 def test_toml(tmp_path):
+    if sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
     path = tmp_path / "cluster.toml"
     path.write_text('preset = "DGX A100"\nnodes = 3\ninterfaces_per_node = 4\n')
     assert Cluster.from_toml(path) == Cluster.preset("DGX A100", nodes=3, interfaces_per_node=4)

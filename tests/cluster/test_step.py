@@ -41,7 +41,7 @@ def test_interleaving_divides_the_bubble(v):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from([each for each in SCHEDULES if each != "dualpipev" or torch.__version__ >= "2.9"]),
     p=st.integers(2, 4),
     rounds=st.integers(2, 12),
     seconds=st.lists(st.floats(0.5, 2.0), min_size=8, max_size=8),
