@@ -288,7 +288,7 @@ def _einsum(call: FunctionCall) -> Sharded:
 
 
 def _written_out(equation: str, ndims: Sequence[int]) -> list[str]:
-    """Return the terms of an equation of ``einsum``, the result last, with digits in the place of an ellipsis.
+    """Return the terms of an equation of ``einsum``, the result last, and write an ellipsis as digits.
 
     >>> _written_out("... i d, ... j d -> ... i j", [4, 3])
     ['01id', '1jd', '01ij']
