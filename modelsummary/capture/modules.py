@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ __all__ = [
     "module_facts",
     "modules_of",
     "named_modules",
+    "own_tensors",
     "tensors_in_attributes",
     "tensors_of_modules",
     "totals",
@@ -121,6 +123,22 @@ def tensors_of_modules(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
             for tensor in tensors.values():
                 if tensor is not None:
                     yield tensor
+
+
+def own_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """Return each parameter, buffer and plain tensor attribute of a module: the dict that holds it, its name, itself.
+
+    >>> [name for _, name, _ in own_tensors(nn.Linear(4, 2))]
+    ['weight', 'bias']
+    """
+    places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
+    return [
+        (held, name, value)
+        for held in places
+        if isinstance(held, dict)  # a ScriptModule keeps them elsewhere
+        for name, value in held.items()
+        if type(value) not in _NO_TENSORS and isinstance(value, Tensor)
+    ]
 
 
 def tensors_in_attributes(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
@@ -225,6 +243,7 @@ def kernel_size_of(module: nn.Module) -> list[int]:
 
 
 _NOTHING = Totals(0, 0, 0)
+_NO_TENSORS = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})  # most attributes of modules
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 

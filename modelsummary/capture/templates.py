@@ -138,7 +138,7 @@ def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects
     {'size': ('2', '3'), 'dim': '1'}
     """
     kind = type(template)
-    if kind in _ATOMS or isinstance(template, _LEAVES):
+    if kind in _ATOMS:
         return function(template)
     if kind is tuple or kind is torch.Size:
         return tuple([map_template(function, inner, makes_objects=makes_objects) for inner in template])
@@ -147,12 +147,14 @@ def map_template(function: Callable[[Any], Any], template: Any, *, makes_objects
     if kind is dict:
         items = template.items()
         return {name: map_template(function, inner, makes_objects=makes_objects) for name, inner in items}
+    if kind is slice:
+        return slice(*map_template(function, (template.start, template.stop, template.step)))
+    if isinstance(template, _LEAVES):
+        return function(template)
 
     def inside(inner: Any) -> Any:
         return map_template(function, inner, makes_objects=makes_objects)
 
-    if kind is slice:
-        return slice(*(inside(each) for each in (template.start, template.stop, template.step)))
     if kind is ObjectState:
         attributes = inside(template.attributes)
         return make_object(template.kind, attributes) if makes_objects else ObjectState(template.kind, attributes)
@@ -187,7 +189,20 @@ def leaves_of(template: Any) -> list[Any]:
     [2, 3, 1]
     """
     leaves: list[Any] = []
-    map_template(leaves.append, template)
+    pending = [template]
+    while pending:
+        inner = pending.pop()
+        kind = type(inner)
+        if kind is tuple or kind is list or kind is torch.Size:
+            pending.extend(reversed(inner))
+        elif kind is dict:
+            pending.extend(reversed(inner.values()))
+        elif kind is slice:
+            pending += (inner.step, inner.stop, inner.start)
+        elif kind in _ATOMS or isinstance(inner, _LEAVES):
+            leaves.append(inner)
+        else:
+            map_template(leaves.append, inner)
     return leaves
 
 
@@ -213,12 +228,12 @@ def same_structure(one: Any, other: Any) -> bool:
     (True, False)
     """
     kind, other_kind = type(one), type(other)
-    if (kind in _ATOMS or isinstance(one, _MARKERS)) and (other_kind in _ATOMS or isinstance(other, _MARKERS)):
-        return True
     if kind is other_kind and (kind is tuple or kind is list):
         return len(one) == len(other) and all(map(same_structure, one, other))
     if kind is other_kind is dict:
         return list(one) == list(other) and all(map(same_structure, one.values(), other.values()))
+    if (kind in _ATOMS or isinstance(one, _MARKERS)) and (other_kind in _ATOMS or isinstance(other, _MARKERS)):
+        return True
     return bool(structure_of(one) == structure_of(other))
 
 

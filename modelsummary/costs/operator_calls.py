@@ -6,14 +6,14 @@ one object, and an ``OperatorLog`` notes each of its runs. A time predicted or m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from modelsummary.costs.operators import OpCost, OpRule, op_cost, op_rule, tensors_in
+from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 
 __all__ = ["OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
 
@@ -157,44 +157,61 @@ class OperatorLog:
 
     Args:
         identify: returns a number that identifies the storage behind a tensor.
-        is_param: returns True if a tensor lies in the storage of a parameter.
+        params: numbers of the storages of parameters.
 
-    >>> log = OperatorLog(id, lambda tensor: False)
+    >>> log = OperatorLog(id, set())
     >>> a, b = torch.ones(2, 3), torch.ones(3, 4)
     >>> log.note(torch.ops.aten.mm.default, (a, b), {}, a @ b)
     >>> log.runs[0].call.key, log.runs[0].call.cost.macs
     ('aten.mm.default(f32[2x3], f32[3x4])', 24)
     """
 
-    def __init__(self, identify: Callable[[Tensor], int], is_param: Callable[[Tensor], bool]) -> None:
+    def __init__(self, identify: Callable[[Tensor], int], params: Container[int]) -> None:
         self.runs: list[OperatorRun] = []
-        self._identify, self._is_param = identify, is_param
+        self._identify, self._params = identify, params
         self._calls: dict[Any, OperatorCall] = {}
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Note one run of an operator with its result ``out``."""
+    def note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        rule: OpRule | None = None,
+        cost: OpCost = NO_COST,
+    ) -> None:
+        """Note one run of an operator with its result ``out``; its rule and cost are found unless they are given."""
         reads: list[int] = []
-        specs = tuple([self._spec(each, reads) for each in args])
-        named = {name: self._spec(each, reads) for name, each in kwargs.items()}
-        makes = [self._identify(tensor) for tensor in tensors_in(out) if tensor.layout is torch.strided]
+        specs = tuple(self._specs(args, reads))
+        named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
+        made = [each for each in tensors_in(out) if each.layout is torch.strided]
         key = (func, specs, tuple(named.items()))
         call = self._calls.get(key)
         if call is None:
-            rule = op_rule(func)
-            outputs = tuple(_spec_of(each, False) for each in tensors_in(out) if each.layout is torch.strided)
-            call = OperatorCall(func, rule, specs, named, outputs, op_cost(rule, args, kwargs, out))
-            self._calls[key] = call
-        self.runs.append(OperatorRun(call, tuple(reads), tuple(makes)))
+            rule = op_rule(func) if rule is None else rule
+            cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
+            outputs = tuple(_spec_of(each, False) for each in made)
+            call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
+        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made))))
 
-    def _spec(self, value: Any, reads: list[int]) -> Any:
-        if isinstance(value, Tensor):
-            if value.layout is not torch.strided or value.is_nested:
-                return str(value.layout)
-            reads.append(self._identify(value))
-            return _spec_of(value, self._is_param(value))
-        if type(value) in (tuple, list):
-            return tuple([self._spec(each, reads) for each in value])
-        return value if type(value) in _CONSTANTS else f"<{type(value).__name__}>"
+    def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
+        found: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind in _CONSTANTS:
+                found.append(value)
+            elif isinstance(value, Tensor):
+                if value.layout is not torch.strided or value.is_nested:
+                    found.append(str(value.layout))
+                    continue
+                storage = self._identify(value)
+                reads.append(storage)
+                found.append(_spec_of(value, storage in self._params))
+            elif kind is tuple or kind is list:
+                found.append(tuple(self._specs(value, reads)))
+            else:
+                found.append(f"<{kind.__name__}>")
+        return found
 
 
 def _spec_of(tensor: Tensor, is_param: bool) -> TensorSpec:

@@ -62,7 +62,7 @@ def standard_grid() -> list[OperatorCall]:
     >>> len(standard_grid()) > 250
     True
     """
-    log = OperatorLog(id, lambda tensor: getattr(tensor, "_is_weight", False))
+    log = OperatorLog(lambda tensor: int(getattr(tensor, "_is_weight", False)), params={1})
     for func, args in _calls():
         out = func(*args)
         log.note(func, args, {}, out)

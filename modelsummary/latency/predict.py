@@ -11,6 +11,7 @@ from torch import nn
 
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, named_modules, tensors_of_modules
+from modelsummary.capture.run import no_collection
 from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.kernel_table import KernelTable, device_here, table_of
 from modelsummary.costs.kernel_time import DeviceModel, device_model
@@ -142,9 +143,10 @@ def weights_are_cold(live: LiveModel, table: KernelTable) -> bool:
 
 def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: StepPlan) -> LatencyEstimate:
     """Predict the latency of a step, and write the times of each call into the rows below ``root``."""
-    operators = _operators(live, mode, plan)
-    kernels = _timed_kernels(live, operators, target, mode)
-    own, by_phase, limited_by = _own_seconds(kernels, operators, root, target, mode)
+    with no_collection():
+        operators = _operators(live, mode, plan)
+        kernels = _timed_kernels(live, operators, target, mode)
+        own, by_phase, limited_by = _own_seconds(kernels, operators, root, target, mode)
     _fill(root, own)
     seconds = sum(kernel.seconds or 0.0 for kernel in kernels) or 1.0
     by_source: Counter[str] = Counter()

@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_map
 from modelsummary import _torch
 from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.shape_tensor import ShapeTensor
+from modelsummary.capture.operator_mode import Execution
 from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, OperatorRun
 from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
 from modelsummary.costs.tensor_bytes import inner_tensors, is_distributed
 from modelsummary.memory.saved_tensor import SavedTensor
 
-__all__ = ["Allocation", "Allocations", "OperatorNotes"]
+__all__ = ["Allocation", "Allocations"]
 
 _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
@@ -90,20 +91,21 @@ class Allocations(TorchDispatchMode):
         self._names: dict[Any, str] = {}
         self._ended: int | None = None  # number of the autograd node that ended last
         self.log: OperatorLog | None = None
+        self._params: set[int] = set()  # identities of the storages of parameters
         self._fake_mode = _torch.fake_mode()
+
+    def around(self, execution: Execution) -> Execution:
+        """Return the execution that runs operators: ``execution``, as this mode sees them before they run."""
+        return execution
 
     def note_operators(self) -> None:
         """Note each operator from now on with its arguments in ``log``."""
-        self.log = OperatorLog(self._identity, self._is_param)
+        self.log = OperatorLog(self._identity, self._params)
         self.log.runs += [_UNSEEN] * len(self.operators)
 
     def _identity(self, tensor: Tensor) -> int:
         found = self.of(tensor)
         return id(found) if found is not None else -1
-
-    def _is_param(self, tensor: Tensor) -> bool:
-        found = self.of(tensor)
-        return found is not None and found.kind == "params"
 
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Follow storages that exist already, each counted once."""
@@ -138,6 +140,8 @@ class Allocations(TorchDispatchMode):
 
         self._live[key] = (weakref.ref(storage, gone), allocation)
         self.every.append(allocation)
+        if allocation.kind == "params":
+            self._params.add(id(allocation))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -309,58 +313,6 @@ class Allocations(TorchDispatchMode):
             if each.died is not None:
                 changes[each.died] -= each.nbytes
         return list(accumulate(changes))[: len(self.operators)]
-
-
-class OperatorNotes(Allocations):
-    """Allocations that follow operators and their arguments alone, not when storages are freed.
-
-    It holds every storage that it has seen, so that no two share an address. On shapes they take no memory.
-    """
-
-    def __init__(self, where: Callable[[], int]) -> None:
-        super().__init__(where=where)
-        self._seen: dict[int, torch.UntypedStorage] = {}
-        self._params: set[int] = set()
-
-    def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """Note which storages belong to parameters."""
-        if kind == "params":
-            self._params.update(self._identity(inner) for tensor in tensors for inner in inner_tensors(tensor))
-
-    def of(self, tensor: Tensor) -> Allocation | None:  # noqa: ARG002
-        """Return None: no storage is followed."""
-        return None
-
-    def keep(self, tensor: Tensor) -> None:
-        """Do nothing: bytes do not matter."""
-
-    def note_node(self, node: Any) -> None:
-        """Do nothing: bytes do not matter."""
-
-    def _identity(self, tensor: Tensor) -> int:
-        if type(tensor) is not ShapeTensor and is_distributed(type(tensor)):
-            (tensor,) = inner_tensors(tensor)
-        storage = tensor.untyped_storage()
-        key = int(storage._cdata)
-        self._seen[key] = storage
-        return key
-
-    def _is_param(self, tensor: Tensor) -> bool:
-        if type(tensor) is ShapeTensor:  # nearly every tensor
-            return tensor.untyped_storage()._cdata in self._params
-        return self._identity(tensor) in self._params
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(map(is_distributed, types)):
-            return NotImplemented
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        self.operators.append((self._name(func), self._where()))
-        if self.log is not None:
-            self.log.note(func, args, kwargs, out)
-        return out
 
 
 def _is_awaited(kind: type) -> bool:

@@ -201,7 +201,7 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
 
     An error of unknown cause is raised again if the step cannot run for real (``can_run``), which would show the cause.
     """
-    with Operators(Uncounted(), shapes), run.allocations.following_resizes():
+    with Operators(Uncounted(), run.allocations.around(shapes)), run.allocations.following_resizes():
         apply_checkpoint(run.model, run.plan.checkpoint)
         try:
             run.step()

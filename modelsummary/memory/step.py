@@ -23,9 +23,10 @@ from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.errors import InputError
-from modelsummary.memory.allocations import Allocation, Allocations, OperatorNotes
+from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
 from modelsummary.memory.given_gradients import GivenGradients
+from modelsummary.memory.operator_notes import OperatorNotes
 from modelsummary.memory.saved_tensor import SavedTensor
 from modelsummary.memory.step_plan import StepPlan
 
@@ -96,9 +97,8 @@ class StepRun:
         self.model, self.plan = model, plan
         self._args, self._kwargs, self._device = args, kwargs, device
         self._counts_bytes = counts_bytes or not (notes_operators and on_shapes)
-        self.allocations = (
-            Allocations(block_bytes, self._position) if self._counts_bytes else OperatorNotes(self._position)
-        )
+        kind = Allocations if self._counts_bytes else OperatorNotes
+        self.allocations = kind(block_bytes, self._position)
         self._timer = Timer(model, _OperatorClock(self.allocations))
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None

@@ -31,6 +31,7 @@ __all__ = [
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_MAY_COUNT = (int, float, list, dict, set, deque)
 _SNAPSHOT_DEPTH = 3
 _SNAPSHOT_LENGTH = 1000
 _SNAPSHOT_BYTES = 2**16
@@ -101,7 +102,7 @@ def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
     for owner in kind.__mro__:
         if not owner.__module__.startswith(("torch.", "builtins")):
             for name, value in vars(owner).items():
-                if not name.startswith("__") and isinstance(value, (int, float, list, dict, set, deque)):
+                if isinstance(value, _MAY_COUNT) and not name.startswith("__"):
                     yield name, value
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
+from modelsummary.capture.modules import modules_of
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import sizes_of, tensors_of
@@ -107,7 +108,7 @@ def difference(
         grad, other_mode: see ``fingerprint``. A forward that computes gradients does not run without them.
         equal: calls that both make. Both run only the first of equal ones, unless this shows a difference.
     """
-    every = list({id(each): each for root in (model, *modules) for each in root.modules()}.values())
+    every = list({id(each): each for root in (model, *modules) for each in modules_of(root)}.values())
 
     def found(equal: EqualCalls | None) -> str:
         options: dict[str, Any] = {"grad": grad, "other_mode": other_mode, "model": model, "equal": equal}

@@ -59,14 +59,25 @@ class FoldedCalls:
         self._firsts = set(equal.first_of.values())
         self._execution = execution
         self._kept: dict[str, _Kept] = {}  # by the FQN of the first of equal calls
-        modules = dict(named_modules(model))
-        self._names = {id(module): fqn for fqn, module in modules.items()}
+        self._modules = named_modules(model)
+        modules = dict(self._modules)
+        self._names = {id(module): fqn for fqn, module in self._modules}
         self._differing = {id(modules[fqn]): names for fqn, names in equal.differing.items()}
         self._running = 0  # first calls that run
 
     def first_of(self, fqn: str) -> str:
         """Return the FQN of the module whose call stands for the call of this one; empty if this one runs."""
         return self._first_of.get(fqn, "")
+
+    def outer_modules(self) -> list[tuple[str, nn.Module]]:
+        """Return the FQN and the module of each module that is not inside one whose call is left out."""
+        found: list[tuple[str, nn.Module]] = []
+        left_out = ""
+        for fqn, module in self._modules:  # each parent is before its children
+            if not left_out or not fqn.startswith(left_out):
+                found.append((fqn, module))
+                left_out = f"{fqn}." if fqn in self._first_of else ""
+        return found
 
     def around(self, fqn: str, run: Run) -> Run:
         """Return the function that makes the result of a module, called with the module and its arguments."""
@@ -138,8 +149,9 @@ class FoldedCalls:
     def _like_first(self, fqn: str, run: Run, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Return a result like the result of the first call. If the calls differ in this run, run the module."""
         first = self._kept.get(self._first_of[fqn])
-        given = None if first is None else self._corresponding(first, (args, kwargs))
-        made = None if first is None or given is None else self._made(first.given, first.out, given)
+        with _torch.DisableTorchFunction():  # the trace would otherwise record questions as calls of the model
+            given = None if first is None else self._corresponding(first, (args, kwargs))
+            made = None if first is None or given is None else self._made(first.given, first.out, given)
         if first is None or made is None:
             self._equal.block(f"calls {fqn!r} in another way than the module that it equals")
             return run(module, *args, **kwargs)

@@ -26,6 +26,8 @@ class Openings:
         self._order = {event: number for number, event in enumerate(root.walk())}
         self._last: dict[Event, int] = {}
         self._made_by: dict[Value, int] = dict.fromkeys(values_in((root.args, root.kwargs)), -1)
+        self._given = {event: values_in((event.args, event.kwargs)) for event in self._order}
+        self._returned = {event: values_in(event.result) for event in self._order}
         self._uses: defaultdict[Value, list[int]] = defaultdict(list)
         events = list(self._order)
         for event in reversed(events):
@@ -38,26 +40,25 @@ class Openings:
     def _register(self, events: list[Event]) -> None:
         """Register by number which event makes a value first, and which events use it."""
         for event in events:
-            for value in values_in((event.args, event.kwargs)):
+            for value in self._given[event]:
                 self._uses[value].append(self._order[event])
-        for value in values_in(self._root.result):
+        for value in self._returned[self._root]:
             self._uses[value].append(len(events))
         # A result comes after the calls of its module.
         for event in sorted(events, key=lambda each: (self._last[each], -self._order[each])):
-            for value in values_in(event.result):
+            for value in self._returned[event]:
                 self._made_by.setdefault(value, self._order[event])
 
     def _judge(self, event: Event) -> None:
         first, last = self._order[event], self._last[event]
         inside = range(first, last + 1)
         problem = _unknown_in(event)
-        given = set(values_in((event.args, event.kwargs)))
-        returned = set(values_in(event.result))
+        given, returned = set(self._given[event]), set(self._returned[event])
         for each in event.walk():
-            for value in values_in((each.args, each.kwargs)) if each is not event else ():
+            for value in self._given[each] if each is not event else ():
                 if value not in given and self._made_by.get(value, -1) not in inside:
                     problem = problem or "uses a tensor that it is not given"
-            for value in values_in(each.result):
+            for value in self._returned[each]:
                 is_made_here = value not in returned and self._made_by.get(value, -1) in inside
                 if is_made_here and any(use not in inside for use in self._uses[value]):
                     problem = problem or "makes a tensor that is used outside, and does not return it"

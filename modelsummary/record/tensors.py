@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.modules import named_modules
+from modelsummary import _torch
+from modelsummary.capture.modules import named_modules, own_tensors
 from modelsummary.capture.templates import Attribute, Marker, OwnDevice, Unknown, map_template
 from modelsummary.capture.values import sizes_of
 from modelsummary.costs.tensor_bytes import nbytes_of, storage_of
@@ -85,12 +86,11 @@ class TensorsOfRun:
             prefix = f"{fqn}." if fqn else ""
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            for tensors in (module._parameters, module._buffers, vars(module)):
-                for name, tensor in tensors.items():
-                    if isinstance(tensor, Tensor) and id(tensor) not in self._attributes:
-                        self._attributes[id(tensor)] = Attribute(prefix + name)
-                        self.storages_of[prefix + name] = storage_of(tensor)
-                        self._kept_alive.append(tensor)
+            for _, name, tensor in own_tensors(module):
+                if id(tensor) not in self._attributes:
+                    self._attributes[id(tensor)] = Attribute(prefix + name)
+                    self.storages_of[prefix + name] = storage_of(tensor)
+                    self._kept_alive.append(tensor)
 
     def knows(self, tensor: Tensor) -> bool:
         """Return True if the tensor belongs to the model or was made by the run."""
@@ -99,7 +99,9 @@ class TensorsOfRun:
     def new(self, tensor: Tensor, *, tainted: bool, dynamic: bool = False) -> Token:
         """Return the token of a tensor that the run made or was given; make one if it has none."""
         token = self._tokens.get(id(tensor))
-        if token is None:
+        if token is not None:
+            return token
+        with _torch.DisableTorchFunction():  # the tracer need not see these questions
             shape = () if tensor.is_nested else tuple(tensor.shape)
             facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, storage_of(tensor))
             token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.module_calls import calls_wrapped
-from modelsummary.capture.modules import named_modules
+from modelsummary.capture.modules import modules_of, named_modules
 from modelsummary.capture.operator_mode import Execution, Operators
 from modelsummary.capture.templates import (
     Unknown,
@@ -105,9 +105,10 @@ class Tracer(TorchFunctionMode):
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, other_mode: bool = False) -> None:
         """Call the model, with ``other_mode`` in its other mode (train or eval). Exceptions propagate."""
-        for module in self._model.modules() if other_mode else ():
+        for module in modules_of(self._model) if other_mode else ():
             module.training = not module.training
-        self._states = {id(module): state_of(module) for module in self._model.modules()}
+        modules = named_modules(self._model) if self._folded is None else self._folded.outer_modules()
+        self._states = {id(module): state_of(module) for _, module in modules}
         noted = nullcontext() if self._folded is None else self._folded.reads_noted()
         with noted, self._every_call(), self._operators, self:
             self._model(*args, **kwargs)

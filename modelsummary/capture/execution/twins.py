@@ -18,6 +18,7 @@ from modelsummary._torch import FakeTensor
 from modelsummary.capture.execution.known_values import KnownValues
 from modelsummary.capture.execution.shape_tensor import ShapeTensor, Spec, new_tensor, run_on_metadata, spec_of
 from modelsummary.capture.execution.shards import replace_shards
+from modelsummary.capture.modules import own_tensors
 from modelsummary.costs.tensor_bytes import is_wrapper
 
 __all__ = ["Twins"]
@@ -72,15 +73,9 @@ class Twins:
         for group in {id(group): group for module in modules for group in _torch.fsdp_groups(module)}.values():
             replace_shards(group, self._of_shard, self._dtype)
         for module in modules:
-            places: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
-            for tensors in places:
-                if not isinstance(tensors, dict):  # a ScriptModule keeps them elsewhere
-                    continue
-                for name, tensor in tensors.items():
-                    if not isinstance(tensor, Tensor):
-                        continue
-                    if (_is_plain(tensor) or is_wrapper(tensor)) and not is_lazy(tensor):
-                        tensors[name] = self._of_own(tensor)
+            for held, name, tensor in own_tensors(module):
+                if (_is_plain(tensor) or is_wrapper(tensor)) and not is_lazy(tensor):
+                    held[name] = self._of_own(tensor)
             if isinstance(module, nn.RNNBase):
                 flat = module._flat_weights
                 module._flat_weights = [weight if weight is None else self.of(weight) for weight in flat]
