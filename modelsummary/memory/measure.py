@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.devices import device_of
@@ -116,7 +116,7 @@ class _RealStep:
             self._optimizer.step()
         self._kept = None
 
-    def written(self) -> list[Tensor]:
+    def written(self) -> list[nn.Parameter]:
         """Return the parameters that an optimizer may write; random numbers may decide which of them get gradients."""
         return self._trained if self._optimizer is not None else []
 

@@ -105,7 +105,7 @@ class ShapeTensor(Tensor):
 
     def __format__(self, spec: str) -> str:
         """Return the value as text, as torch does. Raises ``DataDependentError`` if it is not known."""
-        return format(self.item(), spec) if spec and self.dim() == 0 else super().__format__(spec)
+        return format(self.item(), spec) if spec and self.dim() == 0 else object.__format__(self, spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the text of a tensor on meta, so that a forward that prints a tensor runs without values."""
