@@ -551,6 +551,7 @@ def test_largest(offset, slope, limit, steps):
         ({"mode": "eval"}, "mode must be 'train' or 'inference', got 'eval'"),
         ({"optimizer": "sdg"}, "optimizer must be one of 'sgd'.*, got 'sdg'"),
         ({"optimizer": 3}, "optimizer must be .* got 3"),
+        ({"device": "vulkan"}, "device='vulkan' is not available on this machine; leave device out"),
         ({"device": "nowhere"}, "device must name a torch device, got 'nowhere'"),
         ({"dtype": torch.long}, r"dtype must be a floating point .* got torch\.int64"),
         ({"checkpoint": "0"}, r"got one name; pass \['0'\]"),
