@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -238,6 +239,20 @@ def test_quantised_caches_are_for_decoders():
     model = nn.Identity()
     model.config = SimpleNamespace(is_encoder_decoder=True)
     with pytest.raises(InputError, match="cache='fp8' is for decoders without an encoder"):
+        cache_maker("fp8")(model, 8)
+
+
+def test_a_cache_that_transformers_cannot_make(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+
+    def unknown(backend, config):
+        raise ValueError(f"Unknown quantization backend `{backend}`")
+
+    monkeypatch.setattr(transformers, "QuantizedCache", unknown)
+    model = nn.Identity()
+    model.config = SimpleNamespace()
+    version = re.escape(transformers.__version__)
+    with pytest.raises(InputError, match=rf"'fp8' cannot be made by transformers {version}: "):
         cache_maker("fp8")(model, 8)
 
 
