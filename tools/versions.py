@@ -3,8 +3,7 @@
     python3 tools/versions.py [--keep] [VERSION ...] [-- PYTEST_ARGUMENT ...]
 
 ``VERSION`` is a version of torch (default: the oldest supported one, two in between, and the newest). An environment
-takes some 5 GB and is removed after its run; ``--keep`` keeps it for the next one. torchvision is not installed, so its
-tests skip.
+takes some 6 GB and is removed after its run; ``--keep`` keeps it for the next one. The extra ``test`` is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("2.6.0", "2.11.0", "2.13.0", "2.15.0")
-NEEDED = ("numpy", "pytest", "hypothesis", "pandas", "matplotlib", "squarify", "tqdm")
 
 
 def run(version: str, pytest_arguments: list[str], *, keep: bool) -> int:
@@ -29,9 +27,10 @@ def run(version: str, pytest_arguments: list[str], *, keep: bool) -> int:
         venv.create(place, with_pip=True)
     install = [python, "-m", "pip", "install", "-q", "--no-cache-dir"]
     try:
-        subprocess.run([*install, f"torch=={version}", *NEEDED, "-e", "."], cwd=ROOT, check=True)
+        subprocess.run([*install, f"torch=={version}", "-e", ".[test]"], cwd=ROOT, check=True)
         print(f"torch {version}", flush=True)
-        return subprocess.run([python, "-m", "pytest", "-q", *pytest_arguments], cwd=ROOT, check=False).returncode
+        tests = [python, "-m", "pytest", "-n", "auto", *pytest_arguments]
+        return subprocess.run(tests, cwd=ROOT, check=False).returncode
     finally:
         if not keep:
             shutil.rmtree(place)

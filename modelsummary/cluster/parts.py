@@ -99,7 +99,7 @@ class OnAccelerator(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
             kwargs.pop("dropout_p", None)
-            fused = _attention_of_two_sizes(*args, **kwargs)
+            fused = _fused_attention(*args, **kwargs)
             if fused is not None:
                 return fused
         if func is torch.nn.functional.rms_norm:
@@ -111,7 +111,7 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
-def _attention_of_two_sizes(
+def _fused_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -121,14 +121,20 @@ def _attention_of_two_sizes(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return the result of fused attention if values have heads of another size than keys; None for other attention.
+    """Return the result of fused attention where GPUs have a kernel and the CPU has none; None for other attention.
 
-    One kernel for GPUs takes such heads, as latent attention has them; torch has none for the CPU.
+    One kernel takes values whose heads have another size than keys have, as in latent attention. Another takes
+    fewer heads of keys than of queries; the CPU has had it since torch 2.9.
     """
-    if attn_mask is not None or enable_gqa or query.dim() != 4 or value.shape[-1] == key.shape[-1]:
+    if attn_mask is not None or query.dim() != 4:
         return None
-    attend = torch.ops.aten._scaled_dot_product_efficient_attention
-    return attend(query, key, value, None, True, dropout_p, is_causal, scale=scale)[0]
+    if value.shape[-1] != key.shape[-1]:
+        attend = torch.ops.aten._scaled_dot_product_efficient_attention
+        return None if enable_gqa else attend(query, key, value, None, True, dropout_p, is_causal, scale=scale)[0]
+    if enable_gqa and torch.__version__ < "2.9":
+        attend = torch.ops.aten._scaled_dot_product_flash_attention
+        return attend(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    return None
 
 
 def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:

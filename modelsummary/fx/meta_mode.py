@@ -46,12 +46,14 @@ class MetaTensorMode:
 
     Factories, ``.cuda()`` and ``.to(device)`` allocate nothing and report the requested device, present or not.
     ``nn.Module.to`` and initialisers that read values work. Collectives of ``torch.distributed`` do nothing.
-    A backward needs the device; a build of torch without support for it records no gradients there.
+    A backward needs the device; a build of torch without support for it records no gradients there. Without the device,
+    a forward after the context needs torch 2.11: before, autograd aborts the process.
 
     >>> with MetaTensorMode():
     ...     model = nn.Linear(100_000, 100_000).cuda()  # 40 GB
     ...     x = torch.rand(8, 100_000).cuda()
-    >>> x.device, model(x).shape
+    ...     y = model(x)
+    >>> y.device, y.shape
     (device(type='cuda', index=0), torch.Size([8, 100000]))
     """
 

@@ -28,7 +28,8 @@ def fsdp_units(model: nn.Module, root: LayerInfo, used: Container[int] | None = 
     Args:
         used: ids of the parameters that the forward uses; None: all.
     """
-    called = [row.fqn for row in blocks_of(root) if not row.fqn.endswith(")")]
+    rows = sorted(blocks_of(root), key=lambda row: math.inf if row.call_order is None else row.call_order)
+    called = [row.fqn for row in rows if not row.fqn.endswith(")")]
     uncalled = [] if used is None else [row.fqn for row in _uncalled_blocks(root, set(called), used)]
     blocks = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _has_parameters(model, fqn)]
     inside = {name: next((fqn for fqn in blocks if name.startswith(f"{fqn}.")), None) for name in _names(model)}

@@ -24,7 +24,7 @@ from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.stream import Boundary, Stream
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["in_call_order", "layer_plans", "with_reduced_gradients"]
+__all__ = ["in_call_order", "layer_plans", "merged", "with_reduced_gradients"]
 
 _STYLES = {
     "column": "ColwiseParallel",
@@ -120,7 +120,7 @@ def with_reduced_gradients(
         seen |= {(id(each), layer.mesh) for each in fresh}
         nbytes = sum(math.prod(shapes[id(each)]) * (dtype or each.dtype).itemsize for each in fresh)
         more = (Collective("all_reduce", "backward", len(fresh), nbytes),) if fresh else ()
-        found.append(replace(layer, collectives=_merged([*layer.collectives, *more])))
+        found.append(replace(layer, collectives=merged([*layer.collectives, *more])))
     return found
 
 
@@ -191,7 +191,7 @@ def _layer_plan(derivation: Derivation, layer: Layer, stream: Stream, n_ranks: i
         style, options = "LinearParallel", {**_linear_options(layer, linear, shards), **options}
     params = sum(module.get_parameter(name).numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
     reason = derivation.reasons.get(layer.fqn, "") if layer.gathers and layer.role != "head" else ""
-    return LayerPlan(layer.fqn, style, options, layer.role, shards, params, _merged(collectives), reason)
+    return LayerPlan(layer.fqn, style, options, layer.role, shards, params, merged(collectives), reason)
 
 
 def _linear_options(layer: Layer, linear: LinearLayer, shards: Mapping[str, int | None]) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _attention_plan(derivation: Derivation, fqn: str, n_ranks: int) -> LayerPlan
         options["input_layouts"] = tuple(_WHOLE if each is None else _CHUNK.format(each.dim) for each in layouts)
     if fqn in stream.scattered:
         options["output_layouts"] = _CHUNK.format(1)
-    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, params, _merged(collectives))
+    return LayerPlan(fqn, _STYLES["heads"], options, "heads", shards, params, merged(collectives))
 
 
 def _part_plan(derivation: Derivation, fqn: str, parts: Sequence[tuple[int, int]]) -> LayerPlan:
@@ -336,7 +336,7 @@ def _collectives(operation: str, phase: str, values: Sequence[Value]) -> tuple[C
     return (Collective(operation, phase, len(values), sum(each.nbytes for each in values)),) if values else ()
 
 
-def _merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+def merged(collectives: Sequence[Collective]) -> tuple[Collective, ...]:
     """Return one entry for each operation and phase."""
     found: dict[tuple[str, str], Collective] = {}
     for each in collectives:

@@ -30,6 +30,9 @@ __all__ = [
     "sharded_operand",
 ]
 
+# Name of an argument -> names that torch takes for it, too.
+_NUMPY_NAMES = {"input": ("x", "a", "x1"), "other": ("x2",), "dim": ("axis",), "dim0": ("axis0",), "dim1": ("axis1",)}
+
 
 class Sharded(NamedTuple):
     """The dimension whose chunks the ranks hold.
@@ -130,8 +133,11 @@ class FunctionCall:
         return f"{self.at} takes tensors that are sharded along different dimensions; equal dimensions work"
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """Return the template of an argument, by position or by name."""
-        return self.event.args[position] if len(self.event.args) > position else self.event.kwargs.get(name, default)
+        """Return the template of an argument, by position, by name, or by the name that NumPy gives it."""
+        if len(self.event.args) > position:
+            return self.event.args[position]
+        names = (name, *_NUMPY_NAMES.get(name, ()))
+        return next((self.event.kwargs[each] for each in names if each in self.event.kwargs), default)
 
     def operand(self, position: int, name: str = "input") -> Operand:
         """Return the operand that an argument is. Raises ``Blocked`` if it is not a tensor."""

@@ -27,6 +27,7 @@ from modelsummary.parallel.linear_layers import local_sizes
 from modelsummary.parallel.local_check import LocalAttribute, alike, check_locally, stream_runs
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
+from modelsummary.parallel.recomputation import with_recomputation
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.sequence import find_stream
 from modelsummary.record.events import Event
@@ -99,6 +100,8 @@ def make_plan(
             )
     ranks = {"tensor": tensor, "expert": expert}
     layers = _on_first_rank(model, layers, ranks)
+    if calls is not None and checkpointed:
+        layers = with_recomputation(calls, layers, checkpointed)
     units: list[list[str]] = []
     gathered: list[tuple[int, int]] = []
     if shard > 1 or data > 1:

@@ -21,7 +21,10 @@ from modelsummary.record.trace_rules import TraceRules, is_layer
 __all__ = ["ELEMENTWISE_LAYERS", "RULES", "Calls"]
 
 # nn.TransformerEncoderLayer is opened, too: its MLP can be split.
-RULES = TraceRules(is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer))
+RULES = TraceRules(
+    is_whole=lambda module: is_layer(module) and not isinstance(module, nn.TransformerEncoderLayer),
+    opens_checkpoints=True,
+)
 
 
 ELEMENTWISE_LAYERS = (

@@ -93,7 +93,8 @@ def cache_maker(cache: str | MakeCache | None) -> MakeCache | None:
             else:
                 made = transformers.DynamicCache(config=config)
         except (ImportError, ValueError) as error:  # a missing library, or a model whose layers it does not take
-            raise InputError(f"cache={name!r} cannot be made: {error}") from error
+            version = f"transformers {transformers.__version__}"
+            raise InputError(f"cache={name!r} cannot be made by {version}: {error}") from error
         if has_encoder:
             return transformers.EncoderDecoderCache(made, transformers.DynamicCache(config=config))
         return made

@@ -233,11 +233,8 @@ def _in_v(schedule: str, device: int, n_devices: int, m: int) -> list[Action]:
     from torch.distributed.pipelining import schedules
 
     kind: Any = getattr(schedules, IN_V[schedule], None)
-    if kind is None:
-        raise InputError(
-            f"schedule={schedule!r} needs a torch with {IN_V[schedule]}, got torch {torch.__version__}; "
-            "choose another schedule, or upgrade torch"
-        )
+    if kind is None:  # torch 2.6 has the other one
+        raise InputError(f"schedule={schedule!r} needs torch >= 2.9, got {torch.__version__}; choose another schedule")
     engine = kind.__new__(kind)  # with the attributes that the order depends on; __init__ wants process groups
     engine._n_microbatches = m
     engine.pp_group_size, engine.num_stages, engine._num_stages = n_devices, 2 * n_devices, 2 * n_devices

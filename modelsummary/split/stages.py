@@ -192,8 +192,8 @@ class Stages(Printed, Sequence[nn.Sequential]):
 
         >>> from modelsummary import Statistics
         >>> stages = Statistics(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), (4, 8)).split(2)
-        >>> stages.predict(4, seconds=[(0.1, 0.2), (0.1, 0.2)]).bubble  # (p - 1) / (m + p - 1) = 1 / 5
-        0.2...
+        >>> round(stages.predict(4, seconds=[(0.1, 0.2), (0.1, 0.2)]).bubble, 6)  # (p - 1) / (m + p - 1) = 1 / 5
+        0.2
         """
         if not isinstance(backward, (int, float)) or not 0 <= backward < float("inf"):
             raise InputError(f"backward must be a number >= 0, as a multiple of the forward's time, got {backward!r}")

@@ -22,6 +22,8 @@ TOKENS = BATCH * LENGTH
 ONE_BLOCK = EXPERTS * 3 * WIDTH * INNER  # parameters of the experts of a block
 OTHERS = 2 * WORDS * WIDTH + LAYERS * (WIDTH + WIDTH * EXPERTS)  # embedding and head; norms and routers
 ROWS = 2 * TOKENS * CHOSEN * WIDTH  # bytes of a row for each token and each of its experts
+GROUPED, NOT_GROUPED = hasattr(torch, "_grouped_mm"), "torch has no grouped_mm before 2.8"
+grouped_mm = pytest.mark.skipif(not GROUPED, reason=NOT_GROUPED)
 
 
 class Experts(nn.Module):
@@ -98,6 +100,8 @@ class Mixture(nn.Module):
 
 @pytest.fixture(scope="module")
 def stats():
+    if not GROUPED:
+        pytest.skip(NOT_GROUPED)
     with torch.device("meta"):
         return Statistics(Mixture(), torch.zeros(BATCH, LENGTH, dtype=torch.long))
 
@@ -129,6 +133,7 @@ def test_experts_are_divided_and_their_tokens_are_not_fewer(model, expert):
     assert sent == (there_and_back if expert > 1 else [])
 
 
+@grouped_mm
 def test_weights_before_the_second_product():
     with torch.device("meta"):
         stats = Statistics(Mixture(partial(Block, WeightedExperts)), torch.zeros(BATCH, LENGTH, dtype=torch.long))
@@ -215,6 +220,7 @@ def test_experts_of_one_rank_are_not_reduced(simulator):
     assert both == alone + network.seconds("all_reduce", 4 * experts, network.group(2, 4))
 
 
+@grouped_mm
 def test_experts_beside_tensor_and_sequence_parallelism():
     with torch.device("meta"):
         stats = Statistics(Mixture(AttentionBlock), torch.zeros(BATCH, LENGTH, dtype=torch.long))

@@ -90,7 +90,8 @@ def test_tensors_of_a_safetensors_file(tmp_path):
 def test_every_dtype_that_torch_can_save(tmp_path):
     names = "bool uint8 int8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64"
     names += " float8_e4m3fn float8_e5m2 float8_e8m0fnu float8_e4m3fnuz float8_e5m2fnuz"
-    tensors = {name: torch.zeros(3, 2, dtype=getattr(torch, name)) for name in names.split()}
+    dtypes = {name: getattr(torch, name) for name in names.split() if hasattr(torch, name)}  # torch 2.6 has no e8m0fnu
+    tensors = {name: torch.zeros(3, 2, dtype=dtype) for name, dtype in dtypes.items()}
     stats = load(saved(tensors, tmp_path / "all.safetensors"))
     assert {name: each.dtype for name, each in stats.tensors.items()} == {name: name for name in tensors}
     assert {name: each.nbytes for name, each in stats.tensors.items()} == {n: t.nbytes for n, t in tensors.items()}

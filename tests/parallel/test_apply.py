@@ -59,13 +59,21 @@ def _check(results):
             assert ran == planned, case
 
 
-@pytest.mark.skipif(
-    torch.__version__ < "2.13",
-    reason="torch 2.6 has no gradient of an embedding sharded by rows, torch 2.11 gathers no strided shards",
+gathers_pieces = pytest.mark.skipif(
+    torch.__version__ >= "2.7" and torch.__version__ < "2.13", reason="torch 2.11 gathers no strided shards"
 )
-def test_two_processes_are_the_model():
-    cases = [("decoder", {"tensor": 2, "sequence": True}), ("fused", {"tensor": 2}), ("mixture", {"expert": 2})]
-    _check(processes.run(_sharded, 2, cases))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("decoder", {"tensor": 2, "sequence": True}),
+        pytest.param("fused", {"tensor": 2}, marks=gathers_pieces),
+        ("mixture", {"expert": 2}),
+    ],
+)
+def test_two_processes_are_the_model(name, sizes):
+    _check(processes.run(_sharded, 2, [(name, sizes)]))
 
 
 @pytest.mark.slow
@@ -97,6 +105,8 @@ def test_collectives_and_their_bytes():
     cases += [("decoder", {"data": 2})]
     cases += [(name, {"tensor": 2}) for name in (*SPLIT, "inline", "again", "pairs", "biased", "grouped")]
     cases += [(name, {"tensor": 2, "sequence": True}) for name in CHUNKED]
+    cases += [(name, {"tensor": 2, "checkpoint": "every"}) for name in ("decoder", "gpt2", "bert", "t5")]
+    cases += [("hf_qwen3", {"tensor": 2, "sequence": True, "checkpoint": "every"})]
     for name, sizes, ran, planned in processes.run(_gathered, 2, cases)[0]:
         assert ran == planned, (name, sizes)
 

@@ -6,10 +6,12 @@ import copy
 import json
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
 from modelsummary.parallel import ParallelPlan
@@ -18,7 +20,7 @@ from tests import idioms
 from tests.parallel.models import OLD, Captioner, Decoder, SharedBiasExperts, make
 
 
-def plan_of(name: str, **sizes: int) -> ParallelPlan:
+def plan_of(name: str, **sizes: Any) -> ParallelPlan:
     model, inputs = make(name)
     return Statistics(model, inputs).parallel_plan(**sizes)
 
@@ -50,6 +52,54 @@ def test_a_decoder_moves_what_is_counted_by_hand():
         ("forward", "all_gather"): (1, 4 * 8 * 48 * 8),
         ("backward", "all_reduce"): (5, 5 * activation),
     }
+
+
+def test_recomputed_blocks_communicate_again_up_to_what_they_keep():
+    # Each of two blocks has two all-reduces in the forward. The second is added to the residual, which keeps nothing
+    # for the backward, so torch stops before it. In chunks, both attention and MLP also gather what they take.
+    activation, backward = 4 * 8 * 16 * 8, ("backward", "all_reduce")
+    assert plan_of("decoder", tensor=2, checkpoint="every").collectives[backward] == (5 + 2, 7 * activation)
+    found = plan_of("decoder", tensor=2, checkpoint="every", sequence=True).collectives
+    assert found["backward", "reduce_scatter"] == (5 + 2, 7 * activation)
+    assert found["backward", "all_gather"] == (5 + 4, 9 * activation)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # the summary runs without gradients
+def test_a_model_that_recomputes_its_blocks_itself():
+    class Recomputed(Decoder):
+        def __init__(self, reentrant):
+            super().__init__()
+            self.reentrant = reentrant
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            return self.head(self.norm(x))
+
+    expected = roles(plan_of("decoder", tensor=2))
+    for reentrant in (False, True):
+        plan = Statistics(Recomputed(reentrant), (4, 8), dtypes=torch.long).parallel_plan(tensor=2)
+        assert roles(plan) == expected
+
+
+@pytest.mark.parametrize("name", ["dim", "axis"])
+def test_joining_features_of_two_layers(name):
+    class Joined(nn.Module):
+        def __init__(self, join, dim):
+            super().__init__()
+            self.join, self.kwargs = join, {name: dim}
+            self.a, self.b, self.down = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.down(self.join([self.a(x), self.b(x)], **self.kwargs).flatten(2))
+
+    # The first half of the joined features is of one layer: a rank has the first half of both.
+    plan = Statistics(Joined(torch.cat, 2), (2, 3, 4)).parallel_plan(tensor=2)
+    assert roles(plan) == {"a": "column*", "b": "column*", "down": "row*"}
+    assert "joins along the sharded dimension" in str(plan)
+    plan = Statistics(Joined(torch.stack, -1), (2, 3, 4)).parallel_plan(tensor=2)  # in turns
+    assert roles(plan) == {"a": "column", "b": "column", "down": "row"}
 
 
 def test_stages_with_other_numbers_of_heads():
@@ -256,6 +306,21 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
     assert plan.units == (("parts.0", "parts.1"), ("parts.2",))  # the last one shares with the root
 
 
+def test_units_are_in_the_order_of_their_calls():
+    class Alternating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own, self.cross = (nn.ModuleList(_Part() for _ in range(2)) for _ in range(2))
+
+        def forward(self, x):
+            for own, cross in zip(self.own, self.cross, strict=True):
+                x = cross(own(x))
+            return x
+
+    plan = Statistics(Alternating(), (2, 4)).parallel_plan(shard=2)
+    assert plan.units == (("own.0",), ("cross.0",), ("own.1",), ("cross.1",))
+
+
 def test_blocks_that_the_forward_does_not_call_are_units_that_cause_nothing():
     plan, decoder = plan_of("captioner", shard=2), plan_of("decoder", shard=2)
     encoder = (("encoder.0",), ("encoder.1",))
@@ -386,15 +451,15 @@ def test_stages_begin_with_blocks():
 
 def test_memory_of_a_rank():
     plan, sharded = plan_of("decoder", tensor=2), plan_of("decoder", shard=2)
-    if OLD:  # nor can it compute the gradient of an embedding that is sharded by rows
-        with pytest.raises(InputError, match=r"needs torch >= 2\.10, got 2\."):
-            sharded.memory(0)
-        return
     estimate = plan.memory(0, optimizer="adamw")
     assert estimate.params == 8 * plan.params_per_rank
     assert estimate.execution == "shape"
     with pytest.raises(InputError, match=r"rank=2; expected an integer from 0 to 1"):
         plan.memory(2)
+    if OLD:
+        with pytest.raises(InputError, match=r"needs torch >= 2\.10, got 2\."):
+            sharded.memory(0)
+        return
     estimate = sharded.memory(0, optimizer="sgd-momentum")
     assert estimate.params == estimate.grads == estimate.optimizer_state == 8 * sharded.params_per_rank
     assert estimate.peak > estimate.held_after_forward > estimate.params

@@ -56,7 +56,7 @@ def read_exported(archive: Archive) -> Any:
     if len(models) != 1:
         found = "no exported program" if not models else f"{len(models)} programs"
         hints = {
-            "serialized_exported_program.json": "; save it again with a newer torch",
+            "serialized_exported_program.json": "; save it again with torch >= 2.11",
             "constants.pkl": "; it is TorchScript: rename it to .pt",
         }
         hint = next((hint for name, hint in hints.items() if name in archive.names), "")

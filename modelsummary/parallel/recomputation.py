@@ -1,0 +1,98 @@
+"""Collectives that activation checkpointing runs again.
+
+In the backward, torch runs the forward of a checkpointed module again, up to the last tensor that it keeps for the
+backward. What comes behind, such as the last all-reduce of a block whose result is added to the residual, runs once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from modelsummary.parallel.layer_plans import merged
+from modelsummary.parallel.plan import Collective, LayerPlan
+from modelsummary.parallel.record_calls import Calls
+from modelsummary.record.events import Event, attributes_in, values_in
+
+__all__ = ["with_recomputation"]
+
+# Functions whose backward needs sizes and numbers alone.
+_KEEPS_NOTHING = frozenset(
+    """
+add sub radd rsub iadd isub neg negative view reshape view_as reshape_as flatten unflatten transpose swapaxes swapdims
+permute t T mT mH squeeze unsqueeze expand expand_as broadcast_to repeat cat concat concatenate stack split chunk
+tensor_split split_with_sizes unbind select narrow to type type_as float half bfloat16 double contiguous clone detach
+sum mean movedim flip roll pad
+""".split()
+)
+_KEEPS_TENSORS_ONLY = frozenset("mul rmul imul multiply div truediv itruediv divide getitem".split())
+
+
+def with_recomputation(calls: Calls, layers: Sequence[LayerPlan], checkpointed: Sequence[str]) -> list[LayerPlan]:
+    """Return plans that count the collectives of the forward which the backward runs again, too.
+
+    Args:
+        checkpointed: FQNs of modules that run under activation checkpointing.
+    """
+    spans = [(event.fqn, *span) for event, span in calls.entered.items() if event.fqn in checkpointed]
+    kept = {begin: _last_kept(calls, begin, end) for _, begin, end in spans}
+    found = []
+    for layer in layers:
+        places = list(_places(calls, layer.fqn))
+        around = [span for span in spans if layer.fqn.startswith(f"{span[0]}.")]
+        more = []
+        for each in layer.collectives if places else ():
+            if each.phase == "forward":
+                at = 0 if _comes_before(layer, each) else 1
+                again = sum(
+                    begin <= place[0] < end and place[at] <= kept[begin] for _, begin, end in around for place in places
+                )
+                more.append(_part(each, again, len(places)))
+        found.append(replace(layer, collectives=merged([*layer.collectives, *(each for each in more if each.count)])))
+    return found
+
+
+def _part(collective: Collective, again: int, n_calls: int) -> Collective:
+    count, nbytes = (number * again // n_calls for number in (collective.count, collective.nbytes))
+    return replace(collective, phase="backward", count=count, nbytes=nbytes)
+
+
+def _comes_before(layer: LayerPlan, collective: Collective) -> bool:
+    """Return True if a collective gathers what a module takes, False if it gathers or sums what the module returns."""
+    gathers_input = layer.role == "input" or "Shard" in str(layer.options.get("input_layouts", ""))
+    return gathers_input and collective.operation == "all_gather"
+
+
+def _places(calls: Calls, fqn: str) -> Iterator[tuple[int, int]]:
+    """Yield the position at which each call of a module begins, and the position behind it."""
+    for place in calls.places.get(fqn, ()):
+        yield place, place + 1
+    for event, (begin, end) in calls.entered.items():
+        if event.fqn == fqn or (not calls.n_calls[fqn] and event.fqn.rpartition(".")[0] == fqn):  # a list of experts
+            yield begin, end
+
+
+def _last_kept(calls: Calls, begin: int, end: int) -> float:
+    """Return the position of the last event, of those between two positions, that keeps a tensor for the backward."""
+    return next((at for at in reversed(range(begin, end)) if _keeps(calls, calls.events[at])), -math.inf)
+
+
+def _keeps(calls: Calls, event: Event) -> bool:
+    """Return True if a call keeps a tensor for the backward."""
+    if event.is_decision or not any(each.requires_grad for each in values_in(event.result)):
+        return False
+    if event.is_module:
+        module: Any = calls.modules[event.fqn]
+        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.AlphaDropout)):
+            return bool(module.training and module.p > 0)
+        return not isinstance(module, nn.Identity)
+    assert event.function is not None
+    name = event.function.short_name
+    if name == "dropout":
+        return event.kwargs.get("training", event.args[2] if len(event.args) > 2 else True) is not False
+    tensors = [*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))]
+    return name not in _KEEPS_NOTHING and not (name in _KEEPS_TENSORS_ONLY and len(tensors) == 1)
