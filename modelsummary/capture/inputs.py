@@ -123,11 +123,14 @@ class CallArguments:
 
     def size_along(self, dim: int) -> int | None:
         """Return the size of the first input that has dimension ``dim``; None if no input has it."""
-        for leaf in tree_leaves((self.args, self.kwargs)):
-            shape = _shape_of(leaf)
-            if shape is not None and len(shape) > dim:
-                return shape[dim]
-        return None
+        found: list[int] = []
+
+        def note(given: InputTensor) -> tuple[int, ...]:
+            found.extend(given.shape[dim : dim + 1])
+            return given.shape
+
+        self.with_shapes(note)
+        return found[0] if found else None
 
     def with_batch(self, dim: int, size: int, new_size: int) -> CallArguments:
         """Return the arguments with rows repeated to ``new_size`` in each input whose dimension ``dim`` is ``size``."""

@@ -46,7 +46,10 @@ def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
 def _arguments(plan: Plan) -> dict[str, object]:
     is_sharded = plan.zero > 0 and plan.data > 1
     arguments: dict[str, object] = {"tensor": plan.tensor, "pipeline": plan.pipeline}
-    arguments["shard" if is_sharded else "data"] = plan.data
+    if is_sharded:
+        arguments["shard"] = plan.shards
+    if plan.data > 1 and (not is_sharded or plan.replicas > 1):
+        arguments["data"] = plan.replicas if is_sharded else plan.data
     if plan.sequence_parallel:
         arguments["sequence"] = True
     if is_sharded and plan.zero < 3:

@@ -7,10 +7,11 @@ the rings of a node leave it through as many network interfaces as these ranks h
 phases: reduce-scatter inside the nodes, all-reduce between them, all-gather inside. Small messages use protocols with
 lower latencies (``protocols``). The fastest of these ways counts.
 
-What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``) and kept in
-``collective_fits.json``. Between nodes nothing was measured for the fit: the efficiency is the share that InfiniBand
-leaves after its headers, and the latency is the value of rings and trees in NCCL's tuner (``hwLat`` in
-``src/graph/tuning.cc``, protocol Simple). ``docs/cluster.md`` compares both with published tables.
+What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``), for each
+protocol to those for which NCCL chooses it, and kept in ``collective_fits.json``. Between nodes nothing was measured
+for the fit: the efficiency is the share that InfiniBand leaves after its headers, and the latency is the value of rings
+and trees in NCCL's tuner (``hwLat`` in ``src/graph/tuning.cc``, protocol Simple). ``docs/cluster.md`` compares both
+with published tables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
-from modelsummary.cluster.protocols import Links, least_seconds_of_protocols
+from modelsummary.cluster.protocols import Links, seconds_of_protocols, seconds_of_small_message
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
@@ -103,8 +104,8 @@ class Network:
             return self._all_to_all(nbytes, group)
         passes = 2 if operation == "all_reduce" else 1
         found = [self._ring(passes, nbytes, group)]
-        if self.cluster.link_latency is None and self.cluster.network_latency is None:
-            found.append(least_seconds_of_protocols(operation, nbytes, self._links(group)))
+        if self._has_protocols:
+            found.append(seconds_of_protocols(operation, nbytes, self._links(group)))
         if group.nodes > 1:
             if group.per_node > 1:
                 found.append(self._in_phases(passes, nbytes, group))
@@ -116,13 +117,26 @@ class Network:
         """Return the seconds of a message to the rank that is ``stride`` ranks away."""
         if not nbytes:
             return 0.0
-        if stride < self.cluster.devices_per_node:
-            return self._base + self._link_step + nbytes / self._link
-        return self._base + self._network_step + nbytes / self._network
+        is_inside = stride < self.cluster.devices_per_node
+        step, bandwidth = (self._link_step, self._link) if is_inside else (self._network_step, self._network)
+        seconds = self._base + step + nbytes / bandwidth
+        if not self._has_protocols:
+            return seconds
+        return min(seconds, seconds_of_small_message(nbytes, self._kind if is_inside else "network", bandwidth))
+
+    @property
+    def _has_protocols(self) -> bool:
+        """Whether small messages take NCCL's own latencies; latencies of the user replace them."""
+        return self.cluster.link_latency is None and self.cluster.network_latency is None
+
+    @property
+    def _kind(self) -> str:
+        return "nvlink" if self.cluster.link_bandwidth > _PCIE else "pcie"
 
     def _links(self, group: RankGroup) -> Links:
-        kind = "nvlink" if self.cluster.link_bandwidth > _PCIE else "pcie"
-        return Links(group.size, group.nodes, self._bandwidth(group), kind)
+        share = float(collective_fits()["link"]["ll128"])
+        most = share * self._inside(group)
+        return Links(group.size, group.nodes, group.per_node, self._bandwidth(group), most, self._kind)
 
     def units_taken(self, group: RankGroup) -> float:
         """Return the fraction of a device's units that a collective takes from kernels that run at the same time.
@@ -154,7 +168,8 @@ class Network:
         return self._ring(passes, nbytes, inside) + self._ring(passes, nbytes / group.per_node, across)
 
     def _all_to_all(self, nbytes: float, group: RankGroup) -> float:
-        n, away = group.size, group.size - group.per_node
+        n, in_last = group.size, group.size - (group.nodes - 1) * group.per_node
+        away = n - in_last  # for a rank of the node that is not full, if one is not
         inside = (group.per_node - 1) / n * nbytes / self._link
         between = away / n * nbytes / self._network if away > 0 else 0.0
         steps = (group.per_node - 1) * self._link_step + (self._network_step if away > 0 else 0.0)
@@ -162,13 +177,16 @@ class Network:
 
     def _bandwidth(self, group: RankGroup) -> float:
         """Return the bytes per second that each rank of a ring passes on."""
-        link = self._link
-        if self.cluster.link_efficiency is None:
-            link *= 1 - float(collective_fits()["link"]["loss"]) / group.per_node
         if group.nodes == 1:
-            return link
+            return self._inside(group)
         outside = group.per_node * self._network
-        return min(link, outside) if group.per_node > 1 else outside
+        return min(self._inside(group), outside) if group.per_node > 1 else outside
+
+    def _inside(self, group: RankGroup) -> float:
+        """Return the bytes per second that each rank of a ring passes on inside a node."""
+        if self.cluster.link_efficiency is not None:
+            return self._link
+        return self._link * (1 - float(collective_fits()["link"]["loss"]) / group.per_node)
 
     @property
     def _base(self) -> float:

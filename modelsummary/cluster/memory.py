@@ -86,7 +86,7 @@ def sharded_params(params: int, expert_params: int, plan: Plan) -> int:
         expert_params: parameters among them of divided experts.
         plan: the plan.
     """
-    return -(-(params - expert_params) // plan.copies) + -(-expert_params // plan.expert_copies)
+    return -(-(params - expert_params) // plan.shards) + -(-expert_params // plan.expert_copies)
 
 
 def gathered_params(params: int, expert_params: int, plan: Plan) -> int:
@@ -95,7 +95,7 @@ def gathered_params(params: int, expert_params: int, plan: Plan) -> int:
     Args:
         params, expert_params, plan: as for ``sharded_params``.
     """
-    others = params - expert_params if plan.copies > 1 else 0
+    others = params - expert_params if plan.shards > 1 else 0
     return others + (expert_params if plan.expert_copies > 1 else 0)
 
 

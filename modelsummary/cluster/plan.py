@@ -38,6 +38,8 @@ class Plan:
         data: copies of the model.
         zero: what is sharded over the copies: 0: nothing, 1: optimizer states, 2: gradients as well, 3: parameters as
             well (FSDP).
+        shard: ranks of ``data`` and ``context`` over which ``zero`` shards, next to each other; None: all of them. The
+            groups of ranks that hold all shards together are replicas (with ``zero=3``: HSDP).
         micro_batch: samples in a micro-batch.
         recompute: what the backward computes again: ``"none"``; ``"selective"``: attention from scores to context,
             where it is not one fused kernel; ``"full"``: every block; an integer: that many blocks of each stage.
@@ -62,6 +64,7 @@ class Plan:
     micro_batch: int = 1
     recompute: str | int = "none"
     schedule: str = "1f1b"
+    shard: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tensor", "context", "expert", "pipeline", "virtual_stages", "data", "micro_batch"):
@@ -90,9 +93,24 @@ class Plan:
                 f"expert={self.expert} with tensor={self.tensor} needs sequence_parallel=True: ranks of expert "
                 "parallelism have different tokens"
             )
+        self._check_shard()
         needed = _PER_DEVICE.get(self.schedule)
         if needed is not None and self.virtual_stages != needed and max(self.pipeline, self.virtual_stages) > 1:
             raise InputError(f"schedule={self.schedule!r} has virtual_stages={needed}, got {self.virtual_stages}")
+
+    def _check_shard(self) -> None:
+        if self.shard is None:
+            return
+        if type(self.shard) is not int or self.shard < 1:
+            raise InputError(f"shard must be an integer >= 1 or None, got {self.shard!r}")
+        if not self.zero:
+            raise InputError(
+                f"shard={self.shard} needs zero=1, 2 or 3, which says what is sharded; zero=0 shards nothing"
+            )
+        if self.copies % self.shard:
+            raise InputError(f"shard={self.shard} must divide data x context = {self.copies}; pass a divisor of it")
+        if self.expert > 1:
+            raise InputError(f"shard={self.shard} is not costed with expert={self.expert}; pass shard=None or expert=1")
 
     @property
     def devices(self) -> int:
@@ -103,6 +121,16 @@ class Plan:
     def copies(self) -> int:
         """The number of ranks that hold the same parameters; for experts, see ``expert_copies``."""
         return self.data * self.context
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which ``zero`` shards what all copies hold."""
+        return self.shard or self.copies
+
+    @property
+    def replicas(self) -> int:
+        """The number of ranks that hold the same shard."""
+        return self.copies // self.shards
 
     @property
     def expert_copies(self) -> int:

@@ -1,22 +1,29 @@
 """Protocols of NCCL for small messages, which its rings and trees use besides ``Simple``.
 
 ``LL`` sends a flag with every 4 bytes, and ``LL128`` one with every 120 bytes, so that no rank waits for a signal that
-data have arrived. They have low latencies and use a part of the links' bandwidth. NCCL's tuner predicts the time of
-each algorithm with each protocol and takes the fastest. Its latencies and bandwidths are the ones here
-(``ncclTopoTuneModel`` in ``src/graph/tuning.cc`` of https://github.com/NVIDIA/nccl, version 2.19), without its limits
-per channel and its correction of trees for medium sizes, which changes the all-reduces of 8 A100 by 3 us at most.
+data have arrived. They have low latencies and use a part of the links' bandwidth. NCCL's tuner estimates the time of
+each algorithm with each protocol and takes the least estimate. The estimates here are its own (``ncclTopoTuneModel`` in
+``src/graph/tuning.cc`` of https://github.com/NVIDIA/nccl, version 2.19), without its limits per channel and its
+correction of trees for medium sizes, which changes the all-reduces of 8 A100 by 3 us at most.
+
+The tuner takes ``Simple`` to be faster than it is: it estimates 15 us before the first byte between two ranks of a
+node, where measured all-reduces take 40 us. So the choice follows its estimates, and the time of ``Simple`` is fitted
+(``collectives``). ``LL128`` reaches a smaller part of the links inside a node than the tuner takes it to; this part is
+fitted as well.
 """
 
 from __future__ import annotations
 
-from math import log2
+from math import inf, log2
 from typing import NamedTuple
 
-__all__ = ["Links", "least_seconds_of_protocols"]
+__all__ = ["Links", "seconds_of_protocols", "seconds_of_small_message"]
 
 _US, _GB = 1e-6, 1e9
 _TREE_SHARE = 0.92  # of the bandwidth of rings
 _NETWORK_POST_US = 1.0  # least of a step of a ring that spans nodes; NCCL takes 2.0 with processors of AMD
+_RING_PLATEAU = 1.4  # factor of the latency of all-reduces with Simple in a ring that spans nodes
+_SMALL_MESSAGE = 16384  # bytes up to which a message to one rank is sent with LL (NCCL_P2P_LL_THRESHOLD)
 
 
 class _Protocol(NamedTuple):
@@ -26,10 +33,14 @@ class _Protocol(NamedTuple):
     tree_base: float
     ring: dict[str, float]
     tree: dict[str, float]
+    posts: int = 1  # to the network in a step of a ring
 
 
 _LL = _Protocol(6.6, 6.8, {"nvlink": 0.6, "pcie": 1.0, "network": 2.7}, {"nvlink": 0.6, "pcie": 1.0, "network": 5.0})
 _LL128 = _Protocol(14.0, 14.0, {"nvlink": 1.9, "network": 4.0}, {"nvlink": 1.25, "network": 8.5})
+_SIMPLE = _Protocol(
+    8.4, 0.0, {"nvlink": 3.4, "pcie": 5.7, "network": 14.0}, {"nvlink": 28.0, "pcie": 28.0, "network": 28.0}, 3
+)
 # In one node of A100 or newer; in two nodes; in more. Between nodes with Intel's processors, NCCL has 39.0 and 20.4.
 _MOST_LL = (87.7 * _GB, 22.5 * _GB, 19.0 * _GB)
 
@@ -40,60 +51,89 @@ class Links(NamedTuple):
     Attributes:
         size: number of ranks.
         nodes: nodes that they span.
+        per_node: ranks in a full node.
         bandwidth: bytes per second that each rank of a ring passes on.
+        most_ll128: bytes per second that each rank of a ring passes on inside a node with ``LL128``, at most.
         kind: of the links inside a node: ``"nvlink"`` or ``"pcie"``.
     """
 
     size: int
     nodes: int
+    per_node: int
     bandwidth: float
+    most_ll128: float
     kind: str
 
 
-def least_seconds_of_protocols(operation: str, nbytes: float, links: Links) -> float:
-    """Return the least seconds of an all-reduce, all-gather or reduce-scatter with ``LL`` and ``LL128``.
+def seconds_of_protocols(operation: str, nbytes: float, links: Links) -> float:
+    """Return the seconds of a collective with ``LL`` or ``LL128``; infinity where NCCL chooses ``Simple``.
 
     Args:
         operation: ``"all_reduce"``, ``"all_gather"`` or ``"reduce_scatter"``.
         nbytes: bytes of the whole tensor.
         links: the ranks and their links.
 
-    >>> eight = Links(8, 1, 235e9, "nvlink")
-    >>> round(1e6 * least_seconds_of_protocols("all_reduce", 8, eight), 1)  # a ring with LL: 6.6 + 2 * 7 * 0.6
+    >>> eight = Links(8, 1, 8, 235e9, 155e9, "nvlink")
+    >>> round(1e6 * seconds_of_protocols("all_reduce", 8, eight), 1)  # a ring with LL: 6.6 + 2 * 7 * 0.6
     15.0
+    >>> seconds_of_protocols("all_reduce", 2**30, eight)
+    inf
     """
     reduces = operation == "all_reduce"
-    found = [_ring(_LL, _ll_ring(links, reduces=reduces), nbytes, links, reduces=reduces)]
+    passes, most = 2 if reduces else 1, inf if links.per_node == 1 else links.most_ll128
+    tree = _TREE_SHARE * links.bandwidth
+    # the tuner's estimate, and the seconds that it takes
+    found = [(_ring(_SIMPLE, links.bandwidth, nbytes, links, passes), inf)]
+    found.append((_ring(_LL, _ll_ring(links, passes), nbytes, links, passes),) * 2)
     if reduces:
-        tree_ll = min(_TREE_SHARE * links.bandwidth / 3.8, _MOST_LL[min(links.nodes, 3) - 1])
-        found.append(_tree(_LL, tree_ll, nbytes, links))
+        found.append((_tree(_SIMPLE, tree, nbytes, links), inf))
+        found.append((_tree(_LL, min(tree / 3.8, _MOST_LL[min(links.nodes, 3) - 1]), nbytes, links),) * 2)
     if links.kind == "nvlink":  # LL128 needs stores of 128 bytes that arrive as a whole, which NCCL expects of NVLink
-        share = 0.7 if links.size < 2 * links.nodes else 0.92
-        found.append(_ring(_LL128, share * links.bandwidth, nbytes, links, reduces=reduces))
+        ring = (0.7 if links.per_node == 1 else 0.92) * links.bandwidth
+        estimate = _ring(_LL128, ring, nbytes, links, passes)
+        found.append((estimate, _ring(_LL128, min(ring, most), nbytes, links, passes)))
         if reduces:
-            share = _TREE_SHARE * (7 / 9 if links.nodes == 1 else 120 / 128)
-            found.append(_tree(_LL128, share * links.bandwidth, nbytes, links))
-    return min(found)
+            tree *= 7 / 9 if links.nodes == 1 else 120 / 128
+            estimate = _tree(_LL128, tree, nbytes, links)
+            found.append((estimate, _tree(_LL128, min(tree, most), nbytes, links)))
+    return min(found)[1]
 
 
-def _ll_ring(links: Links, *, reduces: bool) -> float:
-    share = 1 / 4 if reduces or links.nodes > 1 else 1 / 3
+def seconds_of_small_message(nbytes: float, kind: str, bandwidth: float) -> float:
+    """Return the seconds of a message to one rank with ``LL``; infinity where NCCL takes ``Simple``.
+
+    Args:
+        nbytes: bytes of the message.
+        kind: of the link: ``"nvlink"``, ``"pcie"`` or ``"network"``.
+        bandwidth: bytes per second that the link reaches with ``Simple``.
+
+    >>> round(1e6 * seconds_of_small_message(8, "nvlink", 235e9), 1)
+    7.2
+    """
+    if nbytes > _SMALL_MESSAGE:
+        return inf
+    return (_LL.ring_base + _LL.ring[kind]) * _US + nbytes / (bandwidth / 4)
+
+
+def _ll_ring(links: Links, passes: int) -> float:
+    share = 1 / 4 if passes == 2 or links.nodes > 1 else 1 / 3
     return min(share * links.bandwidth, _MOST_LL[min(links.nodes, 3) - 1])
 
 
-def _ring(protocol: _Protocol, bandwidth: float, nbytes: float, links: Links, *, reduces: bool) -> float:
-    n, nodes, passes = links.size, links.nodes, 2 if reduces else 1
+def _ring(protocol: _Protocol, bandwidth: float, nbytes: float, links: Links, passes: int) -> float:
+    n, nodes = links.size, links.nodes
     steps, inside = passes * (n - 1), protocol.ring[links.kind]
-    between = 0
+    between, factor = 0, 1.0
     if nodes > 1:
-        between = 2 * nodes if reduces else nodes - 1
-        inside = max(inside, _NETWORK_POST_US)
+        between = 2 * nodes if passes == 2 else nodes - 1
+        inside = max(inside, protocol.posts * _NETWORK_POST_US)
+        factor = _RING_PLATEAU if protocol is _SIMPLE and passes == 2 else 1.0
     latency = protocol.ring_base + (steps - between) * inside + between * protocol.ring["network"]
-    return latency * _US + passes * (n - 1) / n * nbytes / bandwidth
+    return factor * latency * _US + passes * (n - 1) / n * nbytes / bandwidth
 
 
 def _tree(protocol: _Protocol, bandwidth: float, nbytes: float, links: Links) -> float:
-    """Return the seconds of chains inside the nodes, and a tree between them."""
-    inside, between = links.size / links.nodes - 1, int(log2(links.nodes))
+    """Return the seconds of chains inside the nodes, of which the longest counts, and a tree between them."""
+    inside, between = links.per_node - 1, int(log2(links.nodes))
     latency = protocol.tree_base + 2 * (inside * protocol.tree[links.kind] + between * protocol.tree["network"])
     return latency * _US + 2 * nbytes / bandwidth

@@ -31,6 +31,7 @@ class SearchOptions(TypedDict, total=False):
         pipeline: ranks of the pipeline. Default: divisors of the devices up to the number of blocks.
         virtual_stages: stages per rank of the interleaved schedule. Default: 2, 3, 4, and one block per stage.
         zero: stages of ZeRO. Default: 0 to 3.
+        shard: ranks over which they shard; the others are replicas. None: all. Default: None.
         micro_batch: samples in a micro-batch. Default: 1, 2, 4, 8.
         recompute: recomputation. Default: none, selective and full.
         schedules: names of schedules. Default: all but GPipe.
@@ -45,6 +46,7 @@ class SearchOptions(TypedDict, total=False):
     pipeline: Sequence[int]
     virtual_stages: Sequence[int]
     zero: Sequence[int]
+    shard: Sequence[int | None]
     micro_batch: Sequence[int]
     recompute: Sequence[str | int]
     schedules: Sequence[str]
@@ -82,18 +84,28 @@ def candidates(simulator: StepSimulator, options: SearchOptions) -> Iterator[Pla
 def _with_stages(
     simulator: StepSimulator, options: SearchOptions, tensor: int, context: int, pipeline: int, data: int
 ) -> Iterator[Plan]:
-    shards = [each for each in options.get("zero", (0, 1, 2, 3)) if data * context > 1 or not each]
+    shards = _shards(options, data * context)
     sequence_parallel = [each for each in options.get("sequence_parallel", (False, True)) if tensor > 1 or not each]
     experts = [each for each in _experts(simulator, options) if tensor * context * data % each == 0]
     batches = options.get("micro_batch", _MICRO_BATCHES)
     batches = [each for each in batches if simulator.global_batch % (data * each) == 0]
     stages = list(_stages(simulator, options, pipeline))
     again = options.get("recompute", ("none", "selective", "full") if simulator.model.has_core else ("none", "full"))
-    for (schedule, virtual), parallel, expert, zero, batch, recompute in product(
+    for (schedule, virtual), parallel, expert, (zero, shard), batch, recompute in product(
         stages, sequence_parallel, experts, shards, batches, again
     ):
-        if expert == 1 or tensor == 1 or parallel:
-            yield Plan(tensor, parallel, context, expert, pipeline, virtual, data, zero, batch, recompute, schedule)
+        if expert == 1 or ((tensor == 1 or parallel) and shard is None):
+            yield Plan(
+                tensor, parallel, context, expert, pipeline, virtual, data, zero, batch, recompute, schedule, shard
+            )
+
+
+def _shards(options: SearchOptions, copies: int) -> list[tuple[int, int | None]]:
+    """Return stages of ZeRO with the ranks over which they shard."""
+    zeros = [each for each in options.get("zero", (0, 1, 2, 3)) if copies > 1 or not each]
+    ranks = [None if each == copies else each for each in options.get("shard", [None])]
+    ranks = [each for each in dict.fromkeys(ranks) if each is None or copies % each == 0]
+    return [(zero, each) for zero in zeros for each in (ranks if zero else [None])]
 
 
 def _experts(simulator: StepSimulator, options: SearchOptions) -> Sequence[int]:
@@ -201,5 +213,7 @@ def _check(options: SearchOptions) -> None:
                 raise InputError(f"limit must be an integer >= 1, got {value!r}")
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
             raise InputError(f"{name} must be a list of values to try, got {value!r}")
+        elif name == "shard" and not all(each is None or (type(each) is int and each >= 1) for each in value):
+            raise InputError(f"shard must be a list of integers >= 1 or None, got {value!r}")
         elif name in _NUMBERS and not all(type(each) is int and each >= 1 for each in value):
             raise InputError(f"{name} must be a list of integers >= 1, got {value!r}")

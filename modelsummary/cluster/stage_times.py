@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelsummary.cluster.collectives import RankGroup
 from modelsummary.cluster.memory import gathered_params, sharded_params
 from modelsummary.cluster.pipeline import StageTime, rank_of
 from modelsummary.cluster.plan import Plan
@@ -31,12 +32,14 @@ class StageTimer:
         """Return the times of the stages, and within them the seconds of adding gradients up.
 
         Under FSDP a stage gathers its parameters in each forward and backward, and reduces its gradients in each
-        backward, one collective per block. If this overlaps with computing, it waits for what takes longer than that,
-        and for the first unit. The tensors of a unit are copied out of what was gathered, and their gradients into what
-        is reduced, by kernels that run between the layers (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+        backward, one collective per block; replicas then reduce their shard. If this overlaps with computing, it waits
+        for what takes longer than that, and for the first unit. The tensors of a unit are copied out of what was
+        gathered, and their gradients into what is reduced, by kernels that run between the layers
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
         time_model, model = self._time_model, self._model
-        group = time_model.groups(plan)["gradients"]
+        groups = time_model.groups(plan)
+        group = groups["shards"]
         sharded = plan.zero == 3 and max(plan.copies, plan.expert_copies if plan.expert > 1 else 1) > 1
         known: dict[tuple[int, int], tuple[StageTime, float]] = {}
         found = []
@@ -54,6 +57,7 @@ class StageTimer:
                     reduce = time_model.over_copies(
                         "reduce_scatter", params, experts, model.gradient_bytes, plan, units
                     )
+                    between = time_model.between_replicas(params, model.gradient_bytes, plan, units)
                     moved = gathered_params(params, experts, plan)
                     out = time_model.copies(moved, 2 * model.weight_bytes)
                     into = time_model.copies(moved, model.weight_bytes + model.gradient_bytes)
@@ -61,9 +65,10 @@ class StageTimer:
                     if model.recipe.overlap_gradients:
                         first = gather * each.unit_params / max(params, 1)
                         forward = time_model.overlapped(forward, gather, group) + first
-                        backward = time_model.overlapped(backward, gather + reduce, group)
+                        replicas = between, groups["replicas"]
+                        backward = time_model.overlapped(backward, gather + reduce, group, replicas)
                     else:
-                        forward, backward = forward + gather, backward + gather + reduce
+                        forward, backward = forward + gather, backward + gather + reduce + between
                 transfer = self._transfer(following, plan) if plan.pipeline > 1 else 0.0
                 known[key] = StageTime(forward, backward / 2, backward / 2, transfer, each.kept_bytes), adding
             found.append(known[key])
@@ -94,24 +99,29 @@ class StageTimer:
         """
         time_model, model = self._time_model, self._model
         params, experts = sum(each.params for each in stages), sum(each.expert_params for each in stages)
-        group = time_model.groups(plan)["gradients"]
-        reduction = gather = 0.0
+        groups = time_model.groups(plan)
+        group = groups["shards" if plan.zero else "gradients"]
+        reduction = gather = between = 0.0
         if plan.zero == 0:
             reduction = time_model.over_copies("all_reduce", params, experts, model.gradient_bytes, plan)
         elif plan.zero < 3:
             reduction = time_model.over_copies("reduce_scatter", params, experts, model.gradient_bytes, plan)
+            between = time_model.between_replicas(params, model.gradient_bytes, plan)
             gather = time_model.over_copies("all_gather", params, experts, model.weight_bytes, plan)
         if model.recipe.overlap_gradients:
             units = max(sum(sum(each.counts.values()) for each in stages), 1)
-            taken = time_model.network.units_taken(group)
 
-            def lost(communicating: float, computing: float) -> float:
+            def lost(computing: float, *streams: tuple[float, RankGroup]) -> float:
                 """Return the seconds that the rank waits, or that its kernels lose meanwhile."""
+                communicating = sum(seconds for seconds, _ in streams)
+                taken = sum(time_model.network.units_taken(each) * seconds for seconds, each in streams)
                 waited = max(communicating / units, communicating - computing)
-                return waited + taken * (communicating - waited)
+                return waited + (taken * (1 - waited / communicating) if communicating else 0.0)
 
-            reduction = lost(reduction, sum(each.backward for each in times))
-            gather = lost(gather, sum(each.forward for each in times))
+            reduction = lost(sum(each.backward for each in times), (reduction, group), (between, groups["replicas"]))
+            gather = lost(sum(each.forward for each in times), (gather, group))
+        else:
+            reduction += between
         tied = [each.tied_params for each in stages if each.tied_params]
         if len(tied) == 1:  # another rank has the other end
             ends = time_model.network.group(2, (plan.pipeline - 1) * plan.devices // plan.pipeline)

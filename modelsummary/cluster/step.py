@@ -124,12 +124,12 @@ class StepSimulator:
         layout = self._layout(plan)
         stages = self.stages(plan)
         inside = plan.tensor * plan.context * plan.data < self.time_model.cluster.devices_per_node
-        fsdp = (plan.data, plan.zero) if plan.zero == 3 else None
+        fsdp = (plan.data, plan.shards) if plan.zero == 3 else None
         key = (layout, microbatches > 1, inside, fsdp)
         if key not in self._times:
             self._times[key] = self._timer.stage_times(stages, plan, microbatches)
         times, accumulation = self._times[key]
-        group = (*key, plan.schedule in ("zbv", "dualpipev"), plan.data, plan.zero)
+        group = (*key, plan.schedule in ("zbv", "dualpipev"), plan.data, plan.zero, plan.shards)
         if group not in self._once:
             self._once[group] = self._timer.slowest_once(stages, times, plan)
         return Prepared(plan, microbatches, stages, times, accumulation, self._once[group])
@@ -153,7 +153,7 @@ class StepSimulator:
             InputError: model, plan, batch and cluster do not fit together.
         """
         ready = self.prepare(plan)
-        key = (self._layout(plan), plan.data, plan.zero == 3, plan.schedule)
+        key = (self._layout(plan), plan.data, plan.shards if plan.zero == 3 else None, plan.schedule)
         if key not in self._least:
             self._least[key] = least_seconds(ready.times, plan, ready.microbatches)
         return self._least[key] + sum(ready.once)
@@ -247,7 +247,7 @@ class StepSimulator:
         experts = self.model.expert_params if plan.expert > 1 else 0
         others = (self.model.n_params - experts) / plan.tensor
         found = 0.0
-        for held, copies in ((others, plan.copies), (experts / plan.expert, plan.expert_copies)):
+        for held, copies in ((others, plan.shards), (experts / plan.expert, plan.expert_copies)):
             found += held * sum(size / (copies if plan.zero >= level else 1) for level, size in enumerate(sizes, 1))
         return found / plan.pipeline
 

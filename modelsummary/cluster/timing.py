@@ -62,7 +62,8 @@ class TimeModel:
     def groups(self, plan: Plan) -> dict[str, RankGroup]:
         """Return the groups in which a rank communicates, by what they share.
 
-        Copies and the ranks of context parallelism reduce ``"gradients"`` together. Ranks that hold the same experts
+        Copies and the ranks of context parallelism reduce ``"gradients"`` together. They gather and scatter
+        ``"shards"``, and the ranks with the same shard reduce it among ``"replicas"``. Ranks that hold the same experts
         reduce ``"expert_gradients"``.
         """
         return {
@@ -70,6 +71,8 @@ class TimeModel:
             "context": self.network.group(plan.context, plan.tensor),
             "expert": self.network.group(plan.expert),
             "gradients": self.network.group(plan.copies, plan.tensor),
+            "shards": self.network.group(plan.shards, plan.tensor),
+            "replicas": self.network.group(plan.replicas, plan.tensor * plan.shards),
             "expert_gradients": self.network.group(plan.expert_copies, plan.expert),
         }
 
@@ -87,9 +90,19 @@ class TimeModel:
             units: number of collectives into which they are divided.
         """
         groups, each = self.groups(plan), element_bytes / units
-        seconds = self.network.seconds(operation, each * (params - expert_params), groups["gradients"])
+        others = groups["gradients" if operation == "all_reduce" else "shards"]
+        seconds = self.network.seconds(operation, each * (params - expert_params), others)
         seconds += self.network.seconds(operation, each * expert_params, groups["expert_gradients"])
         return units * seconds
+
+    def between_replicas(self, params: int, element_bytes: int, plan: Plan, units: int = 1) -> float:
+        """Return the seconds in which replicas reduce the gradients of the shard that they have in common.
+
+        Args:
+            params, element_bytes, plan, units: as for ``over_copies``.
+        """
+        shard = element_bytes * params / plan.shards / units
+        return units * self.network.seconds("all_reduce", shard, self.groups(plan)["replicas"])
 
     def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
         """Return the seconds of a part of the model.
@@ -178,9 +191,16 @@ class TimeModel:
         everything = sum(exchanges)
         return (self.overlapped(room, everything, group) - room) / everything if everything else 1.0
 
-    def overlapped(self, computing: float, communicating: float, group: RankGroup) -> float:
-        """Return the seconds of computing while a group communicates, which takes units from the kernels."""
-        return max(communicating, computing + self.network.units_taken(group) * communicating)
+    def overlapped(
+        self, computing: float, communicating: float, group: RankGroup, *others: tuple[float, RankGroup]
+    ) -> float:
+        """Return the seconds of computing while groups communicate, which takes units from the kernels.
+
+        Groups communicate side by side, each in its own stream.
+        """
+        streams = ((communicating, group), *others)
+        lost = sum(self.network.units_taken(each) * seconds for seconds, each in streams)
+        return max(computing + lost, *(seconds for seconds, _ in streams))
 
     def copies(self, elements: float, nbytes: int) -> float:
         """Return the seconds of copying tensors: ``nbytes`` are read and written per element."""

@@ -231,9 +231,10 @@ class _Fit:
         # A few sizes tell most of the candidates apart.
         for compared, numbers in ((found[:: max(len(found) // _COMPARED, 1)], few), (found, untried)):
             distinct = {number: len({axis.predict(number) for axis in compared}) for number in numbers}
-            best = max(numbers, key=lambda number: distinct[number], default=None)
-            if best is not None and distinct[best] > 1:
-                return best
+            most = max(distinct.values(), default=0)
+            if most > 1:
+                best = [number for number in numbers if distinct[number] == most]
+                return best[len(best) // 2]  # halves the range in which a border may lie
         return None
 
     def _is_tried(self, place: int, number: int) -> bool:

@@ -14,6 +14,7 @@ from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of
 from modelsummary.capture.run import no_collection, running
+from modelsummary.capture.values import tensors_of
 from modelsummary.errors import InputError
 from modelsummary.formulas.attention import MaskedAttention
 from modelsummary.formulas.routing import RoutedWatch, active_params
@@ -129,18 +130,30 @@ def flops_per_token(
         forward = sum(each.macs for each in watch.calls)
         skipped = [each.skipped_macs for each in watch.calls]
         active = active_params(live.model, watch.choices())
-        phase = "loss"
-        scalar = loss_of(output, loss)
-        phase = "backward"
-        both = forward + watch.backward(scalar)
+        both, has_backward = forward, loss is not None or any(each.requires_grad for each in tensors_of(output))
+        if has_backward:
+            phase = "loss"
+            scalar = loss_of(output, loss)
+            phase = "backward"
+            both += watch.backward(scalar)
     known = sum(each for each in skipped if each is not None) + attention.hidden_macs + scores.hidden_macs
     notes = []
     if attention.unknown or scores.unknown or None in skipped:
         notes.append("Masks whose values are not known count as dense")
+    if not has_backward:
+        notes.append("Nothing in the result requires a gradient, so training has no backward")
     if uncounted := ledger(root):
         notes.append(f"Not counted: {', '.join(uncounted)}")
     return FlopsPerToken(
-        unit, count, 2 * forward, 2 * both, 2 * known, 6 * known, root.num_params, active, tuple(notes)
+        unit,
+        count,
+        2 * forward,
+        2 * both,
+        2 * known,
+        (6 if has_backward else 2) * known,
+        root.num_params,
+        active,
+        tuple(notes),
     )
 
 

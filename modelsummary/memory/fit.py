@@ -101,7 +101,7 @@ def max_batch_size(live: LiveModel, memory_bytes: int | str, plan: StepPlan) -> 
     call = replace(live.call, args=args, kwargs=kwargs)  # larger batches must not be allocated
     recorded = call.size_along(dim)
     if not recorded:
-        raise InputError(f"no input has a dimension {dim} that could be the batch: sizes {call.shapes()}")
+        raise InputError(f"no input has elements along dimension {dim}, the batch: sizes {call.shapes()}")
 
     with counted("max batch size", "estimate") as done:
 

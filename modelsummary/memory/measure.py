@@ -11,6 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from modelsummary.capture.devices import device_of
+from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_in_attributes, tensors_of_modules
@@ -67,7 +68,9 @@ def measure_step(model: nn.Module, call: CallArguments, plan: StepPlan) -> Measu
         apply_checkpoint(model, plan.checkpoint)
         step = _RealStep(model, args, kwargs, plan, device)
         with as_step_error(lambda: step.doing, remedies_for(train=plan.train)), Operators(Uncounted(), execution):
-            step.run()  # saves all that a step writes, to restore it later; gives the optimizer its state
+            assert isinstance(execution, RealExecution)
+            execution.keep(step.written())
+            step.run()  # saves what else a step writes, to restore it later; gives the optimizer its state
         if not plan.accumulates:
             step.forget_gradients()
         gc.collect()
@@ -112,6 +115,10 @@ class _RealStep:
             self.doing = "step"
             self._optimizer.step()
         self._kept = None
+
+    def written(self) -> list[nn.Parameter]:
+        """Return the parameters that an optimizer may write; random numbers may decide which of them get gradients."""
+        return self._trained if self._optimizer is not None else []
 
     def forget_gradients(self) -> None:
         """Set all gradients to None, as ``zero_grad`` does."""

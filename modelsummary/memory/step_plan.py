@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
-from modelsummary.capture.devices import named_device
+from modelsummary.capture.devices import available_device, named_device
 from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of, square_root
@@ -142,7 +142,7 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
     return StepPlan(
         train=mode == "train",
         make_optimizer=_optimizer(options.get("optimizer")) if mode == "train" else None,
-        device=None if device is None else named_device(device),
+        device=None if device is None else _target(device),
         dtype=options.get("dtype"),
         loss=options.get("loss"),
         checkpoint=tuple(checkpoint or ()),
@@ -151,6 +151,11 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         block_bytes=options.get("block_bytes"),
         workspaces=options.get("workspaces", True),
     )
+
+
+def _target(device: torch.device | str) -> torch.device:
+    """Return the device whose kernels to choose: one of this machine, or a CUDA device, whose kernels are known."""
+    return named if (named := named_device(device)).type == "cuda" else available_device(named)
 
 
 def _check(options: Mapping[str, Any]) -> None:

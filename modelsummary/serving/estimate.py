@@ -195,7 +195,7 @@ class _Serving:
         return ServingEstimate(
             model=type(self.model).__name__,
             device=self.target.name,
-            dtype=self._dtype(),
+            dtype=str(self._dtype()).removeprefix("torch."),
             mode=self.mode,
             context=context,
             batch=batch,
@@ -302,12 +302,11 @@ class _Serving:
             found.append(Throughput(batch, 1e3 * seconds, batch / seconds, peak, peak <= self.memory))
         return tuple(found)
 
-    def _dtype(self) -> str:
-        dtype = self.options.dtype
-        if dtype is None:
-            floats = (each.dtype for each in self.model.parameters() if each.dtype.is_floating_point)
-            dtype = next(floats, torch.get_default_dtype())
-        return str(dtype).removeprefix("torch.")
+    def _dtype(self) -> torch.dtype:
+        if self.options.dtype is not None:
+            return self.options.dtype
+        floats = (each.dtype for each in self.model.parameters() if each.dtype.is_floating_point)
+        return next(floats, torch.get_default_dtype())
 
     def _source(self) -> str:
         model = self.target.model
@@ -327,9 +326,10 @@ class _Serving:
         if self._max_context_limited_by() == "model":
             refusal = self._refusal(self._max_context + 1)
             notes.append(f"Contexts of more than {grouped(self._max_context)} tokens are not accepted: {refusal}")
-        if (self.options.dtype or torch.get_default_dtype()).itemsize == 1:
+        if self._dtype().itemsize == 1:
+            name = str(self._dtype()).removeprefix("torch.")
             notes.append(
-                f"Weights, hidden states and cache in {self._dtype()}, as a server with scaled products keeps them: "
+                f"Weights, hidden states and cache in {name}, as a server with scaled products keeps them: "
                 "PyTorch's own products of such tensors need scales; scales are not counted"
             )
         if self.request.left_out:

@@ -123,6 +123,8 @@ SHAPES_SUFFICE = {
     "numpy arrays": lambda self, x: x * torch.from_numpy(__import__("numpy").ones(4, dtype="float32")),
     "a decision on a buffer": lambda self, x: x if self.norm.num_batches_tracked == 0 else x[:1],
     "a decision on a changed buffer": lambda self, x: x[:1] if self.norm.num_batches_tracked.add_(1).item() == 1 else x,
+    "text of a constant": lambda self, x: x[: len(f"{torch.arange(3).sum():d}")],
+    "text of a tensor": lambda self, x: (f"{x} {x.mean()}", x)[1],
     "a scalar parameter": lambda self, x: x * self.prelu.weight.item(),
     "nonzero of a constant": lambda self, x: x[:, torch.tensor([1, 0, 1, 0]).nonzero().squeeze(1)],
     "integer indices": lambda self, x: x[torch.tensor([0, 1, 1])],
@@ -163,6 +165,11 @@ VALUES_DECIDE = {
     "view of an overwritten constant": (
         lambda self, x: (zeros := torch.zeros(2, 4), view := zeros[0], zeros.copy_(x), x[: int(view.sum() >= 0)])[3],
         "needs the values",
+    ),
+    "text": (lambda self, x: x[: len(f"{x.mean():.0f}")], "aten._local_scalar_dense needs the values"),
+    "lengths": (
+        lambda self, x: nn.utils.rnn.pack_padded_sequence(x, x[:, 0].int().cpu() * 0 + 2, True).data,
+        "aten._pack_padded_sequence needs the values",
     ),
     "random constant": (lambda self, x: x if torch.rand(3).sum().item() >= 0 else x[:1], "needs the values"),
 }

@@ -18,6 +18,7 @@ SPACE = {
     "pipeline": [1, 2, 4],
     "micro_batch": [1, 2],
     "zero": [0, 3],
+    "shard": [None, 2],
     "devices": [4, 8],
     "recompute": ["none", "full"],
     "sequence_parallel": [False],
@@ -91,6 +92,15 @@ def test_candidates_use_all_devices_and_the_batch(model):
     assert {plan.devices for plan in plans} == {8}
     assert all(16 % (plan.data * plan.micro_batch) == 0 for plan in plans)
     assert {plan.schedule for plan in plans} == {"1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev"}
+    assert {plan.shard for plan in plans} == {None}
+
+
+def test_candidates_shard_over_a_part_of_the_copies(model):
+    options = {"tensor": [1, 2], "pipeline": [1], "zero": [0, 3], "shard": [2, 4, 8], "micro_batch": [1]}
+    plans = list(candidates(simulator_of(model), {**options, "recompute": ["none"], "sequence_parallel": [False]}))
+    found = {(plan.tensor, plan.data, plan.zero, plan.shard) for plan in plans}
+    none = {(1, 8, 0, None), (1, 8, 3, None), (2, 4, 0, None), (2, 4, 3, None)}  # all copies: 8, then 4
+    assert found == none | {(1, 8, 3, 2), (1, 8, 3, 4), (2, 4, 3, 2)}
 
 
 def test_long_tables_end():
@@ -145,6 +155,13 @@ def test_plans_become_code():
         partly.to_code()
 
 
+def test_replicas_become_a_dimension_of_the_mesh():
+    stats = Statistics(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), (1, 64))
+    step = stats.simulate(Plan(data=8, zero=3, shard=4), Cluster("A100"), 8)
+    assert step.parallel_plan() == stats.parallel_plan(data=2, shard=4)
+    assert "data" in step.to_code()
+
+
 def test_sequence_parallelism_is_applied_without_stages():
     stats = Statistics(*decoder("decoder"))
     cluster = Cluster("A100", devices_per_node=4)
@@ -163,6 +180,7 @@ def test_sequence_parallelism_is_applied_without_stages():
         ({"global_batch": 0}, "global_batch must be an integer >= 1, got 0"),
         ({"tensr": [1]}, "unknown option 'tensr' of plan; expected .*; did you mean 'tensor'"),
         ({"tensor": 2}, "tensor must be a list of values to try, got 2"),
+        ({"shard": [0]}, r"shard must be a list of integers >= 1 or None, got \[0\]"),
         ({"expert": [0]}, r"expert must be a list of integers >= 1, got \[0\]"),
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
         ({"sequence": -1}, "sequence must be an integer >= 1 or None, got -1"),

@@ -151,11 +151,14 @@ def test_the_ends_of_a_pipeline_reduce_the_weight_that_they_share(simulator):
 def test_collectives_take_units_from_kernels(simulator):
     time_model = simulator.time_model
     inside, across = time_model.network.group(8), time_model.network.group(2, 8)
-    # one unit per 12 GB/s: 225 GB/s inside a node, 22.5 GB/s of one network interface
-    assert time_model.network.units_taken(inside) * 108 == pytest.approx(19)
+    # one unit per 12 GB/s: 233 GB/s inside a node, 22.5 GB/s of one network interface
+    assert time_model.network.units_taken(inside) * 108 == pytest.approx(20)
     assert time_model.network.units_taken(across) * 108 == pytest.approx(2)
     assert time_model.overlapped(10.0, 4.0, across) == pytest.approx(10 + 4 * 2 / 108)
     assert time_model.overlapped(1.0, 4.0, across) == 4.0
+    # two groups communicate side by side
+    assert time_model.overlapped(10.0, 4.0, inside, (3.0, across)) == pytest.approx(10 + (4 * 20 + 3 * 2) / 108)
+    assert time_model.overlapped(1.0, 4.0, inside, (5.0, across)) == 5.0
 
 
 def test_fsdp_copies_and_waits_without_overlap(simulator):
@@ -171,6 +174,40 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     waits = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     alone = StepSimulator(waits, time_model.cluster, 32, LENGTH)
     assert alone.prepare(plan).times[0].forward == pytest.approx(forward + gather)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
+    """Two nodes of eight: gathers stay inside a node, and an eighth of the gradients crosses."""
+    own = {"link_bandwidth": 100e9, "network_bandwidth": 10e9, "link_latency": 0.0, "network_latency": 0.0}
+    cluster = Cluster("A100", nodes=2, **own, link_efficiency=1.0, network_efficiency=1.0)
+    model = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
+    simulator = StepSimulator(model, cluster, 32, LENGTH)
+    plan = Plan(data=16, zero=zero, shard=8)
+    stage, ready = simulator.stages(plan)[0], simulator.prepare(plan)
+    n, units = stage.params, LAYERS if zero == 3 else 1
+    base = simulator.time_model.network._base
+    gather = units * base + 7 / 8 * 2 * n / 100e9
+    scatter = units * base + 7 / 8 * 4 * n / 100e9
+    between = units * base + 2 * 1 / 2 * 4 * n / 8 / 10e9
+    copies = simulator.time_model.copies
+    if zero == 3:
+        assert ready.times[0].forward == pytest.approx(stage.forward_seconds + gather + copies(n, 4))
+        adding = simulator.time_model.accumulation(-(-n // 8), model.recipe, 2)
+        backward = stage.backward_seconds + adding + gather + scatter + between + copies(n, 4) + copies(n, 6)
+        assert 2 * ready.times[0].backward_input == pytest.approx(backward)
+        assert ready.once[0] == 0
+    else:
+        assert ready.once[0] == pytest.approx(gather + scatter + between)
+    memory = simulator.simulate(plan).memory[0]
+    assert memory.optimizer == 12 * -(-n // 8)  # two states and the master weights
+    assert memory.parameters == (2 * -(-n // 8) if zero == 3 else 2 * n)
+
+
+def test_sharding_over_all_copies_is_the_default(simulator):
+    whole, named = (simulator.simulate(Plan(data=16, zero=3, shard=each)) for each in (None, 16))
+    assert whole.step_seconds == named.step_seconds
+    assert whole.memory == named.memory
 
 
 def test_a_step_that_raises_says_why():
@@ -224,6 +261,10 @@ def test_what_does_not_fit_together(simulator, plan, message):
         (lambda: Plan(tensor=0), "tensor must be an integer >= 1, got 0"),
         (lambda: Plan(zero=4), "zero must be 0, 1, 2 or 3, got 4"),
         (lambda: Plan(zero=1.0), "zero must be 0, 1, 2 or 3, got 1.0"),
+        (lambda: Plan(data=4, zero=3, shard=2.0), "shard must be an integer >= 1 or None, got 2.0"),
+        (lambda: Plan(data=4, shard=2), "shard=2 needs zero=1, 2 or 3"),
+        (lambda: Plan(data=4, zero=3, shard=3), "shard=3 must divide data x context = 4"),
+        (lambda: Plan(data=4, zero=3, shard=2, expert=2), "shard=2 is not costed with expert=2"),
         (lambda: Plan().microbatches(4.0), "global_batch must be an integer >= 1, got 4.0"),
         (lambda: Plan(recompute="some"), "recompute must be one of 'none', .* or a number of blocks, got 'some'"),
         (lambda: Plan(schedule="best"), "schedule must be one of 'gpipe', .* got 'best'"),

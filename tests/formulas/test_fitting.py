@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from modelsummary.formulas.dimensions import Dimension, Place
 from modelsummary.formulas.expressions import expression_of
 from modelsummary.formulas.fitting import evaluated, fitted
@@ -24,6 +26,13 @@ def test_a_rounded_piece_beside_a_constant_one():
     for sizes in ((1, 1), (301, 250), (900, 64), (512, 777), (255, 256)):
         numbers = tuple(each.number(size) for each, size in zip((HEIGHT, WIDTH), sizes, strict=True))
         assert evaluated(found.terms, numbers) == patches(sizes[0]) * patches(sizes[1])
+
+
+@pytest.mark.parametrize("size", [223, 224, 225, 256])
+def test_a_border_at_the_recorded_size(size):
+    height = Dimension("height", size, (Place(0, 0, 2),))
+    found = fitted(lambda sizes: {"layer": patches(sizes[height])}, [height])
+    assert all(evaluated(found.terms, (height.number(each),)) == patches(each) for each in range(1, 700))
 
 
 def test_a_multiple_of_the_size_beside_whole_chunks():

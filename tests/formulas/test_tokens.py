@@ -196,6 +196,12 @@ def test_a_step_that_raises():
         stats.flops_per_token()
 
 
+def test_without_a_backward():
+    found = Statistics(nn.Linear(4, 8).requires_grad_(False), (2, 4)).flops_per_token()
+    assert (found.forward, found.training, found.masked_training) == (64, 64, 64)  # 2 x 4 x 8
+    assert "training has no backward" in str(found)
+
+
 def test_errors():
     with pytest.raises(InputError, match="tokens must be an integer >= 1, got 0"):
         Statistics(nn.Linear(4, 4), (2, 4)).flops_per_token(tokens=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -324,6 +325,15 @@ def test_real_steps():
     check(model, torch.randn(2, 3, 32, 32), peak_within=None)
 
 
+def test_a_measured_step_that_trains_other_layers_than_the_first():
+    calls = []
+    model = Call(lambda self, x: (self.a, self.b)[len(calls) % 2](x), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
+    stats = Statistics(model, (1, 2))
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with untouched(model):
+        stats.measure_memory(optimizer="sgd")
+
+
 def test_gradients_add_up_in_place():
     """Autograd adds the second gradient of a tensor into the first; a dispatch mode keeps it from doing so."""
     # When the gradients of the two branches are added (x: 64 x 64 floats, 16,384 bytes), both live; the sum takes the
@@ -501,6 +511,22 @@ def test_max_batch_size():
         stats.max_batch_size(0)
 
 
+def test_max_batch_size_of_an_object():
+    @dataclass
+    class Batch:
+        x: torch.Tensor
+        number: int
+
+    def model(of):
+        return Call(lambda self, batch: self.linear(of(batch)), linear=nn.Linear(8, 4))
+
+    inside, plain = model(lambda batch: batch.x), model(lambda batch: batch)
+    batch = Statistics(inside, [Batch(torch.ones(2, 8), 3)]).max_batch_size(10_000)
+    assert batch == Statistics(plain, torch.ones(2, 8)).max_batch_size(10_000) > 2
+    with pytest.raises(InputError, match=r"no input has elements along dimension 0, the batch: sizes \[\(0, 8\)\]"):
+        Statistics(plain, torch.ones(0, 8)).max_batch_size(10_000)
+
+
 def test_a_batch_of_one_may_be_impossible():
     stats = Statistics(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), (4, 8))
     assert stats.max_batch_size(10**5) > 2
@@ -525,6 +551,7 @@ def test_largest(offset, slope, limit, steps):
         ({"mode": "eval"}, "mode must be 'train' or 'inference', got 'eval'"),
         ({"optimizer": "sdg"}, "optimizer must be one of 'sgd'.*, got 'sdg'"),
         ({"optimizer": 3}, "optimizer must be .* got 3"),
+        ({"device": "vulkan"}, "device='vulkan' is not available on this machine; leave device out"),
         ({"device": "nowhere"}, "device must name a torch device, got 'nowhere'"),
         ({"dtype": torch.long}, r"dtype must be a floating point .* got torch\.int64"),
         ({"checkpoint": "0"}, r"got one name; pass \['0'\]"),
@@ -544,7 +571,7 @@ def test_bad_arguments(arguments, message):
 
 def test_nothing_to_differentiate():
     model = mlp().requires_grad_(False)
-    with untouched(model), pytest.raises(InputError, match="requires a gradient; use mode='inference'"):
+    with untouched(model), pytest.raises(InputError, match="requires a gradient; run the forward alone"):
         Statistics(model, (2, 8)).memory()
     with pytest.raises(InputError, match="live model and an input"):
         Statistics(model).memory()

@@ -228,9 +228,11 @@ def test_functions_that_make_a_cache():
 
 def test_float8():
     spec = DeviceSpec("eight", {torch.float8_e4m3fn: 1e12}, 1e11, memory_bytes=10**8, units=10)
-    eight = Statistics(Cached(WORDS, WIDTH), IDS).serving(8, device=spec, dtype=torch.float8_e4m3fn, batches=[1])
-    assert (eight.weight_bytes, eight.cache_bytes) == (WORDS * WIDTH, 8 * WIDTH)
-    assert "scales are not counted" in str(eight)
+    made = Cached(WORDS, WIDTH)
+    for model, dtype in ((made, torch.float8_e4m3fn), (made.to(torch.float8_e4m3fn), None)):
+        eight = Statistics(model, IDS).serving(8, device=spec, dtype=dtype, batches=[1])
+        assert (eight.weight_bytes, eight.cache_bytes) == (WORDS * WIDTH, 8 * WIDTH)
+        assert "in float8_e4m3fn, as a server" in str(eight)
 
 
 def test_quantised_caches_are_for_decoders():

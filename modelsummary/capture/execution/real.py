@@ -73,6 +73,10 @@ class RealExecution:
                 memory = _bytes_behind(tensor)
                 self._copies.append((memory, memory.clone()))
 
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the memory of tensors that later runs may write while no operator is seen."""
+        self._save(tensors)
+
     def put_back(self) -> None:
         """Restore memory, shapes and values of the tensors, without changing their version counters."""
         try:

@@ -103,6 +103,10 @@ class ShapeTensor(Tensor):
         """Return the value. Raises ``DataDependentError`` if it is not known."""
         return float(_values(self, "torch.tensor()")) if _is_below_python() else super().__float__()
 
+    def __format__(self, spec: str) -> str:
+        """Return the value as text, as torch does. Raises ``DataDependentError`` if it is not known."""
+        return format(self.item(), spec) if spec and self.dim() == 0 else object.__format__(self, spec)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the text of a tensor on meta, so that a forward that prints a tensor runs without values."""
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
