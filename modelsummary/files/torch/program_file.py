@@ -232,7 +232,8 @@ def _expression(node: fx.Node) -> Any:
     """Return multiply-adds of a node as an expression of the symbols in its sizes."""
     import sympy
 
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    values: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    args, kwargs = values
     counted = _Symbolic()
     try:
         if node.target in _PRODUCTS:  # in their kernels, torch 2.11 replaces symbols by numbers
