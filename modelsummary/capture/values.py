@@ -140,6 +140,9 @@ def bytes_of(tensors: dict[int, Any]) -> int:
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """Yield every tensor in a nested value, each object once; of a packed sequence only the data."""
+    if type(value) in _PLAIN:  # true of most results
+        yield value
+        return
     seen: dict[int, Any] = {}
     sizes_of(value, seen)
     packed = (leaf for leaf in tree_leaves(value, is_leaf=_is_packed) if _is_packed(leaf))

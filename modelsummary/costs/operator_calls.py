@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from modelsummary._torch import next_node_number
 from modelsummary.costs.operators import NO_COST, OpCost, OpRule, op_cost, op_rule, tensors_in
 
 __all__ = ["OperatorCall", "OperatorLog", "OperatorRun", "TensorSpec", "specs_in"]
@@ -145,11 +146,13 @@ class OperatorRun(NamedTuple):
     Attributes:
         call: the operator call.
         reads, makes: identities of the storages behind its arguments, and behind its results.
+        nodes: autograd nodes that were made for it.
     """
 
     call: OperatorCall
     reads: tuple[int, ...]
     makes: tuple[int, ...]
+    nodes: int = 0
 
 
 class OperatorLog:
@@ -170,6 +173,7 @@ class OperatorLog:
         self.runs: list[OperatorRun] = []
         self._identify, self._params = identify, params
         self._calls: dict[Any, OperatorCall] = {}
+        self._next_node = next_node_number()
 
     def note(
         self,
@@ -192,7 +196,8 @@ class OperatorLog:
             cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
             outputs = tuple(_spec_of(each, False) for each in made)
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
-        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made))))
+        before, self._next_node = self._next_node, next_node_number()
+        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made)), self._next_node - before))
 
     def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
         found: list[Any] = []

@@ -15,6 +15,7 @@ from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.costs.kernels import whole_call
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import is_free
+from modelsummary.latency.autograd_time import autograd_seconds
 from modelsummary.latency.grid import standard_grid
 from modelsummary.latency.host_time import host_seconds, page_seconds
 from modelsummary.latency.kernel_measure import is_measurable, workspaces_of
@@ -81,7 +82,7 @@ def calibrate_calls(
     table = KernelTable.load(machine_of(device))
     share = _cpu_share()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # arguments are drawn at random
-        if not table.facts or again:
+        if "engine" not in table.facts or again:
             table.add_facts(_facts(device))
         counts = _measure_missing(table, calls, device, cold=cold, again=again)
     path = table.save()
@@ -188,6 +189,7 @@ def _facts(device: torch.device) -> dict[str, float]:
             "bytes_per_second": 2 * source.nbytes / least(lambda: target.copy_(source), 5),
             "operator": least(lambda: [torch.relu(one) for _ in range(repetitions)], 5) / repetitions,
             **host_seconds(),
+            **autograd_seconds(),
             "page": 0.0 if on_cuda else page_seconds(),
             "cache_bytes": float(_cache_bytes(device)),
         }

@@ -17,7 +17,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["host_seconds", "minor_faults", "other_operators", "page_seconds", "preemptions"]
+__all__ = ["host_seconds", "minor_faults", "other_operators", "page_seconds", "preemptions", "timed_among_others"]
 
 _OWN_CACHE_BYTES = 2**20  # about what the caches of a core hold
 
@@ -52,22 +52,30 @@ def host_seconds() -> dict[str, float]:
     """
     with torch.device("cpu"):  # whatever the default device is; not around what is timed, which it would slow down
         x = torch.rand(1, 8, 4, 4)
-        activations = torch.rand(_OWN_CACHE_BYTES // 4)
         # several modules of a kind, as in a model
         pairs = [pair for _ in range(2) for pair in _modules_and_operators(x)]
-    others = cycle(other_operators())
+    seconds = timed_among_others()
     runs = [partial(module, x) for module, _ in pairs] + [operator for _, operator in pairs]
+    typical = [median(times) for times in zip(*([seconds(run) for run in runs] for _ in range(7)), strict=True)]
+    module = mean(typical[: len(pairs)]) - mean(typical[len(pairs) :])
+    return {"view": median(seconds(lambda: x.transpose(1, 2)) for _ in range(30)), "module": max(module, 0.0)}
+
+
+def timed_among_others() -> Callable[[Callable[[], object]], float]:
+    """Return a function that times another one on the CPU, after an operator that changes from call to call."""
+    with torch.device("cpu"):
+        activations = torch.rand(_OWN_CACHE_BYTES // 4)
+    others = cycle(other_operators())
 
     def seconds(run: Callable[[], object]) -> float:
-        next(others)()
-        activations.clamp_(0, 1)
+        with torch.no_grad():
+            next(others)()
+            activations.clamp_(0, 1)
         begin = time.thread_time()
         run()
         return time.thread_time() - begin
 
-    typical = [median(times) for times in zip(*([seconds(run) for run in runs] for _ in range(7)), strict=True)]
-    module = mean(typical[: len(pairs)]) - mean(typical[len(pairs) :])
-    return {"view": median(seconds(lambda: x.transpose(1, 2)) for _ in range(30)), "module": max(module, 0.0)}
+    return seconds
 
 
 def _modules_and_operators(x: Tensor) -> list[tuple[nn.Module, Callable[[], object]]]:

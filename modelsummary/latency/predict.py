@@ -215,13 +215,27 @@ def _add_host_work(
     root: LayerInfo,
     table: KernelTable,
 ) -> None:
-    """Add the host's time for views and for calls of modules."""
+    """Add the host's time for views, for calls of modules, and for autograd."""
+    facts = table.facts
+    view, node, engine = facts.get("view", 1e-6), facts.get("node", 0.0), facts.get("engine", 0.0)
     for operator in operators:
+        place = operator.row or _OUTSIDE
         if operator.run.call.rule.is_view and operator.phase != "step":
-            seconds[operator.phase, operator.row or _OUTSIDE] += table.facts.get("view", 1e-6)
+            seconds[operator.phase, place] += view
+        if operator.run.nodes:  # each runs once in the backward
+            seconds[operator.phase, place] += operator.run.nodes * node
+            seconds["backward", place] += operator.run.nodes * engine
+    has_backward = any(operator.phase == "backward" for operator in operators)
+    accumulated: set[int] = set()  # parameters, each with a node that adds up its gradient
     for row in root.walk():
-        if row.executed:
-            seconds["forward", (row.fqn, row.call_index)] += table.facts.get("module", 1e-6)
+        if not row.executed:
+            continue
+        key = (row.fqn, row.call_index)
+        seconds["forward", key] += facts.get("module", 1e-6)
+        if has_backward and row.module is not None:
+            own = {id(each) for each in row.module.parameters(recurse=False) if each.requires_grad} - accumulated
+            seconds["backward", key] += len(own) * engine
+            accumulated |= own
 
 
 def _fill(root: LayerInfo, own: Own) -> None:

@@ -12,7 +12,7 @@ from modelsummary.parallel.attention_heads import attentions
 from modelsummary.parallel.linear_layers import is_linear
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.regions import Region, grow
-from modelsummary.parallel.stacked import grow_stacked
+from modelsummary.parallel.stacked import grow_stacked, is_stack
 from modelsummary.record.events import Event, Value, values_in
 
 if TYPE_CHECKING:
@@ -170,19 +170,13 @@ def _add_stacked(found: Derivation) -> None:
     """Split modules whose functions take parameters of three dimensions or more: stacked experts."""
     calls = found.calls
     for event in calls.entered:
-        if event.fqn in found.layers or not _is_stack(calls.modules[event.fqn]):
+        if event.fqn in found.layers or not is_stack(calls.modules[event.fqn]):
             continue
         region = grow_stacked(calls, event.fqn)
         if region.blocked:
             found.reasons[event.fqn] = region.blocked
         else:
             found.add(region)
-
-
-def _is_stack(module: nn.Module) -> bool:
-    """Return True for a module with stacked weights; a stack of one has several, unlike embeddings of positions."""
-    weights = [each for each in module._parameters.values() if each is not None and each.dim() >= 3]
-    return any(each.shape[0] > 1 for each in weights) or sum(min(each.shape[1:]) > 1 for each in weights) > 1
 
 
 def _add_attentions(found: Derivation) -> None:

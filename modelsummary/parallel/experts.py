@@ -17,7 +17,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.parallel.rules import layout_after
-from modelsummary.parallel.stacked import PARTIAL, follow_partial, summed_arguments
+from modelsummary.parallel.stacked import PARTIAL, follow_partial, is_stack, summed_arguments
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["ExpertList", "Experts", "StackedExperts", "find_experts"]
@@ -95,9 +95,8 @@ def find_experts(calls: Calls) -> Experts:
         if event.is_module:
             events.setdefault(event.fqn, []).append(event)
     for fqn, module in calls.modules.items():
-        stacks = any(each is not None and each.dim() >= 3 for each in module._parameters.values())
         try:
-            if stacks and all(event in calls.entered for event in events.get(fqn, [])) and fqn in events:
+            if is_stack(module) and all(event in calls.entered for event in events.get(fqn, [])) and fqn in events:
                 found.stacked.append(_stacked(calls, fqn, events[fqn]))
             elif isinstance(module, (nn.ModuleList, nn.ModuleDict)):
                 names = [f"{fqn}.{name}" if fqn else name for name in module._modules]

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
@@ -27,7 +28,15 @@ def fsdp_units(model: nn.Module, root: LayerInfo, used: Container[int] | None = 
 
     Args:
         used: ids of the parameters that the forward uses; None: all.
+
+    Raises:
+        InputError: a parameter has no dimensions.
     """
+    scalar = next((name for name, each in model.named_parameters() if not each.dim()), None)
+    if scalar is not None:
+        raise InputError(
+            f"{scalar!r} has no dimensions, and fully_shard takes no such parameter; give it the shape (1,)"
+        )
     rows = sorted(blocks_of(root), key=lambda row: math.inf if row.call_order is None else row.call_order)
     called = [row.fqn for row in rows if not row.fqn.endswith(")")]
     uncalled = [] if used is None else [row.fqn for row in _uncalled_blocks(root, set(called), used)]

@@ -267,10 +267,9 @@ def _matmul(call: FunctionCall) -> Sharded:
 
 def _einsum(call: FunctionCall) -> Sharded:
     equation = call.event.args[0]
-    if not isinstance(equation, str) or "..." in equation or "->" not in equation:
-        raise Blocked(f"{call.at} has an equation that is not written out; one with all letters and an arrow works")
-    terms, result = equation.replace(" ", "").split("->")
-    labels = terms.split(",")
+    if not isinstance(equation, str) or "->" not in equation:
+        raise Blocked(f"{call.at} has an equation without an arrow; one with an arrow works")
+    *labels, result = _written_out(equation, [len(each.shape) for each in call.operands])
     found = {
         (term[each.layout.dim], each.layout.outer)
         for term, each in zip(labels, call.operands, strict=True)
@@ -286,6 +285,20 @@ def _einsum(call: FunctionCall) -> Sharded:
             place = term.find(label)
             call.meets(each, place, each.shape[place], outer)
     return Sharded(result.index(label), outer)
+
+
+def _written_out(equation: str, ndims: Sequence[int]) -> list[str]:
+    """Return the terms of an equation of ``einsum``, the result last, and write an ellipsis as digits.
+
+    >>> _written_out("... i d, ... j d -> ... i j", [4, 3])
+    ['01id', '1jd', '01ij']
+    """
+    terms, result = equation.replace(" ", "").split("->")
+    parts = terms.split(",")
+    sizes = [ndim - len(term) + 3 if "..." in term else 0 for term, ndim in zip(parts, ndims, strict=True)]
+    dims = [str(each) for each in range(max(sizes))]
+    found = [term.replace("...", "".join(dims[len(dims) - size :])) for term, size in zip(parts, sizes, strict=True)]
+    return [*found, result.replace("...", "".join(dims))]
 
 
 def _attention(call: FunctionCall) -> Sharded:

@@ -19,7 +19,7 @@ from modelsummary.parallel.regions import Region
 from modelsummary.parallel.rules import layout_after
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
-__all__ = ["PARTIAL", "follow_partial", "grow_stacked"]
+__all__ = ["PARTIAL", "follow_partial", "grow_stacked", "is_stack"]
 
 PARTIAL = Sharded(-1)
 
@@ -39,6 +39,12 @@ class _Wants(Exception):
     def __init__(self, fqn: str, options: list[Sharded]) -> None:
         super().__init__(f"{fqn} has to be sharded, too")
         self.fqn, self.options = fqn, options
+
+
+def is_stack(module: nn.Module) -> bool:
+    """Return True for a module with stacked weights; a stack of one has several, unlike embeddings of positions."""
+    weights = [each for each in module._parameters.values() if each is not None and each.dim() >= 3]
+    return any(each.shape[0] > 1 for each in weights) or sum(min(each.shape[1:]) > 1 for each in weights) > 1
 
 
 def grow_stacked(calls: Calls, fqn: str) -> Region:

@@ -65,12 +65,12 @@ class Value(Marker):
 
 def values_in(template: Any) -> list[Value]:
     """Return the values in ``template``, each once."""
-    return list(dict.fromkeys(leaf for leaf in leaves_of(template) if isinstance(leaf, Value)))
+    return list(dict.fromkeys([leaf for leaf in leaves_of(template) if isinstance(leaf, Value)]))
 
 
 def attributes_in(template: Any) -> list[Attribute]:
     """Return the tensors of the model in ``template``, each once."""
-    return list(dict.fromkeys(leaf for leaf in leaves_of(template) if isinstance(leaf, Attribute)))
+    return list(dict.fromkeys([leaf for leaf in leaves_of(template) if isinstance(leaf, Attribute)]))
 
 
 # ------------------------------------------------------------------------------------------- functions

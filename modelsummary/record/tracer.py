@@ -207,8 +207,7 @@ class Tracer(TorchFunctionMode):
     ) -> tuple[Event, dict[str, Any]]:
         """Return the event of a call that begins, and the module's state before it."""
         parent = self._stack[-1] if self._stack else None
-        event = Event(fqn, None, None, None, parent, training=module.training)
-        event.call_index = self._calls[fqn]
+        event = Event(fqn, None, None, None, parent, self._calls[fqn], training=module.training)
         self._calls[fqn] += 1
         if parent is None:
             self.root = event

@@ -179,19 +179,19 @@ class _Reach:
         cuts = [self._n_points - 1]
         for part in range(len(self._earliest) - 1, 0, -1):
             end = cuts[-1]
-            begins = range(self._begin(part, end, limit), end)
+            begins = range(max(self._earliest[part][end], self._begin_by_cost(end, limit)), end)
             cuts.append(min(begins, key=best[part].__getitem__))
         return cuts[:0:-1]
 
-    def _begin(self, part: int, end: int, limit: int) -> int:
-        """Return the earliest begin of ``part`` if it ends at ``end``."""
-        begin = self._earliest[part][end]
-        return max(begin, bisect_right(self.sums, self.sums[end] - limit - 1))
+    def _begin_by_cost(self, end: int, limit: int) -> int:
+        """Return the earliest begin of a part that ends at ``end`` and costs at most ``limit``."""
+        return bisect_right(self.sums, self.sums[end] - limit - 1)
 
     def _ends(self, limit: int, crossing: list[int] | None = None) -> list[list[float]]:
         """Return the fewest bytes crossing for each number of parts and each end; infinite if it cannot be reached."""
         crossing = crossing or [0] * self._n_points
         n_parts = len(self._earliest)
+        by_cost = [self._begin_by_cost(end, limit) for end in range(self._n_points)]
         best: list[list[float]] = [[0, *[_INFINITE] * (self._n_points - 1)]]
         for part in range(n_parts):
             before, after = best[-1], [_INFINITE] * self._n_points
@@ -203,7 +203,7 @@ class _Reach:
                         window.pop()
                     window.append(begin)
                 next_begin = end
-                earliest = self._begin(part, end, limit)
+                earliest = max(self._earliest[part][end], by_cost[end])
                 while window and window[0] < earliest:
                     window.popleft()
                 if window:

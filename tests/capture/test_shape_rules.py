@@ -88,6 +88,13 @@ def test_clone_abstains_where_a_format_or_a_flag_decides():
     assert clone(torch.empty(2, dtype=torch.complex64, device="meta").conj()) is None
 
 
+def test_bernoulli_returns_its_target_or_abstains():
+    x = plain((2, 3))
+    bernoulli = SHAPE_RULES[aten.bernoulli_.float]
+    assert bernoulli(x, 0.2) is bernoulli(x, 1, generator=None) is x
+    assert bernoulli(plain((2,), torch.bool), 0.5) is None
+
+
 def test_copy_returns_its_target_or_abstains():
     x = plain((2, 3))
     copy = SHAPE_RULES[aten.copy_.default]

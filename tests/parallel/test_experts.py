@@ -176,6 +176,19 @@ def test_layers_of_a_stack_are_not_experts():
         )
 
 
+def test_embeddings_of_positions_are_not_experts():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.positions = nn.Embedding(8, 4), nn.Parameter(torch.zeros(1, 6, 4))
+
+        def forward(self, ids):
+            return self.embed(ids) + self.positions[:, : ids.shape[1]]
+
+    with pytest.raises(InputError, match=r"Positions has no experts that can be divided$"):
+        Statistics(Positions(), (2, 3), dtypes=torch.long).parallel_plan(expert=2)
+
+
 def test_the_width_of_experts_in_a_list():
     plan = plan_of("list", tensor=2)  # which tokens go to an expert depends on values: the forward runs on real data
     found = {layer.fqn: layer for layer in plan.layers}

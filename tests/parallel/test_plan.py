@@ -83,6 +83,21 @@ def test_a_model_that_recomputes_its_blocks_itself():
         assert roles(plan) == expected
 
 
+def test_an_equation_with_an_ellipsis():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            q, k, v = (each(x).unflatten(-1, (-1, 2)).transpose(1, 2) for each in (self.q, self.k, self.v))
+            weights = torch.einsum("...id,...jd->...ij", q, k).softmax(-1)
+            return self.o(torch.einsum("... i j, ... j d -> ... i d", weights, v).transpose(1, 2).flatten(2))
+
+    plan = Statistics(Attention(), (2, 3, 8)).parallel_plan(tensor=2)
+    assert roles(plan) == {**dict.fromkeys("qkv", "column"), "o": "row"}
+
+
 @pytest.mark.parametrize("name", ["dim", "axis"])
 def test_joining_features_of_two_layers(name):
     class Joined(nn.Module):
@@ -304,6 +319,19 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
 
     plan = Statistics(Tied(), (2, 4)).parallel_plan(shard=2)
     assert plan.units == (("parts.0", "parts.1"), ("parts.2",))  # the last one shares with the root
+
+
+def test_fsdp_takes_no_parameter_without_dimensions():
+    class Scaled(_Part):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    with pytest.raises(InputError, match=r"'scale' has no dimensions, .* give it the shape \(1,\)"):
+        Statistics(Scaled(), (2, 4)).parallel_plan(shard=2)
 
 
 def test_units_are_in_the_order_of_their_calls():

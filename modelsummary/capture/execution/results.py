@@ -69,5 +69,9 @@ def _views(func: Any, args: Sequence[Any], outputs: Sequence[Tensor], kind: type
 
 def _is_strided_view(view: Tensor, base: Tensor) -> bool:
     """Return True if a view differs from its base in nothing but sizes, strides and offset."""
-    own, other = ((each.dtype, each.is_conj(), each.is_neg(), each.untyped_storage()._cdata) for each in (view, base))
-    return own == other
+    return (
+        view.dtype is base.dtype
+        and view.is_conj() is base.is_conj()
+        and view.is_neg() is base.is_neg()
+        and view.untyped_storage()._cdata == base.untyped_storage()._cdata
+    )

@@ -377,6 +377,7 @@ SHAPE_RULES: dict[Any, Callable[..., Any]] = {
     **rules_for(
         _in_place(_same), "relu_ gelu_ silu_ sigmoid_ tanh_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ mish_"
     ),
+    **rules_for(_in_place(_same), "bernoulli_.float"),
     **rules_for(_in_place(_arithmetic), "add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor"),
     **rules_for(_comparison, "eq.Scalar ne.Scalar lt.Scalar gt.Scalar le.Scalar ge.Scalar"),
     **rules_for(_comparison, "eq.Tensor ne.Tensor lt.Tensor gt.Tensor le.Tensor ge.Tensor"),
