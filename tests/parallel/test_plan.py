@@ -479,15 +479,15 @@ def test_stages_begin_with_blocks():
 
 def test_memory_of_a_rank():
     plan, sharded = plan_of("decoder", tensor=2), plan_of("decoder", shard=2)
+    if OLD:  # nor can it compute the gradient of an embedding whose rows do not divide
+        with pytest.raises(InputError, match=r"needs torch >= 2\.10, got 2\."):
+            sharded.memory(0)
+        return
     estimate = plan.memory(0, optimizer="adamw")
     assert estimate.params == 8 * plan.params_per_rank
     assert estimate.execution == "shape"
     with pytest.raises(InputError, match=r"rank=2; expected an integer from 0 to 1"):
         plan.memory(2)
-    if OLD:
-        with pytest.raises(InputError, match=r"needs torch >= 2\.10, got 2\."):
-            sharded.memory(0)
-        return
     estimate = sharded.memory(0, optimizer="sgd-momentum")
     assert estimate.params == estimate.grads == estimate.optimizer_state == 8 * sharded.params_per_rank
     assert estimate.peak > estimate.held_after_forward > estimate.params

@@ -204,6 +204,9 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, float, str, bool)) or value is None
 
 
+_PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default)
+
+
 class _Symbolic(TorchDispatchMode):
     """A mode that adds up multiply-adds as expressions."""
 
@@ -229,11 +232,15 @@ def _expression(node: fx.Node) -> Any:
     """Return multiply-adds of a node as an expression of the symbols in its sizes."""
     import sympy
 
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    values: Any = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    args, kwargs = values
     counted = _Symbolic()
     try:
-        with torch.no_grad(), counted:
-            node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.target in _PRODUCTS:  # in their kernels, torch 2.11 replaces symbols by numbers
+            counted.total = node.meta["val"].numel() * args[0].shape[-1]
+        else:
+            with torch.no_grad(), counted:
+                node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:  # not a formula of sizes: keep the name
         return sympy.Symbol(f"macs({node.name})")
     total = counted.total
