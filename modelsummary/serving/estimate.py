@@ -195,7 +195,7 @@ class _Serving:
         return ServingEstimate(
             model=type(self.model).__name__,
             device=self.target.name,
-            dtype=str(self._dtype()).removeprefix("torch."),
+            dtype=self._dtype_name(),
             mode=self.mode,
             context=context,
             batch=batch,
@@ -256,8 +256,8 @@ class _Serving:
             ranks *= 2
         have = f"{scaled(self.memory, 'B')} of {self.target.name}"
         raise InputError(
-            f"the weights take {scaled(weights, 'B')} in {self._dtype()}, more than the {have}: pass tensor={ranks}, "
-            "a smaller dtype, or a device with more memory"
+            f"the weights take {scaled(weights, 'B')} in {self._dtype_name()}, more than the {have}: pass "
+            f"tensor={ranks}, a smaller dtype, or a device with more memory"
         )
 
     def _peak(self, batch: int, context: int) -> int:
@@ -308,6 +308,9 @@ class _Serving:
         floats = (each.dtype for each in self.model.parameters() if each.dtype.is_floating_point)
         return next(floats, torch.get_default_dtype())
 
+    def _dtype_name(self) -> str:
+        return str(self._dtype()).removeprefix("torch.")
+
     def _source(self) -> str:
         model = self.target.model
         return f"kernel table of {self.target.name}" if model is None else f"fit: {model.fit}"
@@ -327,10 +330,9 @@ class _Serving:
             refusal = self._refusal(self._max_context + 1)
             notes.append(f"Contexts of more than {grouped(self._max_context)} tokens are not accepted: {refusal}")
         if self._dtype().itemsize == 1:
-            name = str(self._dtype()).removeprefix("torch.")
             notes.append(
-                f"Weights, hidden states and cache in {name}, as a server with scaled products keeps them: "
-                "PyTorch's own products of such tensors need scales; scales are not counted"
+                f"Weights, hidden states and cache in {self._dtype_name()}, as a server with scaled products keeps "
+                "them: PyTorch's own products of such tensors need scales; scales are not counted"
             )
         if self.request.left_out:
             notes.append(f"Requests have tokens only; left out: {', '.join(self.request.left_out)}")
