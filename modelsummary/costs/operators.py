@@ -75,9 +75,7 @@ _WRITES_STATISTICS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm
 # Tagged with a dynamic shape, which they have for some arguments only (a boolean mask, a LAPACK driver).
 _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 # Not tagged, but the size of their result depends on values.
-_UNTAGGED_DYNAMIC = frozenset(
-    "nms _pack_padded_sequence _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split()
-)
+_UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
 # The negative log-likelihood reads one score per target in the forward, and none in the backward, for which only their

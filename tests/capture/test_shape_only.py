@@ -169,7 +169,7 @@ VALUES_DECIDE = {
     "text": (lambda self, x: x[: len(f"{x.mean():.0f}")], "aten._local_scalar_dense needs the values"),
     "lengths": (
         lambda self, x: nn.utils.rnn.pack_padded_sequence(x, x[:, 0].int().cpu() * 0 + 2, True).data,
-        "aten._pack_padded_sequence needs the values",
+        "aten._pack_padded_sequence cannot run on shapes",
     ),
     "random constant": (lambda self, x: x if torch.rand(3).sum().item() >= 0 else x[:1], "needs the values"),
 }
