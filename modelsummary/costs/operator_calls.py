@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -173,7 +174,7 @@ class OperatorLog:
         self.runs: list[OperatorRun] = []
         self._identify, self._params = identify, params
         self._calls: dict[Any, OperatorCall] = {}
-        self._next_node = next_node_number()
+        self._next_node = {get_ident(): next_node_number()}  # autograd runs a backward on CUDA in a thread of its own
 
     def note(
         self,
@@ -196,8 +197,10 @@ class OperatorLog:
             cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
             outputs = tuple(_spec_of(each, False) for each in made)
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
-        before, self._next_node = self._next_node, next_node_number()
-        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made)), self._next_node - before))
+        thread, now = get_ident(), next_node_number()  # each thread has its own numbers
+        nodes = now - self._next_node.get(thread, now)
+        self._next_node[thread] = now
+        self.runs.append(OperatorRun(call, tuple(reads), tuple(map(self._identify, made)), nodes))
 
     def _specs(self, values: Iterable[Any], reads: list[int]) -> list[Any]:
         found: list[Any] = []

@@ -175,9 +175,17 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
         makes_tensor=any(argument.name == "device" for argument in arguments),
         per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
         gathers=base in _GATHERS,
-        is_composite=_torch.has_kernel(func.name())  # some are known to Python only
-        and _torch.has_kernel_for(func.name(), "CompositeImplicitAutograd"),
+        is_composite=_is_composite(func, namespace),
     )
+
+
+def _is_composite(func: Any, namespace: str) -> bool:
+    """Return True if an operator decomposes. ``aten.silu_backward`` does so only on devices without its kernel."""
+    name = func.name()
+    if not _torch.has_kernel(name):  # some are known to Python only
+        return False
+    has_own = namespace == "aten" and _torch.has_kernel_for(name, "CPU")  # others may multiply in theirs
+    return bool(_torch.has_kernel_for(name, "CompositeImplicitAutograd") and not has_own)
 
 
 def _may_multiply(namespace: str, base: str) -> bool:

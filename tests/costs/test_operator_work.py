@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 import torch
 
@@ -113,3 +115,21 @@ def test_equal_calls_are_one_object_with_a_stable_key():
     assert first is second
     assert first.key == "aten.relu.default(f32[4x8]p)"
     assert turned.key == "aten.relu.default(f32[4x8/1x4]p)"
+
+
+def test_nodes_of_a_backward_in_another_thread():
+    """Autograd numbers the nodes of each thread by themselves; a backward on CUDA runs in a thread of its own."""
+    x = torch.ones(2, requires_grad=True)
+    x.sin().cos()  # the numbers of this thread are beyond those of a new one
+    log = OperatorLog(id, set())
+
+    def note():
+        log.note(aten.relu.default, (x,), {}, x)
+
+    x.sin()
+    note()
+    backward = Thread(target=note)
+    backward.start()
+    backward.join()
+    note()
+    assert [run.nodes for run in log.runs] == [1, 0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,8 +24,9 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_operators_of_a_step_are_those_that_torch_dispatches():
-    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.rand(3, 4)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU, nn.Mish])  # two backwards are one kernel or composite
+def test_the_operators_of_a_step_are_those_that_torch_dispatches(activation):
+    model, x = nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, 2)), torch.rand(3, 4)
     with Dispatched() as real:
         model(x).sum().backward()
     call = call_arguments(model, x, (), {}, batch_dim=None, device=None, dtypes=None)
