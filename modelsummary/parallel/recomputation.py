@@ -94,8 +94,7 @@ def _keeps(calls: Calls, event: Event) -> bool:
     assert event.function is not None
     name = event.function.short_name
     if name == "dropout":
-        _, p, training, *_ = (*event.args, *(None, 0.5, True)[len(event.args) :])
-        given = {"p": p, "training": training, **event.kwargs}
-        return given["p"] != 0 and given["training"] is not False
+        given = {**dict(zip(("input", "p", "training"), event.args, strict=False)), **event.kwargs}
+        return given.get("p") != 0 and given.get("training") is not False
     tensors = [*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))]
     return name not in _KEEPS_NOTHING and not (name in _KEEPS_TENSORS_ONLY and len(tensors) == 1)
