@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypedDict
 
-from modelsummary.cluster.plan import Plan
+from modelsummary.cluster.plan import SCHEDULES, Plan
 from modelsummary.cluster.plans import Plans
 from modelsummary.cluster.step import StepSimulator
 from modelsummary.errors import InputError, StepError
@@ -16,6 +16,7 @@ __all__ = ["SearchOptions", "candidates", "find_plans"]
 
 _SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _MICRO_BATCHES = (1, 2, 4, 8)
+_VALUES = {"zero": (0, 1, 2, 3), "sequence_parallel": (False, True), "schedules": SCHEDULES}
 _NUMBERS = frozenset({"devices", "tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch"})
 
 
@@ -213,6 +214,10 @@ def _check(options: SearchOptions) -> None:
                 raise InputError(f"limit must be an integer >= 1, got {value!r}")
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
             raise InputError(f"{name} must be a list of values to try, got {value!r}")
+        elif name in _VALUES and not all(
+            type(each) is type(_VALUES[name][0]) and each in _VALUES[name] for each in value
+        ):
+            raise InputError(f"{name} must be a list with values of {_VALUES[name]}, got {value!r}")
         elif name == "shard" and not all(each is None or (type(each) is int and each >= 1) for each in value):
             raise InputError(f"shard must be a list of integers >= 1 or None, got {value!r}")
         elif name in _NUMBERS and not all(type(each) is int and each >= 1 for each in value):

@@ -137,10 +137,11 @@ class Cluster:
             data = _toml().loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, TypeError, ValueError) as error:
             raise InputError(f"path={str(path)!r:.200} is not a readable TOML file: {error}") from error
-        preset = data.pop("preset", None)
+        preset, name = data.pop("preset", None), data.pop("name", None)
         if isinstance(data.get("device"), dict):
             data["device"] = _device(data["device"])
-        return _made(data) if preset is None else cls.preset(preset, **data)
+        found = _made(data) if preset is None else cls.preset(preset, **data)
+        return found if name is None else replace(found, name=name)
 
     def with_nodes(self, nodes: int) -> Cluster:
         """Return the same kind of machine with another number of nodes."""
@@ -161,6 +162,13 @@ def _made(values: Mapping[str, Any]) -> Cluster:
 
 def _device(values: dict[str, Any]) -> DeviceSpec:
     peaks = values.get("peak_flops", {})
+    if not isinstance(peaks, dict):
+        raise InputError(
+            f"device: peak_flops must be a table of dtypes and FLOP/s, such as {{ bfloat16 = 1e14 }}, got {peaks!r:.80}"
+        )
+    for key in peaks:
+        if key != "tf32" and not isinstance(getattr(torch, key, None), torch.dtype):
+            raise InputError(f"device: peak_flops has {key!r}; expected 'tf32' or the name of a torch.dtype")
     if peaks:
         values = {**values, "peak_flops": {key if key == "tf32" else getattr(torch, key): peaks[key] for key in peaks}}
     try:

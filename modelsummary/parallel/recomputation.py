@@ -30,6 +30,7 @@ sum mean movedim flip roll pad
 """.split()
 )
 _KEEPS_TENSORS_ONLY = frozenset("mul rmul imul multiply div truediv itruediv divide getitem".split())
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def with_recomputation(calls: Calls, layers: Sequence[LayerPlan], checkpointed: Sequence[str]) -> list[LayerPlan]:
@@ -43,7 +44,7 @@ def with_recomputation(calls: Calls, layers: Sequence[LayerPlan], checkpointed: 
     found = []
     for layer in layers:
         places = list(_places(calls, layer.fqn))
-        around = [span for span in spans if layer.fqn.startswith(f"{span[0]}.")]
+        around = [span for span in spans if not span[0] or layer.fqn.startswith(f"{span[0]}.")]
         more = []
         for each in layer.collectives if places else ():
             if each.phase == "forward":
@@ -87,12 +88,13 @@ def _keeps(calls: Calls, event: Event) -> bool:
         return False
     if event.is_module:
         module: Any = calls.modules[event.fqn]
-        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.AlphaDropout)):
+        if isinstance(module, _DROPOUTS):
             return bool(module.training and module.p > 0)
-        return not isinstance(module, nn.Identity)
+        return not isinstance(module, (nn.Identity, nn.Flatten, nn.Unflatten))
     assert event.function is not None
     name = event.function.short_name
     if name == "dropout":
-        return event.kwargs.get("training", event.args[2] if len(event.args) > 2 else True) is not False
+        given = {**dict(zip(("input", "p", "training"), event.args, strict=False)), **event.kwargs}
+        return given.get("p") != 0 and given.get("training") is not False
     tensors = [*values_in((event.args, event.kwargs)), *attributes_in((event.args, event.kwargs))]
     return name not in _KEEPS_NOTHING and not (name in _KEEPS_TENSORS_ONLY and len(tensors) == 1)

@@ -111,6 +111,11 @@ def grow(calls: Calls, first: str, taken: Mapping[str, Any], *, shares: bool = F
             more = [fqn for fqn in _sources(calls, needs.value) if fqn not in seeds]
             made = {} if more else _constant(calls, needs)
             if (more or made.keys() - constants.keys()) and not any(fqn in taken for fqn in more):
+                # The heads share no result of a layer whose columns are split among them.
+                split = [each for each in shared if each.parts.keys() & set(more)]
+                shared = [each for each in shared if each not in split]
+                copied = {value for each in split for value in each.expanded}
+                constants = {value: layout for value, layout in constants.items() if value not in copied}
                 seeds, constants = [*seeds, *more], constants | made
                 continue
             wanted = {} if more else _parameter(calls, needs)

@@ -157,6 +157,8 @@ def test_toml(tmp_path):
     path = tmp_path / "cluster.toml"
     path.write_text('preset = "DGX A100"\nnodes = 3\ninterfaces_per_node = 4\n')
     assert Cluster.from_toml(path) == Cluster.preset("DGX A100", nodes=3, interfaces_per_node=4)
+    path.write_text('preset = "DGX A100"\nname = "ours"\n')
+    assert Cluster.from_toml(path).name == "ours"
     own = "[device]\nname = 'own'\nbandwidth = 1e12\nmemory_bytes = 10_000\npeak_flops = { bfloat16 = 1e14 }\n"
     path.write_text(f"link_bandwidth = 1e10\n{own}")
     assert Cluster.from_toml(path).device.name == "own"
@@ -165,6 +167,9 @@ def test_toml(tmp_path):
         ("nodes = 2", "a cluster needs a device"),
         ("device = 'A100'\nnode = 2", "unknown attribute 'node' of a cluster; expected .*; did you mean 'nodes'"),
         ("[device]\nnam = 'A100'", "device: .*nam"),
+        ("preset = 'DGX A100'\nname = 3", "name must be a string, got 3"),
+        ("[device]\npeak_flops = 1e14", "peak_flops must be a table of dtypes and FLOP/s, such as .* got 1"),
+        ("[device]\npeak_flops = { float17 = 1e14 }", "peak_flops has 'float17'; expected 'tf32' or the name of a"),
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=message):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from modelsummary import InputError, SplitError, Statistics
@@ -64,6 +65,34 @@ def test_recomputed_blocks_communicate_again_up_to_what_they_keep():
     assert found["backward", "all_gather"] == (5 + 4, 9 * activation)
 
 
+@pytest.mark.parametrize(
+    ("behind", "again"),
+    [
+        (nn.FeatureAlphaDropout(0.0), 0),
+        (nn.Flatten(2), 0),
+        (lambda x: F.dropout(x, p=0.0, training=True), 0),
+        (lambda x: F.dropout(x, 0.1), 2),
+        (nn.GELU(), 2),
+    ],
+)
+def test_what_keeps_a_tensor_behind_a_collective_repeats_it(behind, again):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.behind = nn.Linear(8, 16), nn.Linear(16, 8), behind
+
+        def forward(self, x):
+            return x + self.behind(self.down(self.up(x).relu()))
+
+    stats = Statistics(nn.Sequential(nn.Linear(8, 8), *(Block() for _ in range(2))).train(), (2, 3, 8))
+    once, every = (stats.parallel_plan(tensor=2, checkpoint=each).collectives for each in (None, "every"))
+    whole = stats.parallel_plan(tensor=2, checkpoint=[""]).collectives
+    reduced, activation = ("backward", "all_reduce"), 2 * 3 * 8 * 4
+    count, nbytes = once[reduced]
+    assert every[reduced] == (count + again, nbytes + again * activation)
+    assert whole[reduced][0] == count + max(again, 1)  # the first block's, up to what the second one keeps
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # the summary runs without gradients
 def test_a_model_that_recomputes_its_blocks_itself():
     class Recomputed(Decoder):
@@ -96,6 +125,22 @@ def test_an_equation_with_an_ellipsis():
 
     plan = Statistics(Attention(), (2, 3, 8)).parallel_plan(tensor=2)
     assert roles(plan) == {**dict.fromkeys("qkv", "column"), "o": "row"}
+
+
+def test_heads_that_share_keys_have_values_of_their_own():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.o = (nn.Linear(8, size) for size in (8, 2, 8, 8))
+
+        def forward(self, x):
+            q, v = (each(x).unflatten(-1, (-1, 2)).transpose(1, 2) for each in (self.q, self.v))
+            weights = (q @ self.k(x).unsqueeze(1).mT).softmax(-1)
+            return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+    plan = Statistics(Attention(), (2, 3, 8)).parallel_plan(tensor=2)
+    found = [(layer.fqn, layer.role) for layer in plan.layers]  # a second entry would sum the gradients of v's columns
+    assert found == [("q", "column"), ("v", "column"), ("k", "gradient"), ("o", "row")]
 
 
 @pytest.mark.parametrize("name", ["dim", "axis"])
