@@ -14,7 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["inner_tensors", "is_distributed", "is_wrapper", "nbytes_of", "numel_of", "shape_of", "storage_of"]
+from modelsummary import _torch
+
+__all__ = [
+    "inner_tensors",
+    "is_distributed",
+    "is_wrapper",
+    "nbytes_of",
+    "numel_of",
+    "shape_of",
+    "storage_of",
+    "stored_tensors",
+]
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -43,6 +54,26 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     if kind in _PLAIN or not (hasattr(kind, "__tensor_flatten__") or "quant_state" in tensor.__dict__):
         return [tensor]
     return list({id(each): each for each in _inner(tensor)}.values())
+
+
+def stored_tensors(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that have the memory of ``tensor``: its inner tensors; of a sparse one, indices and values.
+
+    >>> [each.nbytes for each in stored_tensors(torch.eye(3).to_sparse())]
+    [48, 12]
+    """
+    found: list[Tensor] = []
+    with _torch.DisableTorchDispatch():  # modes need not see these questions
+        for each in inner_tensors(tensor):
+            if each.layout is torch.sparse_coo:
+                found += [each._indices(), each._values()]
+            elif each.layout in (torch.sparse_csr, torch.sparse_bsr):
+                found += [each.crow_indices(), each.col_indices(), each.values()]
+            elif each.layout in (torch.sparse_csc, torch.sparse_bsc):
+                found += [each.ccol_indices(), each.row_indices(), each.values()]
+            else:
+                found.append(each)
+    return found
 
 
 def is_distributed(kind: type) -> bool:

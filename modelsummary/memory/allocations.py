@@ -21,7 +21,7 @@ from modelsummary.capture.execution.shape_tensor import ShapeTensor
 from modelsummary.capture.operator_mode import Execution
 from modelsummary.costs.operator_calls import OperatorCall, OperatorLog, OperatorRun
 from modelsummary.costs.operators import NO_COST, OpRule, tensors_in
-from modelsummary.costs.tensor_bytes import inner_tensors, is_distributed
+from modelsummary.costs.tensor_bytes import inner_tensors, is_distributed, stored_tensors
 from modelsummary.memory.saved_tensor import SavedTensor
 
 __all__ = ["Allocation", "Allocations"]
@@ -110,15 +110,22 @@ class Allocations(TorchDispatchMode):
     def hold(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Follow storages that exist already, each counted once."""
         for tensor in tensors:
-            for inner in inner_tensors(tensor):
+            for inner in stored_tensors(tensor):
                 if self.of(inner) is None:
                     self._follow(inner, Allocation(self._rounded(inner), len(self.operators), kind))
 
     def of(self, tensor: Tensor) -> Allocation | None:
-        """Return the storage behind a tensor, of a distributed one behind its local tensor; None if not followed."""
+        """Return the storage behind a tensor; None if it is not followed.
+
+        It is the storage of the local tensor of a distributed one, and of the values of a sparse one.
+        """
         if is_distributed(type(tensor)):
             (tensor,) = inner_tensors(tensor)
-        entry = self._live.get(tensor.untyped_storage()._cdata)
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            storage = stored_tensors(tensor)[-1].untyped_storage()
+        entry = self._live.get(storage._cdata)
         return entry[1] if entry is not None else None
 
     def _rounded(self, tensor: Tensor) -> int:
@@ -178,7 +185,7 @@ class Allocations(TorchDispatchMode):
 
         See ``addmm_impl_cpu_`` in aten/src/ATen/native/LinearAlgebra.cpp.
         """
-        for each in matrices:
+        for each in matrices if all(matrix.layout is torch.strided for matrix in matrices) else ():
             (rows, columns), (down, right) = each.shape, each.stride()
             if not ((right == 1 and down >= columns) or (down == 1 and right >= rows)):
                 self.clones[number] = self.clones.get(number, 0) + each.nbytes
@@ -234,7 +241,7 @@ class Allocations(TorchDispatchMode):
 
     def _meet(self, value: Any, number: int) -> None:
         for tensor in tensors_in(value):
-            for inner in (tensor,) if type(tensor) is ShapeTensor else inner_tensors(tensor):
+            for inner in (tensor,) if type(tensor) is ShapeTensor else stored_tensors(tensor):
                 if inner.layout is torch.strided and self._has_bytes(inner) and self.of(inner) is None:
                     self._follow(inner, Allocation(self._rounded(inner), number, made_at=self._where()))
 

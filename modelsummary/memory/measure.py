@@ -18,7 +18,7 @@ from modelsummary.capture.modules import modules_of, tensors_in_attributes, tens
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.capture.run import running
 from modelsummary.capture.values import tensors_of
-from modelsummary.costs.tensor_bytes import inner_tensors
+from modelsummary.costs.tensor_bytes import stored_tensors
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import apply_checkpoint
@@ -132,7 +132,7 @@ class _RealStep:
         grads = [each.grad for each in self._trained if each.grad is not None]
         modules, inputs = modules_of(self._model), tensors_of((self._args, self._kwargs))
         held = (*tensors_of_modules(modules), *tensors_in_attributes(modules), *inputs, *own, *grads)
-        storages = [inner.untyped_storage() for each in held for inner in inner_tensors(each)]
+        storages = [inner.untyped_storage() for each in held for inner in stored_tensors(each)]
         return {each.data_ptr(): each for each in storages}
 
 

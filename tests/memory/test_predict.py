@@ -387,6 +387,22 @@ def test_tensors_in_plain_attributes_are_buffers():
     assert held_exactly(model, torch.randn(2, 8)).buffers == 64 * 4
 
 
+def test_a_sparse_buffer():
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("neighbours", torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return torch.sparse.mm(self.neighbours, self.linear(x))
+
+    memory = Statistics(Averages(), (4, 8)).memory("train")
+    # 4 entries, each two indices of 8 bytes and a value of 4; 72 parameters; input and result of 4*8, and the loss
+    assert memory.buffers == 4 * (2 * 8 + 4)
+    assert memory.held_after_forward == 4 * 72 + 80 + 128 + 128 + 4
+
+
 def test_wrapped_weights():
     """The inner tensors of a weight are parameters; only the weight that they make is an activation."""
     model = nn.Sequential(nn.Linear(16, 8, bias=False), nn.Linear(8, 4, bias=False))
