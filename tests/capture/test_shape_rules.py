@@ -271,6 +271,8 @@ def test_along_dimensions(shape, dtype, order, dim, other, keepdim):
     assert check(aten._safe_softmax.default, x, dim) == expected
     assert check(aten._log_softmax.default, x, dim, False) == expected
     assert check(aten.roll.default, x, [1] * len(dims), dims) == expected
+    if not expected and torch.__version__ < (2, 11):
+        return  # torch 2.6 gives dimensions of size 1 other strides, which no element needs
     assert check(aten.cat.default, [x, x.narrow(dim, 0, 1), x], dim) or not expected or x.narrow(dim, 0, 1).dim() > 1
 
 
