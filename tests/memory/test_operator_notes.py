@@ -1,4 +1,4 @@
-"""The operators of a predicted step, beside those that torch dispatches in a real one."""
+"""The operators of a predicted step, against what torch dispatches in a real one."""
 
 from __future__ import annotations
 
