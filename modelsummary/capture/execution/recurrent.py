@@ -40,7 +40,7 @@ def fused_lstm(*, is_absent: bool = False) -> Iterator[None]:
         fused = len(args) == 9 and type(args[0]) is ShapeTensor and _is_fused(*args[:3])
         return _layers(*args) if fused else original(*args)
 
-    with _Workspaces(is_absent), patch.object(_torch.VF, "lstm", lstm):  # type: ignore[no-untyped-call]
+    with _Workspaces(is_absent), patch.object(_torch.VF, "lstm", lstm):
         yield
 
 
