@@ -1,19 +1,22 @@
 """Predicted latency beside the measured one, on this machine, over models of several families and two batch sizes.
 
-    python benchmarks/latency_truth.py [--models 25] [--rounds 3] [--threads 2] [--backward [N]] [--plot FILE]
+    python benchmarks/latency_truth.py [--models 25] [--rounds 3] [--threads 2] [--backward N] [--plot FILE]
 
-Three predictions: from the model's own operator calls; from the standard grid alone, which was chosen for no model;
-with ``--backward`` also of forward + backward, in N of the rounds. Models take turns, and ``calibrate`` visits the
-calls of each model in every round. Meanwhile the model itself runs between rounds of calls, so both see the same fast
-and slow seconds of the machine. Of a visit, the lower quartile of a model's runs counts, without runs in which the
-process lost its core, where there are others; of the visits, the median, as in the table of kernels. One line compares
-predictions from the first visit with the runs of later ones. The grid is measured once, at the beginning.
+Predictions from the model's own operator calls, of a forward and with ``--backward`` of forward + backward; and from
+the standard grid alone, which was chosen for no model. Models take turns, and ``calibrate`` visits the calls of each
+model in every round, for forwards and for steps apart. Meanwhile the model itself runs after each round of calls, so
+both see the same fast and slow seconds of the machine; before each run that counts, one brings the model back into the
+caches. Of a visit, the lower quartile of a model's runs counts, without runs in which the process lost its core, where
+there are others.
+
+Each visit is compared with its own runs; the median of the visits' runs with the table of all visits; and the first
+visit with the runs of later ones. The grid is measured once, at the beginning.
 
 Predictions leave out page faults, and glibc keeps freed memory while ``calibrate`` measures, as other allocators do.
 Forwards before that run as the C library is by default; they have a line of their own.
 
-The first lines say how well the truth repeats itself: the share of a core that busy waiting had, the spread of the
-runs, and the difference between two visits of a model. Tables of kernels are made anew in a temporary folder.
+The first lines say how well the truth repeats itself: the share of a core that busy waiting had, and the difference
+between two visits of a model. Tables of kernels are made anew in a temporary folder.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tabulate import tabulate
@@ -94,7 +97,22 @@ def cases() -> list[tuple[str, Callable[[], nn.Module], Callable[[int], torch.Te
     return found
 
 
+_LEAST_RUNS = 8  # of a visit, if there are so many rounds of calls
 Run = tuple[float, float]  # milliseconds, share of a core
+
+
+class Visit(NamedTuple):
+    """A visit to a model: the predictions from its calls, and the milliseconds of its runs in between.
+
+    Attributes:
+        alone: prediction from the times of this visit alone.
+        pooled: prediction from the medians of all visits so far, as of a table that is calibrated again.
+        runs: measured runs.
+    """
+
+    alone: float
+    pooled: float
+    runs: list[Run]
 
 
 class Subject:
@@ -103,9 +121,9 @@ class Subject:
     def __init__(self, name: str, model: nn.Module, x: torch.Tensor) -> None:
         self.name, self.model, self.x = name, model.eval(), x
         self.stats = Statistics(self.model, x)
-        self.predicted: dict[str, float] = {}
-        self.rounds: list[list[Run]] = []
-        self.steps: list[list[Run]] = []
+        self.grid = 0.0
+        self.forwards: list[Visit] = []
+        self.steps: list[Visit] = []
         self.by_default: list[Run] = []  # with the default settings of the C library
         self.faults: list[int] = []  # of the same runs
 
@@ -119,53 +137,72 @@ class Subject:
     def visit(self, tables: Path, *, backward: bool) -> None:
         """Measure the calls of the model for the tables in a folder, and the model itself between their rounds."""
         os.environ["MODELSUMMARY_CACHE"] = str(tables)
-        forwards: list[Run] = []
-        steps: list[Run] = []
+        runs: list[Run] = []
+        run = self._step if backward else self._forward
 
-        def run() -> None:
-            with torch.no_grad():
-                self.model(self.x)  # brings the model back into the caches
-                forwards.append(timed(lambda: self.model(self.x)))
-            if backward:
-                with torch.enable_grad():
-                    steps.append(timed(lambda: scalar(self.model(self.x)).backward()))
-                self.model.zero_grad(set_to_none=True)
+        def measure() -> None:
+            run()  # brings the model back into the caches, and its memory into the state that runs leave behind
+            runs.append(timed(run))
 
-        with between_rounds(run):
+        with between_rounds(measure):
             self.stats.calibrate(**step_of(backward), again=True)
-        self.rounds.append(forwards)
-        if backward:
-            self.steps.append(steps)
-        if len(self.rounds) == 1:
-            self.predicted["once"] = self.stats.estimate_latency()
+        pooled = self.stats.estimate_latency(**step_of(backward))
+        with only_latest_visit(tables):
+            alone = self.stats.estimate_latency(**step_of(backward))
+        (self.steps if backward else self.forwards).append(Visit(alone, pooled, runs))
 
-    @property
-    def runs(self) -> list[Run]:
-        """The forwards of all rounds."""
-        return [run for each in self.rounds for run in each]
+    def _forward(self) -> None:
+        with torch.no_grad():
+            self.model(self.x)
+
+    def _step(self) -> None:
+        with torch.enable_grad():
+            scalar(self.model(self.x)).backward()
+        self.model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def only_latest_visit(tables: Path) -> Iterator[None]:
+    """Predict from the times of the latest visit alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in tables.rglob("*.json"):
+            table = json.loads(path.read_text())
+            table["facts"] |= {name: values[-1] for name, values in table["visits"].items()}
+            for entry in table["entries"].values():
+                for kept, visits in (("seconds", "visits"), ("cold_seconds", "cold_visits")):
+                    if entry.get(visits):
+                        entry[kept] = entry[visits][-1]
+            copy = Path(folder) / path.relative_to(tables)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(json.dumps(table))
+        os.environ["MODELSUMMARY_CACHE"] = folder
+        yield
+    os.environ["MODELSUMMARY_CACHE"] = str(tables)
 
 
 @contextmanager
 def between_rounds(run: Callable[[], None]) -> Iterator[None]:
-    """Call a function between rounds of operator calls, in about half of the time; collect garbage before."""
-    round_of_calls = kernel_rounds._round
-    latest = [0.0, 0.0]  # seconds that the function took, and when it ended
+    """Call a function after each round of operator calls; after eight rounds, only in half of the time."""
+    real = kernel_rounds.counted
+    count, in_runs, latest = 0, 0.0, time.perf_counter()
 
-    def followed(*args: Any) -> Any:
-        found = round_of_calls(*args)
+    def followed() -> None:
+        nonlocal count, in_runs, latest
         begin = time.perf_counter()
-        if begin - latest[1] >= latest[0]:
+        in_runs -= begin - latest
+        if count < _LEAST_RUNS or in_runs <= 0:
             run()
-            latest[:] = time.perf_counter() - begin, time.perf_counter()
-        return found
+            count += 1
+        latest = time.perf_counter()
+        in_runs += latest - begin
 
     gc.collect()
     gc.disable()
-    kernel_rounds._round = followed
+    kernel_rounds.counted = lambda *_args: nullcontext(followed)
     try:
         yield
     finally:
-        kernel_rounds._round = round_of_calls
+        kernel_rounds.counted = real
         gc.enable()
 
 
@@ -199,13 +236,6 @@ def step_of(backward: bool) -> dict[str, Any]:
     return {"backward": True, "loss": scalar} if backward else {}
 
 
-def predict(subjects: list[Subject], what: str, folder: Path, *, backward: bool = False) -> None:
-    """Predict each model from the tables in a folder."""
-    os.environ["MODELSUMMARY_CACHE"] = str(folder)
-    for each in subjects:
-        each.predicted[what] = each.stats.estimate_latency(**step_of(backward))
-
-
 def kendall(first: list[float], second: list[float]) -> float:
     """How alike two orders are: 1 equal, -1 opposite."""
     pairs = [(i, j) for i in range(len(first)) for j in range(i)]
@@ -235,7 +265,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=3, help="of a model with the C library's defaults")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--backward", type=int, nargs="?", const=0, help="in so many rounds; without a number in all")
+    parser.add_argument("--backward", type=int, default=0, help="also forward + backward, in so many rounds")
     parser.add_argument("--filter", default="")
     parser.add_argument("--skip-grid", action="store_true", help="the standard grid, which takes a minute")
     parser.add_argument(
@@ -249,34 +279,28 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     chosen = [case for case in cases() if options.filter in case[0]][: options.models]
     shares = [_cpu_share()]
-    with_steps = spread(options.backward or options.rounds, options.rounds) if options.backward is not None else set()
     subjects = [made for case in chosen for batch in options.batches for made in subject_of(*case, batch)]
     for subject in subjects:
         subject.forwards_by_default(options.runs)
     with tempfile.TemporaryDirectory() as folder:
-        grid, tables = Path(folder) / "grid", Path(folder) / "own"
+        grid = Path(folder) / "grid"
         os.environ["MODELSUMMARY_CACHE"] = str(grid)
         assert cache_folder() == grid
         if not options.skip_grid:
             print(calibrate_grid(torch.device("cpu")), flush=True)
-            predict(subjects, "grid", grid)
-        for number in range(options.rounds):
-            begin = time.perf_counter()
-            shares.append(_cpu_share())
             for subject in subjects:
-                subject.visit(tables, backward=number in with_steps)
-            predict(subjects, "own", tables)
-            if any(each.steps for each in subjects):
-                predict(subjects, "step", tables, backward=True)
-            print(f"round {number + 1}: {time.perf_counter() - begin:.0f} s", flush=True)
+                subject.grid = subject.stats.estimate_latency()
+        for number in range(options.rounds):
+            for backward in (False, True) if number < options.backward else (False,):
+                begin = time.perf_counter()
+                shares.append(_cpu_share())
+                for subject in subjects:
+                    subject.visit(Path(folder) / ("steps" if backward else "forwards"), backward=backward)
+                print(f"round {number + 1}: {time.perf_counter() - begin:.0f} s", flush=True)
             report(subjects, shares, options)
             if options.save:
                 save(subjects, Path(folder), options.save)
-
-
-def spread(count: int, rounds: int) -> set[int]:
-    """The numbers of some rounds, evenly spread over all."""
-    return {(2 * number + 1) * rounds // (2 * count) for number in range(count)}
+    by_model(subjects, options)
 
 
 def subject_of(
@@ -293,10 +317,7 @@ def subject_of(
 def save(subjects: list[Subject], tables: Path, folder: Path) -> None:
     """Write all runs and the tables of kernels into a folder."""
     shutil.copytree(tables, folder, dirs_exist_ok=True)
-    runs = [
-        {"name": each.name, "predicted": each.predicted, "rounds": each.rounds, "steps": each.steps}
-        for each in subjects
-    ]
+    runs = [{"name": each.name, "grid": each.grid, "forwards": each.forwards, "steps": each.steps} for each in subjects]
     (folder / "runs.json").write_text(json.dumps(runs))
 
 
@@ -304,7 +325,9 @@ def repeatability(subjects: list[Subject], *, cpu_time: bool) -> str:
     """Tell by how much two visits of the same model differ."""
     found = []
     for each in subjects:
-        medians = [statistics.median(run * (share if cpu_time else 1) for run, share in runs) for runs in each.rounds]
+        medians = [
+            statistics.median(run * (share if cpu_time else 1) for run, share in visit.runs) for visit in each.forwards
+        ]
         found += [abs(a / b - 1) for a, b in combinations(sorted(medians), 2)]
     if not found:
         return "one visit: no repetition to compare with"
@@ -313,55 +336,75 @@ def repeatability(subjects: list[Subject], *, cpu_time: bool) -> str:
 
 def undisturbed(subjects: list[Subject]) -> float:
     """The share of all runs in which no thread lost its core."""
-    runs = [share > 0.95 for each in subjects for _, share in each.runs]
+    runs = [share > 0.95 for each in subjects for visit in each.forwards for _, share in visit.runs]
     return sum(runs) / len(runs)
 
 
 def report(subjects: list[Subject], shares: list[float], options: argparse.Namespace) -> None:
-    """Print the tables, and draw the picture."""
+    """Print the errors of all models."""
 
-    def time_of(rounds: list[list[Run]]) -> float:
-        return statistics.median(typical(runs, cpu_time=options.cpu_time) for runs in rounds)
+    def time_of(visit: Visit) -> float:
+        return typical(visit.runs, cpu_time=options.cpu_time)
 
-    measured = [time_of(each.rounds) for each in subjects]
-    spreads = [statistics.median(run for run, _ in each.runs) / typical(each.runs) - 1 for each in subjects]
+    def pooled(visits: list[Visit]) -> float:
+        return statistics.median(map(time_of, visits))
+
     print(
         f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}; a core was free"
-        f" {min(shares):.0%} to {max(shares):.0%} of the time; medians of runs lie {statistics.mean(spreads):.0%} above"
-        f" their lower quartiles; {undisturbed(subjects):.0%} of the runs were undisturbed"
+        f" {min(shares):.0%} to {max(shares):.0%} of the time; {undisturbed(subjects):.0%} of the runs were undisturbed"
     )
     print(repeatability(subjects, cpu_time=options.cpu_time))
-    known = [
-        ("the model's own calls", "own", measured),
-        (
-            "the model's own calls, visited minutes before",
-            "once",
-            [time_of(each.rounds[1:] or each.rounds) for each in subjects],
-        ),
-        ("the standard grid alone", "grid", measured),
-        (
-            "the model's own calls, forward + backward",
-            "step",
-            [time_of(each.steps or each.rounds) for each in subjects],
-        ),
-        ("the model's own calls, glibc by default", "own", [time_of([each.by_default]) for each in subjects]),
-    ]
-    lines = [
-        summary(title, [each.predicted[what] for each in subjects], real)
-        for title, what, real in known
-        if what in subjects[0].predicted
-    ]
+    measured = [pooled(each.forwards) for each in subjects]
+    lines = []
+    for what, all_visits in (
+        ("forward", [each.forwards for each in subjects]),
+        ("forward + backward", [each.steps for each in subjects]),
+    ):
+        if not all_visits[0]:
+            continue
+        each_visit = [visit for visits in all_visits for visit in visits]
+        lines.append(
+            summary(
+                f"own calls, {what}", [visit.alone for visit in each_visit], [time_of(visit) for visit in each_visit]
+            )
+        )
+        if len(all_visits[0]) > 1:
+            real = [pooled(visits) for visits in all_visits]
+            lines.append(summary(f"own calls, {what}, all visits", [visits[-1].pooled for visits in all_visits], real))
+            later = [(visits[0].alone, time_of(visit)) for visits in all_visits for visit in visits[1:]]
+            lines.append(summary(f"own calls, {what}, minutes later", *map(list, zip(*later, strict=True))))
+    if subjects[0].grid:
+        lines.append(summary("standard grid, forward", [each.grid for each in subjects], measured))
+    by_default = [typical(each.by_default, cpu_time=options.cpu_time) for each in subjects]
+    pooled_forwards = [each.forwards[-1].pooled for each in subjects]
+    lines.append(summary("own calls, forward, glibc by default", pooled_forwards, by_default))
     headers = ["table of kernels", "mean error", "bias", "within 10 %", "within 20 %", "Kendall's tau"]
     print(tabulate(lines, headers, tablefmt="github", disable_numparse=True), flush=True)
-    if len(subjects[0].rounds) < options.rounds:
-        return
-    headers = ["model", "measured (ms)", "own / measured", "grid / measured", "by default (ms)", "its page faults"]
-    headers += ["step / measured"] if subjects[0].steps else []
-    rows = []
-    for each, real in zip(subjects, measured, strict=True):
-        row = [each.name, f"{real:.2f}", *(f"{each.predicted.get(what, 0.0) / real:.3f}" for what in ("own", "grid"))]
-        row += [f"{time_of([each.by_default]):.2f}", f"{max(each.faults):,}"]
-        rows.append(row + ([f"{each.predicted['step'] / time_of(each.steps):.3f}"] if each.steps else []))
+
+
+def by_model(subjects: list[Subject], options: argparse.Namespace) -> None:
+    """Print predicted over measured times of each visit to each model, and draw the picture."""
+
+    def ratios(visits: list[Visit]) -> str:
+        return ", ".join(f"{visit.alone / typical(visit.runs, cpu_time=options.cpu_time):.3f}" for visit in visits)
+
+    measured = [
+        statistics.median(typical(visit.runs, cpu_time=options.cpu_time) for visit in each.forwards)
+        for each in subjects
+    ]
+    headers = ["model", "measured (ms)", "own calls", "grid", "step", "by default (ms)", "its page faults"]
+    rows = [
+        [
+            each.name,
+            f"{real:.2f}",
+            ratios(each.forwards),
+            f"{each.grid / real:.3f}",
+            ratios(each.steps),
+            f"{typical(each.by_default, cpu_time=options.cpu_time):.2f}",
+            f"{max(each.faults):,}",
+        ]
+        for each, real in zip(subjects, measured, strict=True)
+    ]
     print(tabulate(rows, headers, tablefmt="github", disable_numparse=True))
     if options.plot:
         draw(subjects, measured, options.plot)
@@ -372,14 +415,13 @@ def draw(subjects: list[Subject], measured: list[float], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 6), layout="constrained")
-    for what, marker in (("own", "o"), ("grid", "x")):
-        axes.scatter(
-            measured, [each.predicted.get(what, 0.0) for each in subjects], marker=marker, label=what, alpha=0.8
-        )
+    predicted = {"own calls": [each.forwards[-1].pooled for each in subjects], "grid": [each.grid for each in subjects]}
+    for (label, values), marker in zip(predicted.items(), "ox", strict=True):
+        axes.scatter(measured, values, marker=marker, label=label, alpha=0.8)
     ends = [0.8 * min(measured), 1.25 * max(measured)]
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")
-    axes.legend(title="kernels of", frameon=False)
+    axes.legend(title="table of kernels", frameon=False)
     figure.savefig(path)
 
 

@@ -112,8 +112,8 @@ class KernelTable:
         machine: the machine.
         entries: ``OperatorCall.key`` -> entry.
         facts: speeds that the machine reaches (``"flops_per_second"``, ``"bytes_per_second"``), seconds of the host
-            for a ``"view"``, a ``"module"`` call, an ``"operator"``, and an autograd node in the forward (``"node"``)
-            and in the backward (``"engine"``), and ``"cache_bytes"`` of the last level.
+            for a ``"view"`` and the ``"next_view"`` after it, a ``"module"`` call, an ``"operator"``, and an autograd
+            node in the forward (``"node"``) and the backward (``"engine"``), and ``"cache_bytes"`` of the last level.
         visits: name of a fact -> what each visit found; facts are their medians.
     """
 

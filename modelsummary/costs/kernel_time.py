@@ -309,7 +309,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         sustained,
         0.0 if geforce else _attention_speed(spec, attention, sustained),
         attention or preferred_kernel(spec.generation),
-        float(entry.get("conv", 1.0)),
+        float(entry.get("conv", 1.0)) if own is not None else 1.0,
     )
 
 

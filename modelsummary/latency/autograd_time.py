@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from modelsummary.latency.host_time import timed_among_others
+from modelsummary.latency.host_time import lower_quartiles, timed_among_others
 
 __all__ = ["autograd_seconds"]
 
-_VISITS = 15
+_ROUNDS = 60
 
 
 @torch.inference_mode(False)  # in which the caller may be, and which refuses gradients
@@ -28,7 +27,7 @@ def autograd_seconds() -> dict[str, float]:
     """
     seconds = timed_among_others()
     found: list[list[float]] = []
-    for _ in range(_VISITS):
+    for _ in range(_ROUNDS):
         times = []
         for each in (_Chain(len(_OPERATORS)), _Chain(1)):
             with torch.no_grad():
@@ -39,7 +38,7 @@ def autograd_seconds() -> dict[str, float]:
             with torch.no_grad():
                 times += [seconds(each.operators_of_backward)]
         found.append(times)
-    plain, recorded, backward, operators, _, _, short_backward, short_operators = map(median, zip(*found, strict=True))
+    plain, recorded, backward, operators, _, _, short_backward, short_operators = lower_quartiles(found)
     beside = (backward - operators) - (short_backward - short_operators)  # without the begin of a backward
     n = len(_OPERATORS)
     return {"node": max((recorded - plain) / n, 0.0), "engine": max(beside / (n - 1), 0.0)}

@@ -7,8 +7,9 @@ the cache: a round then begins by reading other data, which pushes them into mem
 other calls run, so its code is as cold as in a model.
 
 A machine has slower seconds, such as those in which a neighbour shares its cores. They slow whole rounds, of which the
-faster half counts. Slower minutes cannot be seen by a measurement of seconds: for these, ``KernelTable`` takes the
-median of several visits.
+faster half counts. A model with many calls has several groups of them, whose rounds take turns: each group then sees
+the same fast and slow seconds. Slower minutes cannot be seen by a measurement of seconds: for these, ``KernelTable``
+takes the median of several visits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import cycle
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 import torch
@@ -34,12 +35,14 @@ __all__ = ["seconds_of"]
 _LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS_OF_ROUNDS = 5, 60, 0.7
 _OTHERS_PER_CALL = 10
 _AHEAD = 4  # calls between the use of an argument by another operator and the call
-_GROUP_BYTES = 2**29  # arguments and results that exist at the same time
-_GROUP_CALLS = 64  # more would be colder than in a model
+_HELD_BYTES = 2**31  # arguments and results that exist at the same time
+_GROUP_CALLS = 64  # in a round; more would be colder than in a model
+_LONGEST = 1.5  # times the median: longer runs were interrupted
 _UNDISTURBED = 0.95  # least share of a core in a run that counts
 _CLOCK_SECONDS = 2e-6  # between the readings of the two clocks
 
-_Timed = Callable[[Callable[[], object]], tuple[float, bool]]  # seconds, and whether no other process took a core
+_Times = list[tuple[float, bool]]  # seconds of each call of a round, and whether no other process took a core
+_Timed = Callable[[Callable[[], object]], tuple[float, bool]]  # the same for one function
 
 
 def seconds_of(
@@ -67,18 +70,15 @@ def seconds_of(
     found: list[float | None] = []
     with torch.no_grad(), guard, counted("kernels", "round") as done:
         timed = _timer_by_events() if on_cuda else _timer_by_clock(page)  # events belong to the current device
-        for group in _groups(calls):
-            ready = [_ready(call, device, cold=cold_bytes > 0) for call in group]
+
+        def one_round(group: Sequence[_Ready]) -> _Times:
+            flush.sum()
+            return _round(group, timed, others)
+
+        for part in _parts(calls):
+            ready = [_ready(call, device, cold=cold_bytes > 0) for call in part]
             runs = [each for each in ready if each is not None]
-            rounds: list[list[tuple[float, bool]]] = []
-            begin = time.perf_counter()
-            while len(rounds) < _LEAST_ROUNDS or (
-                len(rounds) < _MOST_ROUNDS and time.perf_counter() - begin < _SECONDS_OF_ROUNDS
-            ):
-                flush.sum()
-                rounds.append(_round(runs, timed, others))
-                done()
-            seconds = _typical(rounds)
+            seconds = iter(_in_turns(runs, one_round, done))
             found += [None if each is None else next(seconds) for each in ready]
             del ready, runs
     return found
@@ -136,44 +136,66 @@ def _range_of(tensor: Tensor) -> tuple[Tensor, float, float] | None:
     return (whole, least, largest) if least <= largest else None  # no range if an element is NaN
 
 
-def _groups(calls: Sequence[OperatorCall]) -> Iterator[list[OperatorCall]]:
-    """Yield successive calls that run in the same rounds; their arguments fit into memory together."""
-    group: list[OperatorCall] = []
+def _parts(calls: Sequence[OperatorCall]) -> Iterator[list[OperatorCall]]:
+    """Yield successive calls whose arguments and results fit into memory together."""
+    part: list[OperatorCall] = []
     held = 0
     for call in calls:
         size = sum(spec.nbytes for spec in (*call.tensors, *call.outputs))
-        if group and (held + size > _GROUP_BYTES or len(group) == _GROUP_CALLS):
-            yield group
-            group, held = [], 0
-        group.append(call)
+        if part and held + size > _HELD_BYTES:
+            yield part
+            part, held = [], 0
+        part.append(call)
         held += size
-    if group:
-        yield group
+    if part:
+        yield part
 
 
-def _round(
-    ready: Sequence[_Ready], timed: _Timed, others: Iterator[Callable[[], object]] | None
-) -> list[tuple[float, bool]]:
+def _in_turns(
+    ready: Sequence[_Ready], one_round: Callable[[Sequence[_Ready]], _Times], done: Callable[[], object]
+) -> list[float]:
+    """Return the seconds of each call, from rounds of the groups that take turns."""
+    groups = [ready[first : first + _GROUP_CALLS] for first in range(0, len(ready), _GROUP_CALLS)]
+    rounds: list[list[_Times]] = [[] for _ in groups]
+    begin, limit = time.perf_counter(), _SECONDS_OF_ROUNDS * len(groups)
+    for number in range(_MOST_ROUNDS):
+        if number >= _LEAST_ROUNDS and time.perf_counter() - begin >= limit:
+            break
+        for group, measured in zip(groups, rounds, strict=True):
+            measured.append(one_round(group))
+        done()
+    return [seconds for measured in rounds for seconds in _typical(measured)]
+
+
+def _round(ready: Sequence[_Ready], timed: _Timed, others: Iterator[Callable[[], object]] | None) -> _Times:
     """Run each call once; return the seconds of each, and whether it ran undisturbed."""
     found = []
+    for each in ready[:_AHEAD]:
+        each.use()
     for number, each in enumerate(ready):
         if others is not None:
             for _ in range(_OTHERS_PER_CALL):
                 next(others)()
-        ready[(number + _AHEAD) % len(ready)].use()
+        if number + _AHEAD < len(ready):
+            ready[number + _AHEAD].use()
         each.produce()
         found.append(timed(each.run))
     return found
 
 
-def _typical(rounds: Sequence[Sequence[tuple[float, bool]]]) -> Iterator[float]:
-    """Yield the seconds of each call: the median of the undisturbed runs in the faster half of the rounds."""
+def _typical(rounds: Sequence[_Times]) -> Iterator[float]:
+    """Yield the seconds of each call: the mean of the undisturbed runs in the faster half of the rounds.
+
+    Means add up to the mean of a model, unlike medians. No run counts for more than 1.5 times the median.
+    """
     usual = [median(seconds for seconds, _ in runs) for runs in zip(*rounds, strict=True)]
     pace = [median([run[0] / max(own, 1e-9) for run, own in zip(each, usual, strict=True)] or [1.0]) for each in rounds]
     fast = sorted(range(len(rounds)), key=pace.__getitem__)[: (len(rounds) + 1) // 2]
     for runs in zip(*(rounds[number] for number in fast), strict=True):
         undisturbed = [seconds for seconds, is_undisturbed in runs if is_undisturbed]
-        yield median(undisturbed or [seconds for seconds, _ in runs])
+        chosen = undisturbed or [seconds for seconds, _ in runs]
+        limit = _LONGEST * median(chosen)
+        yield mean(min(seconds, limit) for seconds in chosen)
 
 
 # -------------------------------------------------------------------------------------------------------- timers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +26,22 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.predict import check_initialized, step_operators
 from modelsummary.memory.step_plan import StepPlan
 
-__all__ = ["TABLE_ERROR", "Target", "distinct_calls", "estimate", "predict_kernels", "target_of", "time_operators"]
+__all__ = [
+    "TABLE_ERROR",
+    "Target",
+    "distinct_calls",
+    "estimate",
+    "predict_kernels",
+    "target_of",
+    "time_operators",
+    "view_seconds",
+]
 
 _PHASES = ("forward", "backward", "step")
 _OUTSIDE = ("", 0)  # row of work outside of the model's modules
-# Mean error of benchmarks/latency_truth.py where a model runs minutes after its calls were visited once: about the
-# difference between two runs of a model (0.15). With the standard grid (0.12) or several visits (0.08), it was smaller.
-TABLE_ERROR = 0.15
+# Mean error of benchmarks/latency_truth.py where a model runs minutes after its calls were visited (0.083): about the
+# difference between two runs of a model (0.082). In the same minute, it was smaller (0.045).
+TABLE_ERROR = 0.08
 
 
 @dataclass(frozen=True)
@@ -217,10 +226,10 @@ def _add_host_work(
 ) -> None:
     """Add the host's time for views, for calls of modules, and for autograd."""
     facts = table.facts
-    view, node, engine = facts.get("view", 1e-6), facts.get("node", 0.0), facts.get("engine", 0.0)
-    for operator in operators:
+    node, engine = facts.get("node", 0.0), facts.get("engine", 0.0)
+    for operator, view in zip(operators, view_seconds(operators, table), strict=True):
         place = operator.row or _OUTSIDE
-        if operator.run.call.rule.is_view and operator.phase != "step":
+        if operator.phase != "step":
             seconds[operator.phase, place] += view
         if operator.run.nodes:  # each runs once in the backward
             seconds[operator.phase, place] += operator.run.nodes * node
@@ -236,6 +245,17 @@ def _add_host_work(
             own = {id(each) for each in row.module.parameters(recurse=False) if each.requires_grad} - accumulated
             seconds["backward", key] += len(own) * engine
             accumulated |= own
+
+
+def view_seconds(operators: Sequence[StepOperator], table: KernelTable) -> Iterator[float]:
+    """Yield the seconds of the host for each operator if it is a view, else 0.0."""
+    first = table.facts.get("view", 1e-6)
+    following = table.facts.get("next_view", first)
+    after_view = False
+    for operator in operators:
+        is_view = operator.run.call.rule.is_view
+        yield (following if after_view else first) if is_view else 0.0
+        after_view = is_view
 
 
 def _fill(root: LayerInfo, own: Own) -> None:

@@ -9,7 +9,7 @@ from modelsummary.capture.live import LiveModel
 from modelsummary.costs.kernel_table import KernelTable
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
-from modelsummary.latency.predict import Target, time_operators
+from modelsummary.latency.predict import Target, time_operators, view_seconds
 from modelsummary.serving.run import Phase
 
 __all__ = ["PhaseTime", "collectives_of", "distinct_calls", "phase_time"]
@@ -82,8 +82,7 @@ def _grows(operator: StepOperator, phase: Phase) -> bool:
 
 def _host_work(phase: Phase, table: KernelTable) -> float:
     """Return the host's seconds for views and for calls of modules, for which the kernels wait."""
-    views = sum(each.run.call.rule.is_view for each in phase.operators)
-    return views * table.facts.get("view", 1e-6) + phase.n_calls * table.facts.get("module", 1e-6)
+    return sum(view_seconds(phase.operators, table)) + phase.n_calls * table.facts.get("module", 1e-6)
 
 
 def collectives_of(operators: Sequence[StepOperator]) -> list[tuple[str, int]]:

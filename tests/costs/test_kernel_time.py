@@ -234,6 +234,8 @@ def test_long_rows_slow_products_down_on_pascal():
 
 
 def test_convolutions_have_a_speed_of_their_own():
+    turing = replace(DeviceSpec("T4"), name="another of its generation")
+    assert device_model(DeviceSpec("T4")).conv != device_model(turing).conv == 1.0
     model = replace(device_model(DeviceSpec("A100")), conv=1.0)
     work = conv("aten.convolution", 100_352, 56, 64, 64)
     assert replace(model, conv=0.5).computing(work) == pytest.approx(2 * model.computing(work))

@@ -50,7 +50,7 @@ def test_a_module_costs_what_it_takes_longer_than_its_operator(monkeypatch):
     # (9 + 4) / 2 - (5 + 2) / 2
     pairs = [(taking(9.0), taking(5.0)), (taking(4.0), taking(2.0))]
     monkeypatch.setattr(host_time, "_modules_and_operators", lambda _: pairs)
-    assert host_seconds() == {"view": pytest.approx(0.5), "module": pytest.approx(3.0)}
+    assert host_seconds() == {"view": pytest.approx(0.5), "next_view": 0.0, "module": pytest.approx(3.0)}
     monkeypatch.setattr(host_time, "_modules_and_operators", lambda _: [(taking(1.0), taking(5.0))])
     assert host_seconds()["module"] == 0.0  # never negative
 

@@ -103,20 +103,41 @@ def test_the_faster_half_of_the_rounds_counts(monkeypatch):
 
 def test_a_round_is_chosen_for_all_calls(monkeypatch):
     # The second call is slow in the first and second round, the three others in the fourth and fifth. Half of the calls
-    # and more say which rounds were slow: the fourth and fifth. Of the first three, the second call has the median 9.
+    # and more say which rounds were slow: the fourth and fifth. The mean of the others is 20 / 3 for the second call.
     steady = [(1, 1, 1, 5, 5), (9, 9, 2, 2, 2), (1, 1, 1, 5, 5), (1, 1, 1, 5, 5)]
     machine = Machine(monkeypatch)
     calls = [machine.call(*map(quiet, plan)) for plan in steady]
-    assert seconds_of(calls, CPU) == pytest.approx([1, 9, 1, 1])
+    assert seconds_of(calls, CPU) == pytest.approx([1, 20 / 3, 1, 1])
 
 
-def test_groups_hold_64_calls_and_half_a_gibibyte():
+def test_an_interrupted_run_counts_for_one_and_a_half(monkeypatch):
+    # rounds at 1, 1 and 7 seconds are the faster half of 5 for a call that is alone in them: (1 + 1 + 1.5) / 3
+    machine = Machine(monkeypatch)
+    assert seconds_of([machine.call(*map(quiet, (1, 7, 1, 8, 9)))], CPU) == pytest.approx([3.5 / 3])
+
+
+def test_groups_of_64_calls_take_turns(monkeypatch):
+    machine = Machine(monkeypatch)
+    order = []
+
+    def call(number):
+        def func(*_args):
+            order.append(number)
+            machine.now, machine.used = machine.now + number + 1.0, machine.used + number + 1.0
+
+        return made(func)
+
+    assert seconds_of([call(number) for number in range(70)], CPU) == pytest.approx([*range(1, 71)])
+    assert order == [*range(70)] * 6  # once before the clock, then five rounds of both groups
+
+
+def test_parts_hold_two_gibibytes():
     small = [made(None) for _ in range(130)]
-    assert [len(group) for group in kernel_rounds._groups(small)] == [64, 64, 2]
-    large = [made(None, (2**26,)) for _ in range(3)]  # 256 MiB of arguments, and as much of results
-    assert [len(group) for group in kernel_rounds._groups(large)] == [1, 1, 1]
-    assert [len(group) for group in kernel_rounds._groups([*small[:3], large[0]])] == [3, 1]
-    assert list(kernel_rounds._groups([])) == []
+    assert [len(part) for part in kernel_rounds._parts(small)] == [130]
+    large = [made(None, (2**28,)) for _ in range(3)]  # 1 GiB of arguments, and as much of results
+    assert [len(part) for part in kernel_rounds._parts(large)] == [1, 1, 1]
+    assert [len(part) for part in kernel_rounds._parts([*small[:3], large[0]])] == [3, 1]
+    assert list(kernel_rounds._parts([])) == []
 
 
 def test_calls_in_place_keep_their_values_in_range():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import DeviceSpec, InputError, Statistics
+from modelsummary.costs.kernel_table import Entry, KernelTable, machine_of
 from modelsummary.errors import NotLiveError
 from modelsummary.latency.grid import standard_grid
 from tests.untouched import untouched
@@ -199,3 +200,29 @@ def _works(call):
     from modelsummary.costs.operator_work import work_of
 
     return work_of(call)
+
+
+def test_a_view_after_a_view_takes_less(monkeypatch, tmp_path):
+    class Views(nn.Module):
+        def forward(self, x):
+            return (x + 1).transpose(0, 1).unsqueeze(0).squeeze(0) * 2
+
+    monkeypatch.setenv("MODELSUMMARY_CACHE", str(tmp_path))
+    speeds = {"flops_per_second": 1e12, "bytes_per_second": 1e12, "operator": 0.0, "module": 0.0}
+    other = Entry("other", "other", "float32", [1], 0, 4, seconds=1e-6)
+    stats = Statistics(Views(), (2, 4))
+
+    def predicted(**views):
+        KernelTable(machine_of(torch.device("cpu")), {"other": other}, {**speeds, **views}).save()
+        return stats.estimate_latency()
+
+    # one view after the addition, two after views
+    assert predicted(view=1.0, next_view=10.0) - predicted(view=0.0) == pytest.approx(21e3)
+    assert predicted(view=1.0) - predicted(view=0.0) == pytest.approx(3e3)  # a table from before next_view was measured
+
+
+def test_autocast_to_float16_runs_recurrent_layers_that_the_cpu_cannot():
+    stats = Statistics(nn.LSTM(16, 32), (5, 3, 16))
+    for dtype in (torch.float16, torch.bfloat16):
+        (layer,) = [each for each in stats.kernels("A100", autocast=dtype) if each.op_class == "rnn"]
+        assert (layer.dtype, layer.flops) == (dtype, 2 * 5 * 3 * 4 * 32 * (16 + 32))
