@@ -221,8 +221,9 @@ class DeviceModel:
         factor = float(own.get(self.spec.generation, 0.0))
         if not factor or work.op_class != "gemm" or work.sizes[0] > 1:
             return 0.0
-        sizes, cache = work.sizes[1:4], (self.spec.cache_bytes or 0) // work.dtype.itemsize
-        return factor * work.dtype.itemsize * fetched_elements(sizes, self.spec.units or 100, cache)
+        _, m, n, k = work.sizes
+        cache = (self.spec.cache_bytes or 0) // work.dtype.itemsize
+        return factor * work.dtype.itemsize * fetched_elements((m, n, k), self.spec.units or 100, cache)
 
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
