@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,6 +93,7 @@ class Allocations(TorchDispatchMode):
         self._ended: int | None = None  # number of the autograd node that ended last
         self.log: OperatorLog | None = None
         self._params: set[int] = set()  # identities of the storages of parameters
+        self._imported = len(sys.modules)
         self._fake_mode = _torch.fake_mode()
 
     def around(self, execution: Execution) -> Execution:
@@ -168,11 +170,22 @@ class Allocations(TorchDispatchMode):
         self._meet((args, kwargs), number)  # torch makes a tensor of a Python number before it gets here
         name = self._name(func)
         out = _ALIAS(*args) if name in _SAME_MEMORY else func(*args, **kwargs)
+        if len(sys.modules) != self._imported:
+            self._forget_importers()
         self.operators.append((name, self._where()))
         self._meet(out, number)
         if self.log is not None:
             self.log.note(func, args, kwargs, out)
         return out
+
+    def _forget_importers(self) -> None:
+        """Free the frames that an import left in a reference cycle, and with them the tensors of all its callers.
+
+        ``torch.fx.wrap`` keeps its own frame. Kernels that torch writes in Python import ``torch._dynamo`` when first
+        called, which calls it.
+        """
+        gc.collect()
+        self._imported = len(sys.modules)
 
     def _name(self, func: Any) -> str:
         name = self._names.get(func)

@@ -173,7 +173,7 @@ def run_step(
     with (
         no_collection(),
         running(modules_of(model), call, on_shapes=True, grad=plan.train, device=device, dtype=plan.dtype) as running_,
-        fused_lstm() if has_recurrent else nullcontext(),  # it costs time at each operator
+        fused_lstm(is_absent=is_absent) if has_recurrent else nullcontext(),  # it costs time at each operator
         fused_attention() if is_absent else nullcontext(),
         cuda_autocast() if is_absent and plan.autocast is not None else nullcontext(),
     ):
