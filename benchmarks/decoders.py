@@ -4,11 +4,12 @@
     python benchmarks/decoders.py --published
 
 Prediction: ``stats.serving(context, calibrate=True)``, in eager mode. Truth: a real prompt of ``context - 1`` tokens
-with a ``DynamicCache``, then four single tokens, each of which makes the cache longer. The lower quartile of the runs
-counts; how far the quartiles are apart shows the noise of the machine. "Operators alone" are the operators of the
-forward in their order, without the code of the model: what they lack of the measured time is the host's. Tables of
-kernels are made anew in a temporary folder. With ``--cpu-time``, one thread is used and its CPU time counts, for busy
-machines. The last lines report the load.
+with a ``DynamicCache``, then four single tokens, each of which makes the cache longer. They run after each round of the
+operator calls that ``calibrate`` measures, so both see the same fast and slow seconds of the machine. The lower
+quartile of the runs counts; how far the quartiles are apart shows the noise of the machine. "Operators alone" are the
+operators of the forward in their order, without the code of the model: what they lack of the measured time is the
+host's. Tables of kernels are made anew in a temporary folder. With ``--cpu-time``, one thread is used and its CPU time
+counts, for busy machines. The last lines report the load.
 
 ``--published``: a 13B GPT in NVIDIA's FasterTransformer on one and two A100, as published.
 """
@@ -16,7 +17,6 @@ machines. The last lines report the load.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import statistics
 import sys
@@ -32,6 +32,8 @@ from tabulate import tabulate
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from latency_truth import between_rounds
 
 from modelsummary import Statistics
 from modelsummary.costs.operator_work import is_free
@@ -100,14 +102,15 @@ class Decoder:
         self.replayed: dict[str, Runs] = {"prefill": [], "decode": []}
 
     def predict(self) -> None:
-        """Calibrate and predict."""
-        found = self.stats.serving(self.context, calibrate=True, batches=[1])
+        """Calibrate and predict; measure the model between the rounds of calls."""
+        with tempfile.TemporaryDirectory() as folder, between_rounds(self.measure):
+            os.environ["MODELSUMMARY_CACHE"] = folder
+            found = self.stats.serving(self.context, calibrate=True, batches=[1])
         self.predicted = {"prefill": found.prefill_ms, "decode": found.decode_ms}
 
     def measure(self) -> None:
         """Measure a prompt and four tokens; a first prompt does not count, as its memory is new."""
         prompt, token = torch.zeros(1, self.context - 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long)
-        gc.collect()
         with torch.no_grad():
             self.model(prompt, use_cache=True, logits_to_keep=1)
             begin = self.clock()
@@ -149,7 +152,7 @@ def main() -> None:
     """Predict, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="of the operators alone")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--published", action="store_true")
     parser.add_argument("--filter", default="")
@@ -162,21 +165,11 @@ def main() -> None:
         torch.set_num_threads(1)
     clock = time.thread_time if options.cpu_time else time.perf_counter
     begin = os.getloadavg()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["MODELSUMMARY_CACHE"] = folder
-        chosen = [
-            Decoder(name, make, options.context, clock) for name, make in decoders().items() if options.filter in name
-        ]
-        for number, each in enumerate(chosen):
-            # The speed of a shared machine drifts, so that runs are spread over the time of all calibrations.
-            each.predict()
-            for other in chosen[: number + 1]:
-                other.measure()
-        for each in chosen:
-            each.replay(options.rounds)
-        for _ in range(options.rounds):
-            for each in chosen:
-                each.measure()
+    made = decoders().items()
+    chosen = [Decoder(name, make, options.context, clock) for name, make in made if options.filter in name]
+    for each in chosen:
+        each.predict()
+        each.replay(options.rounds)
     rows = [row for each in chosen for row in each.rows()]
     headers = ["model", "phase", "predicted (ms)", "measured (ms)", "operators alone (ms)", "error", "quartiles apart"]
     cells = [[*row[:2], *(f"{each:.2f}" for each in row[2:5]), *(f"{each:+.1%}" for each in row[5:])] for row in rows]

@@ -1,6 +1,6 @@
 """Fit the time of kernels on accelerators to published measurements, and say how well rows that were held out are met.
 
-    python benchmarks/fit_kernels.py DATA_FOLDER [--write] [--models 500] [--cache FOLDER]
+    python benchmarks/fit_kernels.py DATA_FOLDER [--write] [--models 500] [--cache FOLDER] [--only-kernels]
 
 ``DATA_FOLDER`` holds measurements that others published (its README has sources and licences): kernels in float32
 (NeuSight, ASPLOS 2025), tables of timm on an RTX 3090, training iterations on A100s (vTrain, MICRO 2024).
@@ -37,6 +37,7 @@ from modelsummary.costs.device_table import WATTS
 from modelsummary.costs.kernel_time import DeviceModel
 from modelsummary.costs.sustained import vector_share
 
+_OF_DEVICE = ("simt", "conv", "stream")  # figures of a device
 JSON = Path(kernel_time.__file__).with_name("kernel_fits.json")
 SOURCES = [
     "single kernels: NeuSight, ASPLOS 2025, https://github.com/sitar-lab/NeuSight (MIT)",
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="the coefficients into the package")
     parser.add_argument("--models", type=int, default=500, help="of each table of timm")
     parser.add_argument("--cache", type=Path, help="folder that keeps the kernels of the models of timm")
+    parser.add_argument("--only-kernels", action="store_true", help="keep what was fitted to the models of timm")
     parser.add_argument("--date", default="", help="to be written into the file")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -72,26 +74,14 @@ def main() -> None:
     print(tabulate(rows, headers, tablefmt="github"))
     print({name: {what: round(value, 3) for what, value in own.items()} for name, own in kernels.devices.items()})
 
-    if options.cache:
-        options.cache.mkdir(parents=True, exist_ok=True)
     errors: dict[str, float] = {}
-    tables = {kind: timm_models(options.folder, kind, options.models, options.cache) for kind in ("infer", "train")}
-    train = [model for models in tables.values() for place, model in enumerate(models) if place % 3]
-    train = train[:: max(len(train) // 160, 1)]  # more do not change the coefficients
-    fit_half(coefficients, train)
-    device = DeviceModel(DeviceSpec("RTX 3090"), coefficients, 0.92, 1.0, 1.0)
-    lines = []
-    for kind, models in tables.items():
-        test = models[::3]
-        ratios = step_ratios(test, device)
-        errors[kind] = error_of(ratios)
-        old = np.array([roofline_step(model) for model in test])
-        within = [f"{np.mean(np.abs(ratios - 1) < limit):.0%}" for limit in (0.1, 0.2)]
-        lines.append([f"timm {kind}", len(test), f"{errors[kind]:.1%}", *within, f"{error_of(old):.1%}"])
-    moving = coefficients[
-        "moving"
-    ]  # torch 1.12, of the table, had a slow backward of layer norms, which is fused since
-    moving["norm backward"] = max(moving["norm backward"], 0.6 * moving["norm"])
+    lines: list[list[Any]] = []
+    if options.only_kernels:
+        old = kernel_time.fits()
+        coefficients["moving"] = old["coefficients"]["moving"]
+        errors |= {kind: float(old["held_out_error"][kind].rstrip("%")) / 100 for kind in ("infer", "train")}
+    else:
+        _fit_models(options, coefficients, errors, lines)
     ratios = check_a100(options.folder, coefficients)
     errors["a100"] = error_of(ratios)
     within = [f"{np.mean(np.abs(ratios - 1) < limit):.0%}" for limit in (0.1, 0.2)]
@@ -104,6 +94,29 @@ def main() -> None:
     print(json.dumps(coefficients))
     if options.write:
         _write(coefficients, kernels, default, errors, options.date, rows)
+
+
+def _fit_models(
+    options: argparse.Namespace, coefficients: dict[str, Any], errors: dict[str, float], lines: list[list[Any]]
+) -> None:
+    """Fit half precision to two thirds of the models of timm; add the errors of the others."""
+    if options.cache:
+        options.cache.mkdir(parents=True, exist_ok=True)
+    tables = {kind: timm_models(options.folder, kind, options.models, options.cache) for kind in ("infer", "train")}
+    train = [model for models in tables.values() for place, model in enumerate(models) if place % 3]
+    train = train[:: max(len(train) // 160, 1)]  # more do not change the coefficients
+    fit_half(coefficients, train)
+    device = DeviceModel(DeviceSpec("RTX 3090"), coefficients, 0.92, 1.0, 1.0)
+    for kind, models in tables.items():
+        test = models[::3]
+        ratios = step_ratios(test, device)
+        errors[kind] = error_of(ratios)
+        old = np.array([roofline_step(model) for model in test])
+        within = [f"{np.mean(np.abs(ratios - 1) < limit):.0%}" for limit in (0.1, 0.2)]
+        lines.append([f"timm {kind}", len(test), f"{errors[kind]:.1%}", *within, f"{error_of(old):.1%}"])
+    # torch 1.12, of the table, had a slow backward of layer norms, which is fused since
+    moving = coefficients["moving"]
+    moving["norm backward"] = max(moving["norm backward"], 0.6 * moving["norm"])
 
 
 # 10^9 operations per joule of newer processes, by the figures of NVIDIA's data sheets relative to 7 nm: not fitted.
@@ -137,8 +150,7 @@ def _write(
         "RTX 3090": {"generation": "ampere", "tensor": 1.0, "simt": simt, "stream": 0.92, "error": errors["infer"]},
         "A100": {
             "generation": "ampere",
-            "simt": kernels.devices["A100 40GB PCIe"]["simt"],
-            "stream": kernels.devices["A100 40GB PCIe"]["stream"],
+            **{what: kernels.devices["A100 40GB PCIe"][what] for what in _OF_DEVICE},
             "error": errors["a100"],
         },
     }
@@ -149,8 +161,7 @@ def _write(
         )
         devices[name] = {
             "generation": generation,
-            "simt": own["simt"],
-            "stream": own["stream"],
+            **{what: own[what] for what in _OF_DEVICE},
             "error": error_of(ratios),
         }
     found = {
@@ -164,9 +175,9 @@ def _write(
         "unseen_error": max(errors["infer"], errors["train"], errors["a100"], 0.15),
         "flops_per_joule": per_joule,
         "coefficients": coefficients,
-        "half": old["half"],
         "devices": devices,
         "default": {"simt": default["simt"], "stream": 0.87, "error": 0.15},
+        "half": old["half"],
     }
     JSON.write_text(json.dumps(rounded(found), indent=1) + "\n", encoding="utf-8")
 

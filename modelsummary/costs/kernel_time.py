@@ -32,7 +32,7 @@ from modelsummary.costs.attention_time import (
 )
 from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.costs.operator_work import Work
-from modelsummary.costs.product_time import PARTS, TILES, Tiles, product_seconds
+from modelsummary.costs.product_time import PARTS, TILES, Tiles, fetched_elements, product_seconds
 from modelsummary.costs.sustained import half_speed, is_geforce, tensor_factor, vector_share
 from modelsummary.errors import InputError
 
@@ -44,7 +44,6 @@ _GEFORCE = "RTX 3090"
 # Chips and Cheese 2023, https://chipsandcheese.com/2023/07/02/nvidias-h100-funny-l2-and-tons-of-bandwidth/).
 _FROM_CACHE = frozenset({"norm", "batch_norm", "softmax", "reduction", "pool", "elementwise", "copy", "attention"})
 _CACHE_SPEED = 3.0
-_MOST_WINOGRAD = 1.7  # times the peak: on each device, 99 % of the measured 3 x 3 convolutions are at most that fast
 _PRODUCTS = frozenset({"gemm", "conv"})
 
 
@@ -77,6 +76,7 @@ class DeviceModel:
         sustained: operations per second that half-precision products sustain; 0.0 if ``half`` is None.
         attention: operations per second of large half-precision attention with heads of 128; 0.0 if not measured.
         attention_kernel: fused kernels that it holds for: ``"flash"`` or ``"cudnn"``.
+        conv: factor on the speed of convolutions without tensor cores, relative to products; 1.0 if not measured.
     """
 
     spec: DeviceSpec
@@ -91,6 +91,7 @@ class DeviceModel:
     sustained: float = 0.0
     attention: float = 0.0
     attention_kernel: str = "flash"
+    conv: float = 1.0
 
     @property
     def launch(self) -> float:
@@ -129,7 +130,8 @@ class DeviceModel:
         efficiency = by_class.get(special, by_class.get(work.op_class, by_class["other"]))
         half = self._half_of(work)
         efficiency = efficiency if half is None else half["moving"]
-        seconds = passes * work.nbytes / (self.spec.bandwidth * self.stream * float(efficiency))
+        moved = passes * work.nbytes + self._fetched_again(work)
+        seconds = moved / (self.spec.bandwidth * self.stream * float(efficiency))
         cache = self.spec.cache_bytes or 0
         if work.nbytes < cache and work.op_class in _FROM_CACHE:
             seconds *= 1 - (1 - 1 / _CACHE_SPEED) * (1 - work.nbytes / cache)
@@ -154,12 +156,11 @@ class DeviceModel:
             return work.flops / (peak * float(path.get(work.op_class, path["other"])))
         own = path[work.op_class]
         rate = peak * float(own["efficiency"])
+        if work.op_class == "conv" and not self._on_tensor_cores(work.dtype):
+            rate *= self.conv
         seconds = product_seconds(work.sizes[:4], rate, units, own, bandwidth, *self._cuts(work))  # type: ignore[arg-type]
         seconds *= self._far_rows(work)
-        if self._is_winograd(work):
-            least_seconds = work.flops / (_MOST_WINOGRAD * self._peak(work.dtype))
-            seconds = min(seconds, max(self._winograd(work, rate, own), least_seconds))
-        return seconds
+        return min(seconds, self._winograd(work, rate, own)) if self._is_winograd(work) else seconds
 
     def _attention_rate(self, work: Work) -> float:
         """Return the operations per second of large fused attention with heads of 128."""
@@ -211,8 +212,18 @@ class DeviceModel:
         own = self._path(work.dtype)["gemm"].get("far_rows", {}).get(self.spec.name)
         if own is None or work.op_class != "gemm" or work.sizes[0] > 1:
             return 1.0
-        reached = 1024 * float(own["reach_kib"]) / (work.sizes[3] * work.dtype.itemsize)
-        return 1.0 + float(own["slowdown"]) * max(0.0, 1.0 - reached)
+        row = work.sizes[3] * work.dtype.itemsize
+        return 1.0 + float(own["slowdown"]) * row / (row + 1024 * float(own["reach_kib"]))
+
+    def _fetched_again(self, work: Work) -> float:
+        """Return the bytes of operands that the waves of tiles of a product fetch again."""
+        own = self._path(work.dtype)["gemm"].get("refetch", {})
+        factor = float(own.get(self.spec.generation, 0.0))
+        if not factor or work.op_class != "gemm" or work.sizes[0] > 1:
+            return 0.0
+        _, m, n, k = work.sizes
+        cache = (self.spec.cache_bytes or 0) // work.dtype.itemsize
+        return factor * work.dtype.itemsize * fetched_elements((m, n, k), self.spec.units or 100, cache)
 
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
@@ -229,16 +240,17 @@ class DeviceModel:
     def _winograd(self, work: Work, rate: float, own: Mapping[str, Any]) -> float:
         """Return the seconds of Winograd's algorithm in four kernels (Lavin and Gray 2015, arXiv:1509.09308).
 
-        It transforms images, filters and results, and computes 4 x 4 results with 36 products instead of 144.
+        It transforms images, filters and results, and computes 4 x 4 results with 36 products instead of 144. Filters
+        come from memory; transformed images and results stay in caches, as far as cuDNN stores them at all.
         """
         _, m, n, k, height, width = work.sizes
         is_weight = "weight" in work.name
         pixels, out, channels = (k, m, n // 9) if is_weight else (m, n, k // 9)
         tiles = pixels // max(height * width, 1) * ceil(height / 4) * ceil(width / 4)
         sizes = (out, channels, tiles) if is_weight else (tiles, out, channels)
-        elements = (72 * tiles + pixels) * (channels + out) + 81 * channels * out
         bandwidth = self.spec.bandwidth * self.stream
-        moving = elements * work.dtype.itemsize / (bandwidth * float(own["transform"]))
+        elements = (72 * tiles + pixels) * (channels + out) / float(own["transform"]) + 81 * channels * out
+        moving = elements * work.dtype.itemsize / bandwidth
         rate *= float(own["winograd"])
         parts = PARTS if is_weight else (1,)
         products = product_seconds((36, *sizes), rate, self.spec.units or 100, own, bandwidth, parts_of=parts)
@@ -298,6 +310,7 @@ def device_model(spec: DeviceSpec, *, tf32: bool = False, attention: str | None 
         sustained,
         0.0 if geforce else _attention_speed(spec, attention, sustained),
         attention or preferred_kernel(spec.generation),
+        float(entry.get("conv", 1.0)) if own is not None else 1.0,
     )
 
 

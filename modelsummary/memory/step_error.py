@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from torch.utils.checkpoint import CheckpointError
+
 from modelsummary.errors import InputError, ModelSummaryError, StepError, in_short
 
 __all__ = ["NeedsValuesError", "as_step_error", "remedies_for"]
@@ -74,4 +76,6 @@ def _message(error: Exception, phase: str, remedies: Mapping[str, str]) -> str:
         remedy = "; the forward must write a new tensor there (x = x + 1 for x += 1), or change a clone"
     if "more than 1 value per channel" in str(error):
         remedy = "; batch normalisation that trains needs a batch of two or more, or call model.eval()"
+    if isinstance(error, CheckpointError):
+        remedy = "; a checkpointed module runs again and must save the same tensors: turn off a cache that it fills"
     return f"the {what} of the step failed: {in_short(error)}{remedy}"

@@ -7,27 +7,27 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.parallel.record_calls import Calls
-from modelsummary.record.events import attributes_in
+from modelsummary.record.events import Record, attributes_in, values_in
 
-__all__ = ["calls_each_once", "fsdp_units", "unit_bytes", "used_parameters"]
+__all__ = ["fsdp_units", "unit_bytes", "used_parameters"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_LARGE = 100_000_000  # parameters from which one layer is a unit, as in torch's size_based_auto_wrap_policy
 
 
-def fsdp_units(model: nn.Module, root: LayerInfo, used: Container[int] | None = None) -> list[list[str]]:
-    """Return the FQNs of the modules of each unit, in the order of their calls; what is in none belongs to the root.
+def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> tuple[list[list[str]], dict[str, str]]:
+    """Return the FQNs of each unit in the order of their calls, and FQN -> why of the candidates that are in none.
 
-    A unit is a repeated block with parameters. Blocks that share a parameter are one unit; a block that shares one with
-    a module outside of all blocks is not a unit: the parameter belongs to the root. Blocks that the forward does not
-    call, such as an encoder of images where the input is text, are units behind all others.
-
-    Args:
-        used: ids of the parameters that the forward uses; None: all.
+    What is in no unit is gathered with the root. Candidates are the repeated blocks with parameters; if there are none,
+    the children of the model. Blocks that share a parameter are one unit. A candidate is not a unit if it shares a
+    parameter with the root, is one small layer, or if a tensor that it takes or returns is written in place. Blocks
+    that the forward does not call, such as an encoder of images where the input is text, are units behind all others.
 
     Raises:
         InputError: a parameter has no dimensions.
@@ -38,9 +38,14 @@ def fsdp_units(model: nn.Module, root: LayerInfo, used: Container[int] | None = 
             f"{scalar!r} has no dimensions, and fully_shard takes no such parameter; give it the shape (1,)"
         )
     rows = sorted(blocks_of(root), key=lambda row: math.inf if row.call_order is None else row.call_order)
-    called = [row.fqn for row in rows if not row.fqn.endswith(")")]
-    uncalled = [] if used is None else [row.fqn for row in _uncalled_blocks(root, set(called), used)]
-    blocks = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _has_parameters(model, fqn)]
+    called = {row.fqn: row for row in rows if not row.fqn.endswith(")")}
+    uncalled = [row.fqn for row in _uncalled_blocks(root, called, used_parameters(calls))]
+    candidates = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _elements(model, fqn)]
+    reasons = _written(calls.record, candidates, type(model).__name__)
+    for fqn in candidates:
+        if fqn in called and _is_layer(called[fqn]) and _elements(model, fqn) < _LARGE:
+            reasons[fqn] = f"one layer of fewer than {_LARGE:,} parameters; a block of several layers can be a unit"
+    blocks = [fqn for fqn in candidates if fqn not in reasons]
     inside = {name: next((fqn for fqn in blocks if name.startswith(f"{fqn}.")), None) for name in _names(model)}
     together: dict[int, set[str | None]] = {}
     for name, number in _names(model).items():
@@ -58,17 +63,49 @@ def fsdp_units(model: nn.Module, root: LayerInfo, used: Container[int] | None = 
     units: list[list[str]] = []
     for fqn in blocks:
         group = [each for each in blocks if each in groups[fqn]]
-        if group[0] == fqn and not in_root & set(group):
+        if in_root & set(group):
+            reasons[fqn] = "it shares a parameter with a module in no unit; a parameter of its own works"
+        elif group[0] == fqn:
             units.append(group)
-    return units
+    return units, {fqn: reasons[fqn] for fqn in candidates if fqn in reasons}
 
 
-def calls_each_once(root: LayerInfo) -> bool:
-    """Return True if the forward calls each module with parameters once."""
-    return not any(
-        (row.inner_layers and not row.executed) or (row.is_recursive and (row.inner_layers or not row.is_leaf))
-        for row in root.walk()
-    )
+def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str, str]:
+    """Return modules that cannot be units because a tensor that they take or return is written in place -> why.
+
+    FSDP hands a unit views of what it takes, made by a function of its own, into which autograd lets nobody write. It
+    registers a hook on what a unit returns; a view gets a new node in the graph when it is written, without the hook
+    that gathers the parameters for the backward.
+
+    Args:
+        fqns: of the modules.
+    """
+    found: dict[str, str] = {}
+    views: dict[int, list[str]] = {}  # id of memory -> modules that returned a view of it
+    for event in record.root.walk():
+        written = event.writes[0] if event.writes else frozenset()
+        if event.is_module and event.fqn in fqns:
+            if any(
+                each.requires_grad and each.storages[0] in written for each in values_in((event.args, event.kwargs))
+            ):
+                found[event.fqn] = (
+                    "it writes into what it takes, which torch refuses in a unit; x = x + y instead of x += y works"
+                )
+            for each in values_in(event.result):
+                if each.requires_grad and each.is_view:
+                    views.setdefault(each.storages[0], []).append(event.fqn)
+        if event.children:
+            continue
+        for fqn in (fqn for storage in written for fqn in views.get(storage, ())):
+            if not f"{event.fqn}.".startswith(f"{fqn}."):
+                why = f"it returns a view, which loses FSDP's hook where {event.fqn or model_class} writes into it"
+                found.setdefault(fqn, f"{why}; x = x + y instead of x += y works")
+    return found
+
+
+def _is_layer(row: LayerInfo) -> bool:
+    """Return True if a module calls no module, apart from parametrizations."""
+    return not any(each.executed and not isinstance(each.module, ParametrizationList) for each in row.children)
 
 
 def used_parameters(calls: Calls) -> set[int]:
@@ -104,7 +141,7 @@ def unit_bytes(
     shapes: Mapping[int, Sequence[int]],
     shard: int,
     dtype: torch.dtype | None,
-    used: Container[int] | None = None,
+    used: Container[int],
 ) -> list[tuple[int, int]]:
     """Return the bytes that each unit gathers, and the bytes of gradients that it reduces; the root is the last unit.
 
@@ -114,7 +151,7 @@ def unit_bytes(
     Args:
         shapes: id of a parameter -> its shape after tensor and expert parallelism.
         dtype: of gathered parameters; gradients are then reduced in float32. None: their own.
-        used: ids of the parameters that the forward uses; None: all.
+        used: ids of the parameters that the forward uses.
     """
     seen: set[int] = set()
     found = []
@@ -127,7 +164,7 @@ def unit_bytes(
             rows, *others = shapes[id(parameter)] or (1,)
             padded = -(-rows // shard) * shard * math.prod(others)
             gathered += padded * (dtype or parameter.dtype).itemsize
-            if used is None or id(parameter) in used:
+            if id(parameter) in used:
                 reduced += padded * (parameter.itemsize if dtype is None else 4) * parameter.requires_grad
         found.append((gathered, reduced))
     return found
@@ -137,5 +174,5 @@ def _names(model: nn.Module) -> dict[str, int]:
     return {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
 
 
-def _has_parameters(model: nn.Module, fqn: str) -> bool:
-    return next(model.get_submodule(fqn).parameters(), None) is not None
+def _elements(model: nn.Module, fqn: str) -> int:
+    return sum(each.numel() for each in model.get_submodule(fqn).parameters())

@@ -20,7 +20,7 @@ from modelsummary.parallel.applying import ties_of
 from modelsummary.parallel.attention_heads import nested_encoders
 from modelsummary.parallel.derive import Derivation, derive
 from modelsummary.parallel.expert_plans import absent_parameters, expert_plans, uncalled_plans
-from modelsummary.parallel.fsdp_units import calls_each_once, fsdp_units, unit_bytes, used_parameters
+from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes, used_parameters
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.layouts import Blocked
 from modelsummary.parallel.linear_layers import local_sizes
@@ -103,14 +103,15 @@ def make_plan(
     if calls is not None and checkpointed:
         layers = with_recomputation(calls, layers, checkpointed)
     units: list[list[str]] = []
+    unit_calls: list[int] = []
     gathered: list[tuple[int, int]] = []
+    with_root: dict[str, str] = {}
     if shard > 1 or data > 1:
-        if calls is None and not calls_each_once(root):
-            calls = _calls(live)
-        used = None if calls is None else used_parameters(calls)
-        units = fsdp_units(model, root, used)
+        calls = _calls(live) if calls is None else calls
+        units, with_root = fsdp_units(model, root, calls)
+        unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units]
         shapes = _local_shapes(model, layers, ranks)
-        gathered = unit_bytes(model, units, shapes, shard, precision, used)
+        gathered = unit_bytes(model, units, shapes, shard, precision, used_parameters(calls))
         layers = with_reduced_gradients(model, layers, shapes, precision)
     return ParallelPlan(
         model_class=type(model).__name__,
@@ -124,7 +125,8 @@ def make_plan(
         ties=tuple(map(tuple, ties_of(model))),
         units=tuple(map(tuple, units)),
         unit_bytes=tuple(gathered),
-        unit_calls=tuple(1 if calls is None else max(calls.n_calls[fqn] for fqn in unit) for unit in units),
+        unit_calls=tuple(unit_calls),
+        gathered_with_root=with_root,
         reshard_after_forward=reshard_after_forward,
         precision=None if precision is None else str(precision).removeprefix("torch."),
         offload=offload,

@@ -91,6 +91,7 @@ class ParallelPlan(Printed):
         unit_bytes: bytes that each unit gathers, and bytes of gradients that it reduces; the root is last.
         unit_calls: how often the recorded forward calls each of the ``units``, and gathers it. Units with 0 have no
             part in prefetching.
+        gathered_with_root: FQN of a block, or of a child of a model without repeated blocks, that is not a unit -> why.
         reshard_after_forward: gathered units are freed after their forward.
         precision: dtype of parameters in the forward and backward, as ``"bfloat16"``; None: as they are.
         offload: parameters, gradients and optimizer state live on the CPU.
@@ -123,6 +124,7 @@ class ParallelPlan(Printed):
     params_per_rank: int = 0
     expert: int = 1
     unit_calls: tuple[int, ...] = ()
+    gathered_with_root: dict[str, str] = field(default_factory=dict)
     _live: Any = field(default=None, repr=False, compare=False)
     _stages: Any = field(default=None, repr=False, compare=False)
     _split: Any = field(default=None, repr=False, compare=False)

@@ -27,13 +27,15 @@ def report(plan: ParallelPlan) -> Report:
         lines.append(f"{fqn}.{name} = {local} (was {whole}){times}")
     for names in plan.ties:
         lines.append(f"Tied: {', '.join(names)}")
-    if plan.units:
+    if plan.unit_bytes:
         called = set(plan.called_units)
         units = [" + ".join(unit) for unit in plan.units if unit in called]
         uncalled = [" + ".join(unit) for unit in plan.units if unit not in called]
-        lines.append(f"FSDP units: {', '.join([*_folded(units), 'and the root'])}{_policies(plan)}")
+        named = [*_folded(units), "and the root"] if plan.units else ["the root alone"]
+        lines.append(f"FSDP units: {', '.join(named)}{_policies(plan)}")
         if uncalled:
             lines.append(f"FSDP units that the recorded forward does not call: {', '.join(_folded(uncalled))}")
+        lines += [f"Gathered with the root: {names}: {why}" for names, why in _with_root(plan)]
     if plan.loss_parallel:
         lines.append(
             "Logits stay sharded: run loss and backward under torch.distributed.tensor.parallel.loss_parallel()"
@@ -124,6 +126,14 @@ def _attributes(plan: ParallelPlan) -> list[tuple[str, int, int, str, str]]:
     ]
 
 
+def _with_root(plan: ParallelPlan) -> list[tuple[str, str]]:
+    """Return the modules that are not units, and each reason once."""
+    groups: dict[str, list[str]] = {}
+    for fqn, why in plan.gathered_with_root.items():
+        groups.setdefault(_alike(why), []).append(fqn)
+    return [(", ".join(_folded(own)), plan.gathered_with_root[own[0]]) for own in groups.values()]
+
+
 def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
     groups: dict[tuple[str, str], list[str]] = {}
     for fqn, why in plan.replicated.items():
@@ -135,7 +145,8 @@ def _reasons(plan: ParallelPlan) -> list[tuple[str, str]]:
 
 
 def _policies(plan: ParallelPlan) -> str:
-    said = ["resharded after the forward" if plan.reshard_after_forward else "kept after the forward"]
+    is_freed = plan.reshard_after_forward and plan.units  # the root is not
+    said = ["resharded after the forward" if is_freed else "kept after the forward"]
     if plan.precision:
         said.append(f"in {plan.precision}")
     if plan.offload:

@@ -40,6 +40,7 @@ class Value(Marker):
         sizes: the shape with ``BatchSize`` for sizes that depend on the batch size; None for sizes that vary otherwise.
         storages: id of its memory in each run.
         is_dynamic: whether its shape depends on the values of the input.
+        is_view: whether autograd knows it as a view of another tensor.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Value(Marker):
     storages: tuple[int, ...]
     sizes: tuple[int | BatchSize | None, ...] = ()
     is_dynamic: bool = False
+    is_view: bool = False
 
     @property
     def batch(self) -> tuple[int, int] | None:

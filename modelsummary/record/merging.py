@@ -132,7 +132,7 @@ class _Merge:
 
     def _add(self, value: Value, token: Token) -> Value:
         """Return a new value like ``value``, which is ``token`` in the first run."""
-        made = replace(value, index=len(self._values), requires_grad=token.requires_grad)
+        made = replace(value, index=len(self._values), requires_grad=token.requires_grad, is_view=token.is_view)
         # Several values may be one tensor in the first run: in evaluation, a dropout returns what it takes.
         self._values[token.index, -len(self._values)] = made
         return made
@@ -178,6 +178,7 @@ class _Merge:
             storages=tuple(token.storage for token in tokens),
             sizes=self._sizes([token.shape for token in tokens[: len(self._batches)]]),
             is_dynamic=any(token.is_dynamic for token in tokens),
+            is_view=first.is_view,
         )
 
     def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int | BatchSize | None, ...]:

@@ -43,6 +43,7 @@ class Token(Marker):
     Attributes:
         is_tainted: whether its values depend on values of the input or of parameters, or on random numbers.
         is_dynamic: whether its shape depends on such values.
+        is_view: whether autograd knows it as a view of another tensor.
     """
 
     index: int
@@ -53,6 +54,7 @@ class Token(Marker):
     storage: int
     is_tainted: bool = True
     is_dynamic: bool = False
+    is_view: bool = False
 
 
 @dataclass(eq=False)
@@ -104,7 +106,7 @@ class TensorsOfRun:
         with _torch.DisableTorchFunction():  # the tracer need not see these questions
             shape = () if tensor.is_nested else tuple(tensor.shape)
             facts = (shape, tensor.dtype, nbytes_of(tensor), tensor.requires_grad, storage_of(tensor))
-            token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic)
+            token = self._tokens[id(tensor)] = Token(len(self._tokens), *facts, tainted, dynamic, tensor._is_view())
             self._by_storage[token.storage].append(token)
             self._kept_alive.append(tensor)
             with suppress(RuntimeError, NotImplementedError):  # a tensor inside torch.vmap has no storage

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -196,6 +199,58 @@ def test_larger_convolutions_take_longer_within_bounds(name):
         assert seconds >= 0.97 * previous
         previous, reached = seconds, flops / seconds / model.spec.peak(torch.float32)
     assert 0.1 < reached < 1.9  # Winograd's algorithm needs fewer products than are counted
+
+
+def with_coefficients(model, where, **values):
+    coefficients = deepcopy(dict(model.coefficients))
+    coefficients["simt"][where] |= values
+    return replace(model, coefficients=coefficients)
+
+
+def conv(name, pixels, side, channels, out, kernel=1):
+    sizes = (1, pixels, out, channels * kernel**2, side, side)
+    flops = 2 * pixels * out * channels * kernel**2
+    return Work(name, "conv", torch.float32, sizes, flops, 4 * (pixels * (channels + out)))
+
+
+def test_waves_of_tiles_fetch_operands_again_on_pascal():
+    # 112 tiles in one row are two waves of 56 units. Each needs 56 * 128 rows of one operand and 128 of the other. The
+    # cache of 4 MB holds a million of their 14,464,000 elements.
+    model, work = device_model(DeviceSpec("P100")), gemm(128, 14_336, 1000, dtype=torch.float32)
+    model = with_coefficients(model, "gemm", refetch={"pascal": 3.0})
+    fetched = 2 * 1000 * (7168 + 128) * (1 - 1_000_000 / 14_464_000)
+    assert model.moving(work) == pytest.approx((work.nbytes + 3 * 4 * fetched) / (732e9 * model.stream))
+    volta = device_model(DeviceSpec("V100"))
+    assert volta.moving(work) == pytest.approx(work.nbytes / (volta.spec.bandwidth * volta.stream))
+
+
+def test_long_rows_slow_products_down_on_pascal():
+    model, work = device_model(DeviceSpec("P100")), gemm(1024, 1024, 4096, dtype=torch.float32)  # rows of 16 KiB
+    plain = with_coefficients(model, "gemm", far_rows={}).computing(work)
+    model = with_coefficients(model, "gemm", far_rows={"P100": {"reach_kib": 48.0, "slowdown": 4.0}})
+    assert model.computing(work) == pytest.approx(2 * plain)  # 1 + 4 * 16 / (16 + 48)
+    batched = gemm(1024, 1024, 4096, batch=2, dtype=torch.float32)
+    assert model.computing(batched) == with_coefficients(model, "gemm", far_rows={}).computing(batched)
+
+
+def test_convolutions_have_a_speed_of_their_own():
+    turing = replace(DeviceSpec("T4"), name="another of its generation")
+    assert device_model(DeviceSpec("T4")).conv != device_model(turing).conv == 1.0
+    model = replace(device_model(DeviceSpec("A100")), conv=1.0)
+    work = conv("aten.convolution", 100_352, 56, 64, 64)
+    assert replace(model, conv=0.5).computing(work) == pytest.approx(2 * model.computing(work))
+    product = gemm(100_352, 64, 64, dtype=torch.float32)
+    assert replace(model, conv=0.5).computing(product) == model.computing(product)
+    half = work._replace(dtype=HALF)
+    assert replace(model, conv=0.5).computing(half) == model.computing(half)
+
+
+def test_only_transformed_images_and_results_stay_in_caches():
+    # 32 images of 16 x 16 are 512 tiles of 4 x 4 results, each transformed into 36 numbers, written and read.
+    work, model = conv("aten.convolution (3x3)", 8192, 16, 256, 128, kernel=3), device_model(DeviceSpec("A100"))
+    once, twice = (with_coefficients(model, "conv", transform=speed).computing(work) for speed in (1.0, 2.0))
+    saved = 4 * (72 * 512 + 8192) * (256 + 128) / 2 / (model.spec.bandwidth * model.stream)
+    assert once - twice == pytest.approx(saved)
 
 
 def test_the_fit_says_where_it_is_from():

@@ -219,3 +219,10 @@ def test_a_view_after_a_view_takes_less(monkeypatch, tmp_path):
     # one view after the addition, two after views
     assert predicted(view=1.0, next_view=10.0) - predicted(view=0.0) == pytest.approx(21e3)
     assert predicted(view=1.0) - predicted(view=0.0) == pytest.approx(3e3)  # a table from before next_view was measured
+
+
+def test_autocast_to_float16_runs_recurrent_layers_that_the_cpu_cannot():
+    stats = Statistics(nn.LSTM(16, 32), (5, 3, 16))
+    for dtype in (torch.float16, torch.bfloat16):
+        (layer,) = [each for each in stats.kernels("A100", autocast=dtype) if each.op_class == "rnn"]
+        assert (layer.dtype, layer.flops) == (dtype, 2 * 5 * 3 * 4 * 32 * (16 + 32))

@@ -169,3 +169,18 @@ def test_a_forward_that_cannot_be_recorded(ask):
 def test_batch_normalisation_of_one():
     with pytest.raises(ForwardError, match=r"needs a batch of two or more, or call model\.eval\(\)$"):
         Statistics(nn.BatchNorm1d(4), (1, 4))
+
+
+class FillsACache(nn.Linear):
+    def forward(self, x):
+        self.seen = getattr(self, "seen", 0) + 1
+        x = super().forward(x)
+        return x.sin().sin() if self.seen == 1 else x.sin()
+
+
+def test_a_checkpointed_module_that_runs_differently_again():
+    stats = Statistics(nn.Sequential(nn.Linear(4, 4), FillsACache(4, 4)), (1, 4))
+    with pytest.raises(
+        StepError, match=r"CheckpointError: .*; a checkpointed module runs again and must save the same"
+    ):
+        stats.memory(checkpoint=["1"])

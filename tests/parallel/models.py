@@ -363,6 +363,48 @@ class Pairs(Inline):
         return self.attention(y, y) + (y if self.is_added else x)
 
 
+class Flat(nn.Module):
+    """Layers without blocks; a function writes into what the second one returns, which is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(16, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.last(nn.functional.relu_(self.second(self.first(x))))
+
+
+class InPlace(nn.Module):
+    """Blocks whose tensors are written in place: the first takes one, the second and the third return one.
+
+    Only the result of the second is a view.
+    """
+
+    class Block(nn.Module):
+        def __init__(self, *, writes: bool = False, returns_view: bool = False) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+            self.writes, self.returns_view = writes, returns_view
+
+        def forward(self, x):
+            if self.writes:
+                x += 1
+            y = self.last(self.first(x).relu())
+            return y if self.returns_view else 2 * y
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.activation = nn.Linear(16, 16), nn.ReLU(inplace=True)
+        kinds: tuple[dict[str, bool], ...] = ({"writes": True}, {"returns_view": True}, {})
+        self.blocks = nn.ModuleList(self.Block(**kind) for kind in kinds)
+
+    def forward(self, x):
+        x = self.blocks[0](self.embed(x))
+        for block in self.blocks[1:]:
+            x = self.activation(block(x))
+        return x
+
+
 def cnn() -> nn.Module:
     def block(inner: int, outer: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True))
@@ -432,6 +474,8 @@ MODELS = {
     "llama": lambda: (idioms.Llama(depth=2), (_ids(),)),
     "t5": lambda: (idioms.T5(depth=1), (_ids(), _ids())),
     "bert": lambda: (idioms.Bert(depth=2), {"input_ids": _ids()}),
+    "flat": lambda: (Flat(), (_tokens(16),)),
+    "in_place": lambda: (InPlace(), (_tokens(16),)),
     "cnn": lambda: (cnn(), (torch.randn(4, 3, 8, 8, dtype=torch.float64),)),
     "moe": lambda: (idioms.MixtureOfExperts(), (torch.randn(6, 8, dtype=torch.float64),)),
     "mixture": lambda: (MixtureDecoder(), (_ids(),)),

@@ -70,6 +70,8 @@ gathers_pieces = pytest.mark.skipif(
         ("decoder", {"tensor": 2, "sequence": True}),
         pytest.param("fused", {"tensor": 2}, marks=gathers_pieces),
         ("mixture", {"expert": 2}),
+        ("flat", {"shard": 2}),
+        ("in_place", {"shard": 2}),
     ],
 )
 def test_two_processes_are_the_model(name, sizes):
@@ -100,7 +102,7 @@ def _gathered(_rank, _n, cases):
 
 @pytest.mark.slow
 def test_collectives_and_their_bytes():
-    cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert", "captioner", "looped")]
+    cases = [(name, {"shard": 2}) for name in ("decoder", "gpt2", "cnn", "bert", "captioner", "looped", "in_place")]
     cases += [(name, {"shard": 2, "reshard_after_forward": False}) for name in ("decoder", "looped")]
     cases += [("decoder", {"data": 2})]
     cases += [(name, {"tensor": 2}) for name in (*SPLIT, "inline", "again", "pairs", "biased", "grouped")]

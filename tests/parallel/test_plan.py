@@ -363,7 +363,36 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
             return self.last(x)
 
     plan = Statistics(Tied(), (2, 4)).parallel_plan(shard=2)
-    assert plan.units == (("parts.0", "parts.1"), ("parts.2",))  # the last one shares with the root
+    assert plan.units == (("parts.0", "parts.1"), ("parts.2",))
+    shares = "it shares a parameter with a module in no unit; a parameter of its own works"
+    assert plan.gathered_with_root == {"parts.3": shares}
+
+
+def test_small_layers_outside_of_blocks_are_no_units():
+    plan = plan_of("flat", shard=2)
+    layer = "one layer of fewer than 100,000,000 parameters; a block of several layers can be a unit"
+    assert plan.gathered_with_root == dict.fromkeys(("first", "second", "last"), layer)
+    # The root alone gathers (16 x 16 + 16) + (16 x 32 + 32) + (32 x 16 + 16) parameters of 8 bytes, once.
+    assert plan.units == ()
+    assert plan.unit_collectives == {("forward", "all_gather"): (1, 10752), ("backward", "reduce_scatter"): (1, 10752)}
+    text = str(plan)
+    assert "FSDP units: the root alone (kept after the forward)" in text
+    assert f"Gathered with the root: first, second, last: {layer}" in text
+    assert ParallelPlan.from_json(plan.to_json()) == plan
+    with torch.device("meta"):
+        layers = [nn.Linear(10_000, 10_000, bias=False), nn.Linear(10_000, 9_999), nn.Linear(9_999, 2)]
+    plan = Statistics(nn.Sequential(*layers), (2, 10_000)).parallel_plan(shard=2)
+    assert plan.units == (("0",),)  # it has 100,000,000 parameters, the second 9,999 x 10,001 = 99,999,999
+
+
+def test_blocks_whose_tensors_are_written_in_place_are_no_units():
+    plan = plan_of("in_place", shard=2)
+    works = "x = x + y instead of x += y works"
+    assert plan.units == (("blocks.2",),)  # autograd keeps hooks on what is written, unless it is a view
+    assert plan.gathered_with_root == {
+        "blocks.0": f"it writes into what it takes, which torch refuses in a unit; {works}",
+        "blocks.1": f"it returns a view, which loses FSDP's hook where activation writes into it; {works}",
+    }
 
 
 def test_fsdp_takes_no_parameter_without_dimensions():

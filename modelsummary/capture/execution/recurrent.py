@@ -28,15 +28,19 @@ _MOST_ELEMENTS = 2**22  # limit for asking the kernel, which has to run, about t
 
 
 @contextmanager
-def fused_lstm() -> Iterator[None]:
-    """Return a context for a shape-only run in which an LSTM on the CPU keeps the tensors that its kernel keeps."""
+def fused_lstm(*, is_absent: bool = False) -> Iterator[None]:
+    """Return a context for a shape-only run in which an LSTM on the CPU keeps the tensors that its kernel keeps.
+
+    Args:
+        is_absent: the CPU stands for an absent device, which may compute in dtypes that the CPU's kernel lacks.
+    """
     original = _torch.VF.lstm
 
     def lstm(*args: Any) -> Any:
         fused = len(args) == 9 and type(args[0]) is ShapeTensor and _is_fused(*args[:3])
         return _layers(*args) if fused else original(*args)
 
-    with _Workspaces(), patch.object(_torch.VF, "lstm", lstm):  # type: ignore[no-untyped-call]
+    with _Workspaces(is_absent), patch.object(_torch.VF, "lstm", lstm):
         yield
 
 
@@ -90,6 +94,10 @@ class _Workspaces(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    def __init__(self, is_absent: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._is_absent = is_absent
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -97,7 +105,10 @@ class _Workspaces(TorchDispatchMode):
         if func is not _KERNEL or not torch.is_grad_enabled():
             return out
         length, batch, features = args[0].shape
-        nbytes = _workspace_bytes(length, batch, features, args[10], args[0].dtype)
+        dtype = args[0].dtype
+        if self._is_absent and dtype is torch.float16:
+            dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+        nbytes = _workspace_bytes(length, batch, features, args[10], dtype)
         return (*out[:3], torch.empty(nbytes, dtype=torch.uint8, device=args[0].device))
 
 
