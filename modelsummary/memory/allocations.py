@@ -6,13 +6,13 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -31,6 +31,8 @@ _KEEP_NUMBERS = frozenset({"MulBackward0", "DivBackward0"})
 _ADD = torch.ops.aten.add.Tensor
 _INDEX_PUT = torch.ops.aten.index_put.default
 _ALIAS = torch.ops.aten.alias.default
+_LAYERS = ((nn.functional, "linear"), *((_torch.VF, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")))
+_PLAIN = frozenset({Tensor, nn.Parameter, ShapeTensor})
 # Their results have the memory of their argument, which their schemas do not declare.
 _SAME_MEMORY = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
 _MATRICES: dict[Any, slice] = {torch.ops.aten.mm.default: slice(0, 2), torch.ops.aten.addmm.default: slice(1, 3)}
@@ -94,6 +96,7 @@ class Allocations(TorchDispatchMode):
         self.log: OperatorLog | None = None
         self._params: set[int] = set()  # identities of the storages of parameters
         self._imported = len(sys.modules)
+        self._in_layer = 0  # calls of linear and recurrent functions that run
         self._fake_mode = _torch.fake_mode()
 
     def around(self, execution: Execution) -> Execution:
@@ -204,17 +207,21 @@ class Allocations(TorchDispatchMode):
                 self.clones[number] = self.clones.get(number, 0) + each.nbytes
 
     def _note_reuse(self, func: Any, args: Any, number: int) -> None:
-        """Note that autograd would write into its argument here, which it does not while a dispatch mode is on.
+        """Note that torch would write into its argument here, which it does not while a dispatch mode is on.
 
         Without a mode, autograd works in place if nothing else holds a gradient: when it adds up gradients between two
         nodes (``accumulate`` in torch/csrc/autograd/input_buffer.cpp; a view shares its storage with its base), and in
-        the backward of an index (``index_backward`` in FunctionsManual.cpp).
+        the backward of an index (``index_backward`` in FunctionsManual.cpp). So does a layer that adds its bias to a
+        product (``linear`` in aten/src/ATen/native/Linear.cpp).
         """
-        node = _torch.current_node()
-        if node is None or torch.is_grad_enabled() or not all(isinstance(each, Tensor) for each in args[:1]):
+        node = None if torch.is_grad_enabled() else _torch.current_node()
+        if (node is None and not self._in_layer) or not all(isinstance(each, Tensor) for each in args[:1]):
             return
-        is_sum = func is _ADD and node._sequence_nr() == self._ended and _is_dense(args[0]) and not args[0]._is_view()
-        if is_sum or (func is _INDEX_PUT and node.name() == "IndexBackward0"):
+        is_sum = func is _ADD and _is_dense(args[0]) and not args[0]._is_view()
+        is_gradient = is_sum and node is not None and node._sequence_nr() == self._ended
+        is_biased = is_sum and self._in_layer > 0 and isinstance(args[1], Tensor) and args[1].dim() == 1 < args[0].dim()
+        is_index = func is _INDEX_PUT and node is not None and node.name() == "IndexBackward0"
+        if is_gradient or is_biased or is_index:
             allocation = self.of(args[0])
             if allocation is not None:
                 allocation.reused_by = number
@@ -273,6 +280,28 @@ class Allocations(TorchDispatchMode):
             return original(storage, size)
 
         with patch.object(torch.UntypedStorage, "resize_", resize_):
+            yield
+
+    @contextmanager
+    def following_layers(self) -> Iterator[None]:
+        """Return a context in which calls of linear and recurrent functions are known, which add biases in place."""
+
+        def followed(original: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                is_plain = all(
+                    type(each) in _PLAIN for each in tensors_in((args, kwargs))
+                )  # others do not add in place
+                self._in_layer += is_plain
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._in_layer -= is_plain
+
+            return call
+
+        with ExitStack() as patches:
+            for place, name in _LAYERS:
+                patches.enter_context(patch.object(place, name, followed(getattr(place, name))))
             yield
 
     def _resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:

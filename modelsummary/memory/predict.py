@@ -189,8 +189,8 @@ def run_step(
         raise NeedsValuesError(reason, own)
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
-        resizes = run.allocations.following_resizes()
-        with as_step_error(lambda: run.doing, remedies), Operators(Uncounted(), execution), resizes:
+        resizes, layers = run.allocations.following_resizes(), run.allocations.following_layers()
+        with as_step_error(lambda: run.doing, remedies), Operators(Uncounted(), execution), resizes, layers:
             apply_checkpoint(model, plan.checkpoint)
             run.step()
         return read(run, _How(str(wanted), "real", [f"The step ran for real: {reason}"]))
@@ -201,7 +201,9 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
 
     An error of unknown cause is raised again if the step cannot run for real (``can_run``), which would show the cause.
     """
-    with Operators(Uncounted(), run.allocations.around(shapes)), run.allocations.following_resizes():
+    allocations = run.allocations
+    operators = Operators(Uncounted(), allocations.around(shapes))
+    with operators, allocations.following_resizes(), allocations.following_layers():
         apply_checkpoint(run.model, run.plan.checkpoint)
         try:
             run.step()

@@ -660,3 +660,21 @@ def test_an_import_in_a_forward_keeps_no_tensors(tmp_path, monkeypatch):
     # at the last layer: its argument and its result beside parameters and input, but no longer the first one's result
     expected = 4 * (parameters + 8 * 16 + 8 * 32 + 8 * 64)
     assert [stats.memory("inference").peak for _ in range(2)] == [expected, expected]
+
+
+def test_linear_layers_add_their_bias_in_place():
+    layer = nn.Linear(8, 32)
+    by_layer = Call(lambda self, x: self.layer(x.mT), layer=layer)
+    by_hand = Call(lambda self, x: x.mT @ self.layer.weight.T + self.layer.bias, layer=layer)
+    held, copied, product = 4 * (8 * 32 + 32) + 4 * 2 * 8 * 16, 4 * 2 * 16 * 8, 4 * 2 * 16 * 32
+    assert Statistics(by_layer, (2, 8, 16)).memory("inference").peak == held + copied + product
+    assert Statistics(by_hand, (2, 8, 16)).memory("inference").peak == held + 2 * product  # the copy is freed
+
+
+def test_recurrent_layers_add_the_bias_of_the_inputs_in_place():
+    stats = Statistics(nn.RNN(16, 32), (6, 2, 16))
+    # the inputs' products of all steps, the hidden state of each, their stack; a state is added to its step's products
+    products, states = 6 * 2 * 32, 6 * 2 * 32
+    before = 16 * 32 + 32 * 32 + 2 * 32 + 6 * 2 * 16 + 2 * 32  # parameters, input, first state
+    peak = stats.memory("inference").peak
+    assert peak == stats.measure_memory("inference").peak == 4 * (before + products + 2 * states)
