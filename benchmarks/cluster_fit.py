@@ -7,8 +7,11 @@ fit has five numbers for all sizes and groups: of the protocol Simple a base, a 
 of the data sheet's bandwidth, and how much of that share small groups lose; of LL128 its share of Simple's bandwidth.
 Which protocol ran follows from NCCL's own estimates (``modelsummary/cluster/protocols.py``). A sixth number belongs to
 the measurement: one thread started the kernels of all devices, so no size took less than some 12 us per device; such
-sizes are not counted in the errors. ``--write`` puts the five numbers into
-``modelsummary/cluster/collective_fits.json``.
+sizes are not counted in the errors.
+
+All-reduces in a switch with NVLink Sharp are fitted to a table of 8 H200, of which every second size is held out, too:
+a base, the chunks that fill the pipeline, the seconds of a chunk, and the share of the links. Three other tables are
+compared. ``--write`` puts the nine numbers into ``modelsummary/cluster/collective_fits.json``.
 """
 
 from __future__ import annotations
@@ -26,10 +29,27 @@ from scipy.optimize import least_squares
 
 from modelsummary.cluster import Cluster, collectives
 from modelsummary.cluster.collectives import Network, RankGroup
-from modelsummary.cluster.protocols import Links, seconds_of_protocols
+from modelsummary.cluster.protocols import Links, Switch, seconds_in_switch, seconds_of_protocols
 
 JSON = Path(collectives.__file__).with_name("collective_fits.json")
 LINK = 300e9  # bytes per second and direction of the NVLinks of an A100
+NVLINK_4 = 450e9  # of an H100, H200 or H20
+# Bus bandwidths (GB/s) of 128 KiB, 256 KiB, ... 8 GiB among 8 H200, NCCL 2.20.5 with NCCL_ALGO=NVLS
+SWITCH = (7.39, 14.75, 29.38, 52.96, 88.78, 138.44, 181.94, 240.41, 300.91, 368.11, 412.45, 432.24, 442.72, 467.58)
+SWITCH += (472.57, 477.41, 479.98)
+SWITCH_SOURCE = "https://github.com/Azure/AI-benchmarking-guide, Azure_Results/ND_H200_v5_results.md"
+# Other tables: ranks, bytes and microseconds
+SWITCH_OTHERS = {
+    "8 H20, NCCL 2.30.4, its own choice (Mooncake pull request 3484)": [
+        *((8, 2**21, 40.66), (8, 2**22, 53.24), (8, 2**23, 81.16), (8, 2**24, 121.33), (8, 2**25, 195.40)),
+    ],
+    "4 H100, NCCL 2.29.2 (https://github.com/waynehacking8/nccl-collectives-bench, results/algo_sweep.txt)": [
+        *((4, 2**28, 1120.54), (4, 2**30, 4336.86), (4, 2**33, 34221.4)),
+    ],
+    "5 to 8 H100, 4 GiB, from their bus bandwidths (NCCL issue 1455)": [
+        (n, 2**32, 2 * (n - 1) / n * 2**32 / bus / 1e3) for n, bus in ((5, 420), (6, 440), (7, 460), (8, 480))
+    ],
+}
 
 
 def rows_of(folder: Path) -> np.ndarray:
@@ -59,6 +79,32 @@ def seconds(rows: np.ndarray, is_ll128: np.ndarray, values: np.ndarray) -> np.nd
     simple = 1e-6 * base + 2 * (n - 1) * 1e-6 * step + 2 * (n - 1) / n * nbytes / reached
     ll128 = 14e-6 + 2 * (n - 1) * 1.9e-6 + 2 * (n - 1) / n * nbytes / (share * reached)
     return np.where(is_ll128, ll128, simple)
+
+
+def in_switch(ranks: int, nbytes: float, values: np.ndarray, efficiency: float) -> float:
+    """Return the seconds of an all-reduce in a switch for a base (us), chunks that fill, a chunk (us) and a share."""
+    base, fill, sync, share = (float(each) for each in values)
+    link = NVLINK_4 * efficiency
+    return seconds_in_switch(nbytes, ranks, Switch(share * link, 1e-6 * base, fill, 1e-6 * sync, link))
+
+
+def fit_switch(efficiency: float) -> np.ndarray:
+    """Return the fitted values of a switch, and print the errors."""
+    nbytes = [2.0 ** (17 + at) for at in range(len(SWITCH))]
+    measured = [2 * 7 / 8 * size / bus / 1e9 for size, bus in zip(nbytes, SWITCH, strict=True)]
+
+    def ratios(values: np.ndarray, start: int) -> np.ndarray:
+        found = [in_switch(8, each, values, efficiency) for each in nbytes[start::2]]
+        return np.array(found) / measured[start::2]
+
+    values = least_squares(lambda values: np.log(ratios(values, 0)), [20, 1.5, 3, 0.85], bounds=(0, 100)).x
+    base, fill, sync, share = values
+    print(f"switch: base {base:.1f} us, {fill:.2f} chunks fill, {sync:.2f} us per chunk, {share:.3f} of the links")
+    print(f"switch, held-out sizes: {_errors(ratios(values, 1))}, worst {np.max(np.abs(ratios(values, 1) - 1)):.1%}")
+    for name, rows in SWITCH_OTHERS.items():
+        found = np.array([in_switch(n, size, values, efficiency) / us * 1e6 for n, size, us in rows])
+        print(f"{name}: {_errors(found)}, worst {np.max(np.abs(found - 1)):.1%}")
+    return values
 
 
 def main() -> None:
@@ -97,6 +143,15 @@ def main() -> None:
             )
         ),
         "network": {"step_us": 14.0, "efficiency": 0.9},
+        "switch": {
+            "source": f"all-reduces on H200: {SWITCH_SOURCE}",
+            **{
+                name: round(float(each), 4)
+                for name, each in zip(
+                    ("base_us", "fill", "sync_us", "share"), fit_switch(float(efficiency)), strict=True
+                )
+            },
+        },
     }
     with patch.object(collectives, "collective_fits", lambda: data):
         network = Network(Cluster("A100", link_bandwidth=LINK))

@@ -5,7 +5,7 @@ for an all-reduce. Each of its ``n - 1`` steps per pass adds the latency of a me
 again and again, and serves all-reduces of small messages over many nodes. Where a group has several ranks in a node,
 the rings of a node leave it through as many network interfaces as these ranks have. Otherwise a group may work in three
 phases: reduce-scatter inside the nodes, all-reduce between them, all-gather inside. Small messages use protocols with
-lower latencies (``protocols``). The fastest of these ways counts.
+lower latencies, and a switch with NVLink Sharp reduces (``protocols``). The fastest of these ways counts.
 
 What is reached of a link inside a node is fitted to measured all-reduces (``benchmarks/cluster_fit.py``), for each
 protocol to those for which NCCL chooses it, and kept in ``collective_fits.json``. Between nodes nothing was measured
@@ -23,13 +23,15 @@ from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
-from modelsummary.cluster.protocols import Links, seconds_of_protocols, seconds_of_small_message
+from modelsummary.cluster.protocols import Links, Switch, seconds_of_protocols, seconds_of_small_message
 from modelsummary.cluster.topology import Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
 
 _UNIT_BANDWIDTH, _MOST_UNITS = 12e9, 24  # bytes per second that one unit moves, and the most units of a collective
+_SWITCHED = (3, 32)  # least and most ranks that NCCL reduces in a switch (NCCL_MAX_NVLS_ARITY)
+_SWITCH_LOSS = {"blackwell": 0.74 / 0.85}  # of the share of links, against Hopper: nvlsEfficiency in NCCL's tuner
 _PCIE = 64e9  # bytes per second and direction of sixteen lanes of the fifth generation
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -136,7 +138,19 @@ class Network:
     def _links(self, group: RankGroup) -> Links:
         share = float(collective_fits()["link"]["ll128"])
         most = share * self._inside(group)
-        return Links(group.size, group.nodes, group.per_node, self._bandwidth(group), most, self._kind)
+        generation, bandwidth = self.cluster.device.generation, self._bandwidth(group)
+        switch = self._switch if group.nodes == 1 and _SWITCHED[0] <= group.size <= _SWITCHED[1] else None
+        return Links(group.size, group.nodes, group.per_node, bandwidth, most, self._kind, generation, switch)
+
+    @property
+    def _switch(self) -> Switch | None:
+        """The switch of a node, if it reduces."""
+        if not self.cluster.reduces_in_switch:
+            return None
+        fit = collective_fits()["switch"]
+        share = float(fit["share"]) * _SWITCH_LOSS.get(self.cluster.device.generation, 1.0)
+        base, sync = 1e-6 * float(fit["base_us"]), 1e-6 * float(fit["sync_us"])
+        return Switch(share * self._link, base, float(fit["fill"]), sync, self._link)
 
     def units_taken(self, group: RankGroup) -> float:
         """Return the fraction of a device's units that a collective takes from kernels that run at the same time.

@@ -17,6 +17,8 @@ from modelsummary.errors import InputError, MissingExtraError, close_to, is_numb
 
 __all__ = ["PRESETS", "Cluster"]
 
+_NVLINK_4 = 900e9  # bytes per second of all NVLinks of a Hopper SXM module, both directions
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -37,6 +39,8 @@ class Cluster:
         link_efficiency: fraction of ``link_bandwidth`` that large messages reach; None: as fitted.
         network_efficiency: fraction of ``network_bandwidth`` that large messages reach; None: see ``collectives``.
         memory_bytes: memory of a device that training may use. Default: what torch sees of the device's memory.
+        nvlink_sharp: whether the switches of a node reduce. Default: as for SXM modules since Hopper, whose NVLinks
+            have 900 GB/s or more.
 
     Raises:
         InputError: a value is out of range, or the device is unknown.
@@ -58,6 +62,7 @@ class Cluster:
     network_efficiency: float | None = None
     memory_bytes: int = 0
     name: str = field(default="", compare=False)
+    nvlink_sharp: bool | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -94,8 +99,18 @@ class Cluster:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value <= 1):
                 raise InputError(f"{name} must be a number > 0 and <= 1, or None, got {value!r}")
+        if self.nvlink_sharp is not None and not isinstance(self.nvlink_sharp, bool):
+            raise InputError(f"nvlink_sharp must be True, False or None, got {self.nvlink_sharp!r:.80}")
         if not isinstance(self.name, str):
             raise InputError(f"name must be a string, got {self.name!r:.80}")
+
+    @property
+    def reduces_in_switch(self) -> bool:
+        """Whether the switches of a node reduce, by NVLink Sharp."""
+        if self.nvlink_sharp is not None:
+            return self.nvlink_sharp
+        links = self.device.interconnect or 0.0
+        return links >= _NVLINK_4 and self.device.generation in ("hopper", "blackwell")
 
     @property
     def devices(self) -> int:

@@ -10,6 +10,7 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, combinations, islice
 from typing import Any
@@ -32,6 +33,7 @@ from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.regions import Region
 from modelsummary.parallel.stream import Stream
+from modelsummary.parallel.whole_views import LocalViews, Views, fewest_views, whole_views
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
@@ -76,22 +78,32 @@ def check_locally(
         return list(chain(*first))
     for regions, ways in zip(groups, options, strict=True):
         way = next((each for each in ways if _runs(live, derivation, [regions], [each, sizes], n_ranks)), None)
-        if way is None:
-            for region in regions:
-                derivation.gather(region, _does_not_run(derivation.calls, region))
-        else:
+        if way is not None:
             chosen += way
+            continue
+
+        def works(views: Views, regions: list[Region] = regions, ways: Any = ways) -> bool:
+            return any(_runs(live, derivation, [regions], [each, sizes], n_ranks, views) for each in ways)
+
+        views = fewest_views(whole_views(regions), works)
+        for region in regions:
+            derivation.gather(region, _does_not_run(derivation.calls, region, views))
     return chosen
 
 
-def _does_not_run(calls: Calls, region: Region) -> str:
-    """Return why the layers of a region keep whole activations."""
+def _does_not_run(calls: Calls, region: Region, views: Views | None = None) -> str:
+    """Return why the layers of a region keep whole activations.
+
+    Args:
+        views: sizes of views -> sizes with which it would run.
+    """
     callers = dict.fromkeys(event.fqn for event in region.functions)
     where = next(iter(callers), "") or type(calls.model).__name__
-    return (
-        f"the forward of {where} does not run on the shapes of one rank; sizes of its views that are -1 or integer "
-        "attributes of the module work"
-    )
+    why = f"the forward of {where} does not run on the shapes of one rank"
+    if views:
+        changes = [f"{name}{local} instead of {name}{whole}" for (name, whole), local in views.items()]
+        return f"{why}; {' and '.join(changes)} work{'s' * (len(changes) == 1)}"
+    return f"{why}; sizes of its views and splits that are -1 or integer attributes of the module work"
 
 
 def _groups(regions: Sequence[Region]) -> list[list[Region]]:
@@ -136,12 +148,18 @@ def _runs(
     groups: Sequence[Sequence[Region]],
     attributes: Sequence[Sequence[LocalAttribute]],
     n_ranks: int,
+    views: Views | None = None,
 ) -> bool:
-    """Return True if the model, sharded in these regions alone, does the same on local shapes."""
+    """Return True if the model, sharded in these regions alone, does the same on local shapes.
+
+    Args:
+        views: sizes of views -> sizes to run them with.
+    """
     regions = [region for group in groups for region in group]
     twin = local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks)
     try:
-        record = _record(twin, live)
+        with LocalViews(views) if views else nullcontext():
+            record = _record(twin, live)
     except Exception:  # a shape does not fit
         return False
     layouts: dict[Value, Sharded] = {}

@@ -205,6 +205,26 @@ class ListDecoder(nn.Module):
         return self.head(x)
 
 
+class SizedAttention(nn.Module):
+    """Query, key and value in one layer, and views with sizes that the forward reads from its input, as in nanoGPT.
+
+    With ``is_local``, the sizes that depend on the number of heads are -1.
+    """
+
+    def __init__(self, width: int = 16, heads: int = 4, *, is_local: bool) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.n_head, self.n_embd, self.is_local = heads, width, is_local
+
+    def forward(self, x):
+        b, t, c = x.size()
+        heads = -1 if self.is_local else self.n_head
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        q, k, v = (each.view(b, t, heads, c // self.n_head).transpose(1, 2) for each in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(b, t, -1 if self.is_local else c))
+
+
 class Conv1D(nn.Module):
     """A linear layer with a transposed weight, as in GPT-2 of transformers."""
 
@@ -470,6 +490,8 @@ MODELS = {
     "decoder": lambda: (Decoder(), (_ids(),)),
     "gpt2": lambda: (idioms.Gpt2(depth=2), (_ids(),)),
     "captioner": lambda: (Captioner(), (_ids(),)),
+    "sized": lambda: (nn.Sequential(*(SizedAttention(is_local=False) for _ in range(2))), (_tokens(16),)),
+    "local": lambda: (nn.Sequential(*(SizedAttention(is_local=True) for _ in range(2))), (_tokens(16),)),
     "fused": lambda: (FusedDecoder(), (_ids(),)),
     "llama": lambda: (idioms.Llama(depth=2), (_ids(),)),
     "t5": lambda: (idioms.T5(depth=1), (_ids(), _ids())),

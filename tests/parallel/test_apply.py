@@ -70,6 +70,7 @@ gathers_pieces = pytest.mark.skipif(
         ("decoder", {"tensor": 2, "sequence": True}),
         pytest.param("fused", {"tensor": 2}, marks=gathers_pieces),
         ("mixture", {"expert": 2}),
+        pytest.param("local", {"tensor": 2}, marks=gathers_pieces),
         ("flat", {"shard": 2}),
         ("in_place", {"shard": 2}),
     ],
