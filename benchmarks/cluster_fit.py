@@ -37,7 +37,7 @@ NVLINK_4 = 450e9  # of an H100, H200 or H20
 # Bus bandwidths (GB/s) of 128 KiB, 256 KiB, ... 8 GiB among 8 H200, NCCL 2.20.5 with NCCL_ALGO=NVLS
 SWITCH = (7.39, 14.75, 29.38, 52.96, 88.78, 138.44, 181.94, 240.41, 300.91, 368.11, 412.45, 432.24, 442.72, 467.58)
 SWITCH += (472.57, 477.41, 479.98)
-SWITCH_SOURCE = "https://github.com/Azure/AI-benchmarking-guide, Azure_Results/ND_H200_v5_results.md (MIT)"
+SWITCH_SOURCE = "https://github.com/Azure/AI-benchmarking-guide, Azure_Results/ND_H200_v5_results.md"
 # Other tables: ranks, bytes and microseconds
 SWITCH_OTHERS = {
     "8 H20, NCCL 2.30.4, its own choice (Mooncake pull request 3484)": [

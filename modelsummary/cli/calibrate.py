@@ -37,7 +37,7 @@ def calibrate(arguments: Sequence[str]) -> int:
         print(calibrate_grid(device, again=options.again))
         return 0
     if options.input is None:
-        raise InputError("calibrating a model needs an --input")
+        raise InputError("calibrating a model needs an --input, such as --input 8,3,224,224")
     stats = Statistics(build_model(options.model, {}, with_values=False).model, tuple(options.input))
     backward = options.backward or options.optimizer is not None
     print(stats.calibrate(device, backward, options.optimizer, again=options.again))

@@ -42,7 +42,7 @@ class RooflineRow:
         arithmetic_intensity: FLOPs per byte moved; None if no byte is moved.
         bound_ms: the least time on the device, in milliseconds.
         limited_by: ``"compute"`` or ``"memory"``, whichever makes up more of the bound.
-        predicted_ms: prediction of ``estimate_latency``, or None.
+        predicted_ms: the last prediction of ``estimate_latency``, for the device and dtype given there; or None.
         latency_ms: measured time, or None.
         part_of_roof: ``bound_ms / latency_ms``; None without a measurement. Above 1, the spec is too low for this
             device, or data stays in its caches.
