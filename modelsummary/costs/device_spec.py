@@ -23,8 +23,8 @@ __all__ = ["Bound", "DeviceSpec"]
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
-# variants with the same name and other figures
-_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER"})
+# variants with the same name and other figures, and parts of a device
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER", "MIG", "GRID"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
 _MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
 _SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself

@@ -229,7 +229,7 @@ class DeviceModel:
         """Return the bytes of operands that the waves of tiles of a product fetch again."""
         own = self._path(work.dtype)["gemm"].get("refetch", {})
         factor = float(own.get(self.spec.generation, 0.0))
-        if not factor or work.op_class != "gemm" or work.sizes[0] > 1:
+        if not factor or work.op_class != "gemm" or work.sizes[0] != 1 or not all(work.sizes):
             return 0.0
         _, m, n, k = work.sizes
         cache = (self.spec.cache_bytes or 0) // work.dtype.itemsize

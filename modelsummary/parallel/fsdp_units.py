@@ -46,7 +46,8 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> tuple[list[li
         if fqn in called and _is_layer(called[fqn]) and _elements(model, fqn) < _LARGE:
             reasons[fqn] = f"one layer of fewer than {_LARGE:,} parameters; a block of several layers can be a unit"
     blocks = [fqn for fqn in candidates if fqn not in reasons]
-    inside = {name: next((fqn for fqn in blocks if name.startswith(f"{fqn}.")), None) for name in _names(model)}
+    places = _places(model, blocks)
+    inside = {name: next((places[each] for each in places if name.startswith(each)), None) for name in _names(model)}
     together: dict[int, set[str | None]] = {}
     for name, number in _names(model).items():
         together.setdefault(number, set()).add(inside[name])
@@ -173,6 +174,13 @@ def unit_bytes(
 
 def _names(model: nn.Module) -> dict[str, int]:
     return {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
+
+
+def _places(model: nn.Module, fqns: Sequence[str]) -> dict[str, str]:
+    """Return the prefixes of names in modules, under each name that a module has -> the FQN among ``fqns``."""
+    blocks = {id(model.get_submodule(fqn)): fqn for fqn in fqns}
+    named = ((fqn, blocks.get(id(module))) for fqn, module in model.named_modules(remove_duplicate=False))
+    return {f"{fqn}.": block for fqn, block in named if block is not None}
 
 
 def _elements(model: nn.Module, fqn: str) -> int:

@@ -39,6 +39,7 @@ def test_names(name, found):
         b"A100",
         ["A100"],
         *"4090,nothing,,NVIDIA H100 NVL,NVIDIA H200 NVL,RTX 4090 Laptop GPU,RTX 3090 Ti".split(","),
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
     ],
 )
 def test_unknown_names(name):

@@ -224,6 +224,12 @@ def test_waves_of_tiles_fetch_operands_again_on_pascal():
     assert volta.moving(work) == pytest.approx(work.nbytes / (volta.spec.bandwidth * volta.stream))
 
 
+@pytest.mark.parametrize("sizes", [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 8)])
+def test_products_of_empty_matrices_take_a_launch(sizes):
+    model, work = device_model(DeviceSpec("P100")), gemm(*sizes, dtype=torch.float32)._replace(nbytes=0)
+    assert model.seconds(work) == model.launch
+
+
 def test_long_rows_slow_products_down_on_pascal():
     model, work = device_model(DeviceSpec("P100")), gemm(1024, 1024, 4096, dtype=torch.float32)  # rows of 16 KiB
     plain = with_coefficients(model, "gemm", far_rows={}).computing(work)

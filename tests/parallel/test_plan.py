@@ -399,6 +399,14 @@ def test_only_the_views_that_have_to_change_are_named():
     assert plan.layers[0].reason.endswith("one rank; reshape(3, 8, -1) instead of reshape(3, 8, 16) works")
 
 
+def test_a_block_with_two_names_is_one_unit():
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    plan = Statistics(nn.Sequential(block, block, nn.Sequential(nn.Linear(4, 4), nn.ReLU())), (2, 4)).parallel_plan(
+        shard=2
+    )
+    assert (plan.units, plan.unit_calls, plan.gathered_with_root) == ((("0",), ("2",)), (2, 1), {})
+
+
 def test_small_layers_outside_of_blocks_are_no_units():
     plan = plan_of("flat", shard=2)
     layer = "one layer of fewer than 100,000,000 parameters; a block of several layers can be a unit"
