@@ -41,7 +41,7 @@ class Cluster:
         network_efficiency: fraction of ``network_bandwidth`` that large messages reach; None: see ``collectives``.
         memory_bytes: memory of a device that training may use. Default: what torch sees of the device's memory.
         nvlink_sharp: whether the switches of a node reduce. Default: True for SXM modules since Hopper, whose NVLinks
-            have 900 GB/s or more, unless ``link_bandwidth`` is as low as that of PCIe.
+            have 900 GB/s or more, unless ``link_bandwidth`` is 64 GB/s or less, as of PCIe.
 
     Raises:
         InputError: a value is out of range, or the device is unknown.
