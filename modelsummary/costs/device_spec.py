@@ -23,8 +23,11 @@ __all__ = ["Bound", "DeviceSpec"]
 Precision = torch.dtype | str
 _TERA = 1e12
 _RUNS = 5
-_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX"})  # variants with the same name and other figures
+# variants with the same name and other figures
+_OTHER_MODELS = frozenset({"NVL", "LAPTOP", "MOBILE", "D", "MAX", "TI", "SUPER"})
 _VARIANTS = frozenset({"40GB", "80GB", "PCIE"})
+_MEMORY = re.compile(r"\b(\d+) ?GI?B?\b")
+_SAME_MEMORY = 0.1  # data sheets and names round it, or leave out what the device keeps for itself
 
 
 class Bound(NamedTuple):
@@ -199,7 +202,8 @@ def _least_seconds(device: torch.device, work: Callable[..., object], *args: tor
 
 def _known_name(name: str) -> str:
     """Return the table's entry for a name. Raise ``InputError`` with the nearest names if there is none."""
-    words = set(re.split(r"[^A-Z0-9]+", re.sub(r"\bSXM\d?\b", " ", str(name).upper())))
+    plain = re.sub(r"\bSXM\d?\b", " ", name.upper()) if isinstance(name, str) else ""
+    words = set(re.split(r"[^A-Z0-9]+", _MEMORY.sub(r"\1GB", plain)))
     if not words & _OTHER_MODELS:
         found = [known for known in TABLE if words.issuperset(known.upper().split())]
         if not found:  # variants of one model, such as different memories: take the first
@@ -209,7 +213,8 @@ def _known_name(name: str) -> str:
         if best is not None and not ("PCIE" in words and "PCIe" not in best and f"{best} PCIe" in TABLE):
             return best
     near = [known for known in TABLE if words & set(known.upper().split())]
-    near += get_close_matches(str(name).upper(), TABLE, n=3, cutoff=0.5)
+    for each in (plain, *sorted(words - {""}, key=len, reverse=True)):
+        near += get_close_matches(each, TABLE, n=3, cutoff=0.6)
     hint = f"; the nearest are {', '.join(dict.fromkeys(near))}" if near else ""
     raise InputError(
         f"no accelerator {name!r} in the table{hint}; expected one of {', '.join(TABLE)}, or DeviceSpec(...)"
@@ -224,14 +229,17 @@ def _from_table(known: str, name: str) -> dict[str, Any]:
         for key in keys
     }
     best = figures.achievable
+    memory = int(USABLE_GIB[known] * 2**30 if known in USABLE_GIB else figures.memory * 1e9)
+    source = figures.source if name.upper() == known.upper() else f"{name} taken as {known}: {figures.source}"
+    named = _MEMORY.search(name.upper())
+    if named is not None and abs(int(named[1]) - figures.memory) > _SAME_MEMORY * figures.memory:
+        memory, source = int(named[1]) * 10**9, f"{source}, with {named[1]} GB"
     return {
         "name": known,
         "peak_flops": peaks,
         "bandwidth": figures.bandwidth * _TERA,
-        "source": figures.source
-        if str(name).upper() == known.upper()
-        else f"{name} taken as {known}: {figures.source}",
-        "memory_bytes": int(USABLE_GIB[known] * 2**30 if known in USABLE_GIB else figures.memory * 1e9),
+        "source": source,
+        "memory_bytes": memory,
         "interconnect": figures.interconnect * 1e9,
         "units": figures.units,
         "cache_bytes": int(figures.cache_mb * 1e6),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from math import ceil
@@ -110,9 +110,19 @@ class DeviceModel:
     def busy(self, work: Work) -> float:
         """Return the seconds in which a kernel computes and moves data, without its launch.
 
+        With TF32, the library may still choose a float32 kernel, such as Winograd's algorithm: the faster one counts.
+
         Raises:
             InputError: the device has no peak for the dtype of a product.
         """
+        if work.dtype.is_complex and not self.spec.has(work.dtype):
+            work = _as_real(work)
+        seconds = self._busy(work)
+        if self.tf32 and work.dtype is torch.float32 and work.op_class in _PRODUCTS:
+            seconds = min(seconds, replace(self, tf32=False)._busy(work))
+        return seconds
+
+    def _busy(self, work: Work) -> float:
         moving = self.moving(work)
         computing = self.computing(work) if work.flops else 0.0
         if not computing:
@@ -139,7 +149,7 @@ class DeviceModel:
 
     def computing(self, work: Work) -> float:
         """Return the seconds that the multiply-adds of a kernel take."""
-        peak = self._peak(work.dtype)
+        peak = self._peak(work)
         units, bandwidth = self.spec.units or 100, self.spec.bandwidth * self.stream
         half = self._half_of(work)
         if half is not None:
@@ -175,7 +185,7 @@ class DeviceModel:
             limit = MOST_OF_TF32 * self.sustained / peak if peak and self.sustained else share  # the power of the board
             return self.spec.peak("tf32") * min(share, limit)
         factor = self.tensor if self._on_tensor_cores(work.dtype) else self.simt
-        return self._peak(work.dtype) * factor * float(self._path(work.dtype)["attention"])
+        return self._peak(work) * factor * float(self._path(work.dtype)["attention"])
 
     def _half_of(self, work: Work) -> Mapping[str, Any] | None:
         """Return the coefficients of half-precision products, if this is one and they were fitted."""
@@ -228,10 +238,13 @@ class DeviceModel:
     def _on_tensor_cores(self, dtype: torch.dtype) -> bool:
         return dtype not in (torch.float32, torch.float64) or (dtype is torch.float32 and self.tf32)
 
-    def _peak(self, dtype: torch.dtype) -> float:
-        if dtype is torch.float32 and self.tf32 and self.spec.has("tf32"):
+    def _peak(self, work: Work) -> float:
+        if work.dtype is torch.float32 and self.tf32 and self.spec.has("tf32"):
             return self.spec.peak("tf32")
-        return self.spec.peak(dtype)
+        try:
+            return self.spec.peak(work.dtype)
+        except InputError as error:
+            raise InputError(f"{work.name} computes with {work.dtype}: {error}") from None
 
     def _is_winograd(self, work: Work) -> bool:
         """Return True if cuDNN may run Winograd's algorithm: a 3 x 3 convolution of stride 1 in float32."""
@@ -260,6 +273,19 @@ class DeviceModel:
         """Return how often a convolution moves its bytes: half-precision kernels expect channels last."""
         is_expected = work.op_class != "conv" or "channels last" in work.name
         return 1.0 if is_expected else float(self._path(work.dtype).get("conv_passes", 1.0))
+
+
+def _as_real(work: Work) -> Work:
+    """Return complex work as real work: a complex multiply-add is four real ones.
+
+    A complex product is the product of a real matrix, twice as wide, and one that is twice as high and twice as wide:
+    ``[Re A, Im A] @ [[Re B, Im B], [-Im B, Re B]] == [Re AB, Im AB]``.
+    """
+    sizes = work.sizes
+    if work.op_class == "gemm":
+        batch, m, n, k = sizes
+        sizes = (batch, m, 2 * n, 2 * k)
+    return work._replace(dtype=work.dtype.to_real(), sizes=sizes, flops=4 * work.flops)
 
 
 def _variant(work: Work) -> str:

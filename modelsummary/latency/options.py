@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
@@ -13,7 +14,9 @@ from modelsummary.errors import InputError, close_to
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.step_plan import OptimizerLike, StepOptions, StepPlan, step_plan
 
-__all__ = ["TimeOptions", "time_plan"]
+__all__ = ["TimeOptions", "is_here", "time_plan"]
+
+_HERE = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 class TimeOptions(TypedDict, total=False):
@@ -31,6 +34,15 @@ class TimeOptions(TypedDict, total=False):
     autocast: torch.dtype | None
     loss: Callable[[Any], Tensor] | None
     checkpoint: Sequence[str] | str | None
+
+
+def is_here(device: DeviceSpec | torch.device | str | None) -> bool:
+    """Return True for a device of this machine; False for a spec, or the name of an accelerator.
+
+    >>> is_here("cuda:0"), is_here("A100")
+    (True, False)
+    """
+    return device is None or isinstance(device, torch.device) or _HERE.fullmatch(str(device)) is not None
 
 
 def time_plan(
@@ -60,7 +72,7 @@ def time_plan(
         "autocast": options.get("autocast"),
         "loss": options.get("loss"),
         "checkpoint": options.get("checkpoint"),
-        "device": "cpu" if str(device or "cpu") == "cpu" else "cuda",
+        "device": "cpu" if is_here(device) and str(device or "cpu").startswith("cpu") else "cuda",
     }
     dtype = options.get("dtype")
     if dtype is not None and dtype != "tf32":

@@ -22,6 +22,7 @@ from modelsummary.costs.recurrent_kernels import join_recurrent
 from modelsummary.costs.tensor_bytes import nbytes_of
 from modelsummary.errors import InputError
 from modelsummary.latency.estimate import LatencyEstimate
+from modelsummary.latency.options import is_here
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.predict import check_initialized, step_operators
 from modelsummary.memory.step_plan import StepPlan
@@ -73,8 +74,7 @@ def target_of(device: DeviceSpec | torch.device | str | None, *, tf32: bool = Fa
     >>> target_of("T4").name
     'T4'
     """
-    is_here = device is None or isinstance(device, torch.device) or device in ("cpu", "cuda")
-    if not is_here:
+    if not is_here(device):
         spec = device if isinstance(device, DeviceSpec) else DeviceSpec(str(device))
         return Target(spec.name, model=device_model(spec, tf32=tf32))
     place = device_here(device)  # type: ignore[arg-type]

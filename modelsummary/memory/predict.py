@@ -163,7 +163,8 @@ def run_step(
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
     can_run = has_values and plan.dtype is None and (wanted == own or notes_operators)
-    remedies = remedies_for(train=plan.train, forward_only="backward=False" if notes_operators else "mode='inference'")
+    forward_only = "backward=False" if notes_operators else "mode='inference'"
+    remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
     options: dict[str, Any] = {
         "block_bytes": plan.block_bytes or (CUDA_BLOCK if wanted.type == "cuda" else 1),
         "notes_operators": notes_operators,
@@ -199,7 +200,8 @@ def run_step(
 def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
     """Run a step on shapes; return the reason why it needs real execution, or None.
 
-    An error of unknown cause is raised again if the step cannot run for real (``can_run``), which would show the cause.
+    An error is raised again if the step cannot run for real (``can_run``), which would show the cause, and if either no
+    operator raised it, or an operator refused its operands in a dtype that is not the model's own.
     """
     allocations = run.allocations
     operators = Operators(Uncounted(), allocations.around(shapes))
@@ -208,7 +210,9 @@ def _step(run: StepRun, shapes: ShapeOnly, can_run: bool) -> str | None:
         try:
             run.step()
         except Exception as error:
-            if isinstance(error, InputError) or (shapes.obstacle is None and not can_run):
+            is_of_dtype = run.plan.dtype is not None and not shapes.needs_values
+            is_final = shapes.obstacle is None or (is_of_dtype and not isinstance(error, NotImplementedError))
+            if isinstance(error, InputError) or (is_final and not can_run):
                 raise
             return obstacle_of(shapes, error)
     return obstacle_of(shapes, None)

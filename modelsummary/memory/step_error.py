@@ -27,20 +27,28 @@ class NeedsValuesError(InputError):
         self.reason = reason
 
 
-def remedies_for(*, train: bool, forward_only: str = "mode='inference'") -> dict[str, str]:
-    """Return what to do, by phase; a forward without gradients leaves nothing to change.
+_CONVERTED = (
+    "; dtype= converts parameters, buffers and inputs, but not what the forward casts or creates itself: "
+    "pass autocast= instead"
+)
+
+
+def remedies_for(*, train: bool, forward_only: str = "mode='inference'", converted: bool = False) -> dict[str, str]:
+    """Return what to do, by phase; a forward without gradients in the model's own dtype leaves nothing to change.
 
     Args:
         train: the step has a backward.
         forward_only: argument with which the caller runs the forward alone.
+        converted: the step runs in another dtype than the model's own.
 
     >>> remedies_for(train=True)["forward"]
     "; mode='inference' runs the forward without gradients"
     """
+    forward = _CONVERTED if converted else f"; {forward_only} runs the forward without gradients"
     if not train:
-        return {}
+        return {"forward": forward} if converted else {}
     return {
-        "forward": f"; {forward_only} runs the forward without gradients",
+        "forward": forward,
         "loss": "; loss takes the model's result and returns the scalar that you train on",
         "backward": "; pass loss=, a function from the model's result to the scalar that you train on,"
         f" or {forward_only}",

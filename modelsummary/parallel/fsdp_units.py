@@ -105,7 +105,8 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
 
 def _is_layer(row: LayerInfo) -> bool:
     """Return True if a module calls no module, apart from parametrizations."""
-    return not any(each.executed and not isinstance(each.module, ParametrizationList) for each in row.children)
+    others = [each for each in row.children if not isinstance(each.module, ParametrizationList)]
+    return all(not each.executed and _is_layer(each) for each in others)  # a ModuleList is not executed
 
 
 def used_parameters(calls: Calls) -> set[int]:

@@ -21,6 +21,8 @@ from modelsummary.costs.device_table import TABLE, USABLE_GIB
         ("A100", "A100 80GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 40GB PCIe"),
         ("A100 PCIe", "A100 80GB PCIe"),
+        ("A100 40 GB", "A100 40GB"),
+        ("A100-40G", "A100 40GB"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("Tesla V100-SXM2-16GB", "V100"),
         ("TPU v5e", "TPU v5e"),
@@ -31,7 +33,13 @@ def test_names(name, found):
 
 
 @pytest.mark.parametrize(
-    "name", ["4090", "nothing", "", None, "NVIDIA H100 NVL", "NVIDIA H200 NVL", "RTX 4090 Laptop GPU"]
+    "name",
+    [
+        None,
+        b"A100",
+        ["A100"],
+        *"4090,nothing,,NVIDIA H100 NVL,NVIDIA H200 NVL,RTX 4090 Laptop GPU,RTX 3090 Ti".split(","),
+    ],
 )
 def test_unknown_names(name):
     with pytest.raises(InputError, match="expected one of P100, P4, V100"):
@@ -41,6 +49,19 @@ def test_unknown_names(name):
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(InputError, match="the nearest are RTX 4090"):
         DeviceSpec("4090")
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("AMD Instinct MI250X", "MI250"), ("RTX3090", "RTX 3090")])
+def test_the_nearest_names_are_found_by_word(name, nearest):
+    with pytest.raises(InputError, match=f"the nearest are {nearest}"):
+        DeviceSpec(name)
+
+
+def test_a_memory_in_the_name_counts():
+    spec = DeviceSpec("Tesla V100-SXM2-16GB")  # the table's V100 has 32 GB
+    assert spec.memory_bytes == 16 * 10**9
+    assert spec.source.endswith("2020, with 16 GB")
+    assert DeviceSpec("Tesla V100-SXM2-32GB").memory_bytes == DeviceSpec("V100").memory_bytes == int(31.73 * 2**30)
 
 
 def test_a_name_alone_says_which_device_it_took():

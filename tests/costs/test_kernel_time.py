@@ -258,3 +258,24 @@ def test_the_fit_says_where_it_is_from():
     assert found["date"]
     assert len(found["sources"]) == 4
     assert set(found["held_out_error"]) >= {"gemm", "conv", "elementwise", "infer", "train", "a100", "half products"}
+
+
+def test_a_complex_multiply_add_is_four_real_ones():
+    model = device_model(DeviceSpec("A100"))
+    work = gemm(512, 512, 512, dtype=torch.complex64)
+    # (x + iy)(u + iv) = xu - yv + i (xv + yu), as a real product with two rows and two columns for each complex one
+    real = gemm(512, 2 * 512, 2 * 512, dtype=torch.float32)._replace(nbytes=work.nbytes)
+    assert real.flops == 4 * work.flops
+    assert model.seconds(work) == model.seconds(real)
+    with pytest.raises(InputError, match=r"aten.mm computes with torch.float32: the peak of TPU v5e"):
+        device_model(DeviceSpec("TPU v5e")).seconds(work)
+
+
+@pytest.mark.parametrize("name", ["RTX 3090", "RTX 4090", "RTX 5090", "L40S", "A100"])
+def test_tf32_is_never_slower_as_float32_kernels_stay_allowed(name):
+    """Winograd's algorithm in float32 does 4 of 9 multiply-adds, and tensor cores of GeForce cards have half rate."""
+    convolution = Work("aten.convolution (3x3)", "conv", torch.float32, (1, 100352, 64, 576, 1792, 56), 0, 51_000_000)
+    convolution = convolution._replace(flops=2 * 100352 * 64 * 576)
+    exact, rounded = (device_model(DeviceSpec(name), tf32=tf32) for tf32 in (False, True))
+    for work in (convolution, gemm(4096, 4096, 4096, dtype=torch.float32)):
+        assert rounded.seconds(work) <= exact.seconds(work)

@@ -107,11 +107,13 @@ def test_the_model_is_untouched():
         (("A100", "eager", 1), "backward must be True or False, got 1"),
         (("A100", "eager", False, "adamw"), "pass backward=True"),
         (("cpu",), "call calibrate"),
+        (("cpu:0",), "call calibrate"),
+        (("cuda:7",), "if it is available"),
         (("cuda",), "if it is available"),
     ],
 )
 def test_bad_input(arguments, said):
-    if arguments == ("cuda",) and torch.cuda.is_available():
+    if arguments[0].startswith("cuda") and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     with pytest.raises(InputError, match=said):
         statistics().estimate_latency(*arguments)

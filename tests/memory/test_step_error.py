@@ -184,3 +184,16 @@ def test_a_checkpointed_module_that_runs_differently_again():
         StepError, match=r"CheckpointError: .*; a checkpointed module runs again and must save the same"
     ):
         stats.memory(checkpoint=["1"])
+
+
+def casts_itself(self, x):
+    return self.linear(x.float())
+
+
+@pytest.mark.parametrize("what", sorted(STEPS.keys() - {"measure_memory"}))
+def test_a_forward_that_casts_itself_does_not_take_another_dtype(what):
+    stats = Statistics(model(casts_itself), (1, 4))
+    dtypes = "expects operands of one dtype, got torch.bfloat16, torch.float32, torch.bfloat16; dtype= converts"
+    with pytest.raises(StepError, match=f"forward of the step failed: .*{dtypes} .*: pass autocast= instead"):
+        STEPS[what](stats, dtype=torch.bfloat16)
+    STEPS[what](stats, autocast=torch.bfloat16)

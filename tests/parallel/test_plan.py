@@ -416,6 +416,20 @@ def test_small_layers_outside_of_blocks_are_no_units():
     assert plan.units == (("0",),)  # it has 100,000,000 parameters, the second 9,999 x 10,001 = 99,999,999
 
 
+def test_a_block_whose_layers_are_in_a_list_is_a_unit():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    assert Statistics(nn.Sequential(Block(), Block()), (2, 4)).parallel_plan(shard=2).units == (("0",), ("1",))
+
+
 def test_blocks_whose_tensors_are_written_in_place_are_no_units():
     plan = plan_of("in_place", shard=2)
     works = "x = x + y instead of x += y works"
