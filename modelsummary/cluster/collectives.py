@@ -23,8 +23,14 @@ from importlib.resources import files
 from math import ceil, log2
 from typing import Any, NamedTuple
 
-from modelsummary.cluster.protocols import Links, Switch, seconds_of_protocols, seconds_of_small_message
-from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.protocols import (
+    Links,
+    Switch,
+    seconds_in_switch,
+    seconds_of_protocols,
+    seconds_of_small_message,
+)
+from modelsummary.cluster.topology import PCIE_BANDWIDTH, Cluster
 from modelsummary.errors import InputError
 
 __all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
@@ -32,7 +38,6 @@ __all__ = ["OPERATIONS", "Network", "RankGroup", "collective_fits"]
 _UNIT_BANDWIDTH, _MOST_UNITS = 12e9, 24  # bytes per second that one unit moves, and the most units of a collective
 _SWITCHED = (3, 32)  # least and most ranks that NCCL reduces in a switch (NCCL_MAX_NVLS_ARITY)
 _SWITCH_LOSS = {"blackwell": 0.74 / 0.85}  # of the share of links, against Hopper: nvlsEfficiency in NCCL's tuner
-_PCIE = 64e9  # bytes per second and direction of sixteen lanes of the fifth generation
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -108,6 +113,9 @@ class Network:
         found = [self._ring(passes, nbytes, group)]
         if self._has_protocols:
             found.append(seconds_of_protocols(operation, nbytes, self._links(group)))
+        elif operation == "all_reduce" and (switch := self._switch(group)) is not None:
+            to_and_from = self._base + 2 * self._link_step
+            found.append(seconds_in_switch(nbytes, n, switch._replace(base=to_and_from)))
         if group.nodes > 1:
             if group.per_node > 1:
                 found.append(self._in_phases(passes, nbytes, group))
@@ -133,19 +141,19 @@ class Network:
 
     @property
     def _kind(self) -> str:
-        return "nvlink" if self.cluster.link_bandwidth > _PCIE else "pcie"
+        return "nvlink" if self.cluster.link_bandwidth > PCIE_BANDWIDTH else "pcie"
 
     def _links(self, group: RankGroup) -> Links:
         share = float(collective_fits()["link"]["ll128"])
         most = share * self._inside(group)
         generation, bandwidth = self.cluster.device.generation, self._bandwidth(group)
-        switch = self._switch if group.nodes == 1 and _SWITCHED[0] <= group.size <= _SWITCHED[1] else None
-        return Links(group.size, group.nodes, group.per_node, bandwidth, most, self._kind, generation, switch)
+        nodes, per_node, switch = group.nodes, group.per_node, self._switch(group)
+        return Links(group.size, nodes, per_node, bandwidth, most, self._kind, generation, switch)
 
-    @property
-    def _switch(self) -> Switch | None:
-        """The switch of a node, if it reduces."""
-        if not self.cluster.reduces_in_switch:
+    def _switch(self, group: RankGroup) -> Switch | None:
+        """Return the switch that reduces for a group; None if none does."""
+        least, most = _SWITCHED
+        if group.nodes > 1 or not least <= group.size <= most or not self.cluster.reduces_in_switch:
             return None
         fit = collective_fits()["switch"]
         share = float(fit["share"]) * _SWITCH_LOSS.get(self.cluster.device.generation, 1.0)

@@ -15,8 +15,9 @@ import torch
 from modelsummary.costs.device_spec import DeviceSpec
 from modelsummary.errors import InputError, MissingExtraError, close_to, is_number
 
-__all__ = ["PRESETS", "Cluster"]
+__all__ = ["PCIE_BANDWIDTH", "PRESETS", "Cluster"]
 
+PCIE_BANDWIDTH = 64e9  # bytes per second and direction of sixteen lanes of the fifth generation
 _NVLINK_4 = 900e9  # bytes per second of all NVLinks of a Hopper SXM module, both directions
 
 
@@ -39,8 +40,8 @@ class Cluster:
         link_efficiency: fraction of ``link_bandwidth`` that large messages reach; None: as fitted.
         network_efficiency: fraction of ``network_bandwidth`` that large messages reach; None: see ``collectives``.
         memory_bytes: memory of a device that training may use. Default: what torch sees of the device's memory.
-        nvlink_sharp: whether the switches of a node reduce. Default: as for SXM modules since Hopper, whose NVLinks
-            have 900 GB/s or more.
+        nvlink_sharp: whether the switches of a node reduce. Default: True for SXM modules since Hopper, whose NVLinks
+            have 900 GB/s or more, unless ``link_bandwidth`` is 64 GB/s or less, as of PCIe.
 
     Raises:
         InputError: a value is out of range, or the device is unknown.
@@ -109,8 +110,8 @@ class Cluster:
         """Whether the switches of a node reduce, by NVLink Sharp."""
         if self.nvlink_sharp is not None:
             return self.nvlink_sharp
-        links = self.device.interconnect or 0.0
-        return links >= _NVLINK_4 and self.device.generation in ("hopper", "blackwell")
+        has_switch = (self.device.interconnect or 0.0) >= _NVLINK_4 and self.link_bandwidth > PCIE_BANDWIDTH
+        return has_switch and self.device.generation in ("hopper", "blackwell")
 
     @property
     def devices(self) -> int:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import cycle
+from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ __all__ = ["seconds_of"]
 _LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS_OF_ROUNDS = 5, 60, 0.7
 _OTHERS_PER_CALL = 10
 _AHEAD = 4  # calls between the use of an argument by another operator and the call
-_HELD_BYTES = 2**31  # arguments and results that exist at the same time
+_HELD_BYTES, _HELD_SHARE = 2**31, 1 / 4  # arguments and results at the same time; of the free memory
+_UNKNOWN_FREE = 2**31  # bytes of free memory where the system does not report it
 _GROUP_CALLS = 64  # in a round; more would be colder than in a model
 _LONGEST = 1.5  # times the median: longer runs were interrupted
 _UNDISTURBED = 0.95  # least share of a core in a run that counts
@@ -75,7 +77,7 @@ def seconds_of(
             flush.sum()
             return _round(group, timed, others)
 
-        for part in _parts(calls):
+        for part in _parts(calls, min(_HELD_BYTES, int(_HELD_SHARE * _free_bytes(device)))):
             ready = [_ready(call, device, cold=cold_bytes > 0) for call in part]
             runs = [each for each in ready if each is not None]
             seconds = iter(_in_turns(runs, one_round, done))
@@ -136,13 +138,23 @@ def _range_of(tensor: Tensor) -> tuple[Tensor, float, float] | None:
     return (whole, least, largest) if least <= largest else None  # no range if an element is NaN
 
 
-def _parts(calls: Sequence[OperatorCall]) -> Iterator[list[OperatorCall]]:
-    """Yield successive calls whose arguments and results fit into memory together."""
+def _free_bytes(device: torch.device) -> int:
+    """Return the bytes of memory that are free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    info = Path("/proc/meminfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    found = (int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:"))
+    return next(found, _UNKNOWN_FREE)
+
+
+def _parts(calls: Sequence[OperatorCall], most_bytes: int) -> Iterator[list[OperatorCall]]:
+    """Yield successive calls whose arguments and results have at most so many bytes, or one call."""
     part: list[OperatorCall] = []
     held = 0
     for call in calls:
         size = sum(spec.nbytes for spec in (*call.tensors, *call.outputs))
-        if part and held + size > _HELD_BYTES:
+        if part and held + size > most_bytes:
             yield part
             part, held = [], 0
         part.append(call)

@@ -132,6 +132,21 @@ def test_large_all_reduces_of_hopper_and_blackwell():
         assert 14 / 8 * 2**33 / seconds == pytest.approx(published, rel=0.03)
 
 
+def test_latencies_of_the_user_leave_the_switch(switched):
+    # two messages after the base of 30 us, to the switch and back; rings take 30 + 14 * 3 us and 14/8 of the data
+    own = Network(Cluster("H100", nodes=2, link_bandwidth=400e9, link_latency=3e-6))
+    large = 36e-6 + 9 / 8 * (2**30 + 128 * 2**17) / 320e9
+    assert own.seconds("all_reduce", 2**30, RankGroup(8, 8)) == pytest.approx(large)
+    other = Network(Cluster("H100", nodes=2, link_bandwidth=400e9, network_latency=14e-6))
+    both = [each.seconds("all_reduce", 2**30, RankGroup(8, 8)) for each in (switched, other)]
+    assert both[0] == pytest.approx(both[1], rel=0.01)
+
+
+def test_pcie_has_no_switch_that_reduces():
+    assert not Cluster("H100", link_bandwidth=32e9).reduces_in_switch
+    assert Cluster("H100", link_bandwidth=200e9).reduces_in_switch
+
+
 @pytest.mark.parametrize(
     ("device", "reduces"),
     [("A100", False), ("H100", True), ("H100 PCIe", False), ("H200", True), ("B300", True), ("RTX 4090", False)],
@@ -169,8 +184,8 @@ def test_two_ranks_take_simple_where_nccl_prefers_it():
 @pytest.mark.parametrize("protocols", [True, False])
 def test_time_grows_with_ranks(preset, protocols):
     """Full nodes, for one protocol; a node that is not full is as slow as a full one. Switches do not reduce."""
-    own = {"nvlink_sharp": False} if protocols else {"link_latency": 3e-6, "network_latency": 14e-6}
-    network = Network(Cluster.preset(preset, nodes=16, **own))
+    own = {} if protocols else {"link_latency": 3e-6, "network_latency": 14e-6}
+    network = Network(Cluster.preset(preset, nodes=16, nvlink_sharp=False, **own))
     per_node = network.cluster.devices_per_node
     for operation in ("all_reduce", "all_gather"):
         for nbytes in (1e3, 1e9):

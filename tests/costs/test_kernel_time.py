@@ -154,7 +154,7 @@ def test_attention_whose_speed_was_not_measured():
         device_model(DeviceSpec("A100"), attention="cudnn")
     volta, flops = device_model(DeviceSpec("V100")), attention(head=128).flops
     reached = flops / volta.computing(attention(head=128))
-    assert reached == pytest.approx(volta.spec.peak(HALF) * volta.tensor, rel=0.25)  # as fast as its products
+    assert reached == pytest.approx(0.75 * volta.spec.peak(HALF) * volta.tensor, rel=0.1)  # as fitted to an RTX 3090
 
 
 @settings(deadline=None, max_examples=50)

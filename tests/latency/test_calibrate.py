@@ -6,7 +6,7 @@ from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.cli import run
-from modelsummary.costs.kernel_table import table_of
+from modelsummary.costs.kernel_table import KernelTable, machine_of, table_of
 from modelsummary.latency.host_time import host_seconds, other_operators
 from modelsummary.latency.predict import TABLE_ERROR
 from tests.untouched import untouched
@@ -39,6 +39,16 @@ def test_a_model_is_measured_and_predicted_exactly():
     assert estimate > 1e3 * sum(each.seconds for each in stats.kernels())  # calls of modules and views come on top
     assert "kernel table of this machine" in str(estimate)
     assert stats["linear"].estimated_latency_ms > 0
+
+
+def test_facts_that_a_table_of_an_earlier_version_lacks_are_measured():
+    stats = Statistics(Small(), torch.randint(0, 50, (4, 6)))
+    stats.calibrate()
+    table = KernelTable.load(machine_of(torch.device("cpu")))
+    del table.facts["next_view"], table.visits["next_view"]
+    table.save()
+    assert stats.calibrate().measured == 0
+    assert "next_view" in table_of(torch.device("cpu")).facts
 
 
 def test_a_model_that_was_not_measured_is_interpolated():

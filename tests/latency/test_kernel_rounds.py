@@ -131,13 +131,23 @@ def test_groups_of_64_calls_take_turns(monkeypatch):
     assert order == [*range(70)] * 6  # once before the clock, then five rounds of both groups
 
 
-def test_parts_hold_two_gibibytes():
+def test_parts_hold_two_gibibytes_or_a_quarter_of_free_memory(monkeypatch):
     small = [made(None) for _ in range(130)]
-    assert [len(part) for part in kernel_rounds._parts(small)] == [130]
+    assert [len(part) for part in kernel_rounds._parts(small, 2**31)] == [130]
     large = [made(None, (2**28,)) for _ in range(3)]  # 1 GiB of arguments, and as much of results
-    assert [len(part) for part in kernel_rounds._parts(large)] == [1, 1, 1]
-    assert [len(part) for part in kernel_rounds._parts([*small[:3], large[0]])] == [3, 1]
-    assert list(kernel_rounds._parts([])) == []
+    assert [len(part) for part in kernel_rounds._parts(large, 2**31)] == [1, 1, 1]
+    assert [len(part) for part in kernel_rounds._parts([*small[:3], large[0]], 2**31)] == [3, 1]
+    assert list(kernel_rounds._parts([], 2**31)) == []
+    limits = []
+    monkeypatch.setattr(kernel_rounds, "_parts", lambda _, most_bytes: limits.append(most_bytes) or [])
+    for free in (2**40, 2**30):
+        monkeypatch.setattr(kernel_rounds, "_free_bytes", lambda _, free=free: free)
+        assert seconds_of([], CPU) == []
+    assert limits == [2**31, 2**28]
+
+
+def test_free_memory_is_a_plausible_number_of_bytes():
+    assert 2**20 < kernel_rounds._free_bytes(CPU) < 2**50
 
 
 def test_calls_in_place_keep_their_values_in_range():
