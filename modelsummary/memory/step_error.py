@@ -44,11 +44,11 @@ def remedies_for(*, train: bool, forward_only: str = "mode='inference'", convert
     >>> remedies_for(train=True)["forward"]
     "; mode='inference' runs the forward without gradients"
     """
-    forward = _CONVERTED if converted else f"; {forward_only} runs the forward without gradients"
+    converting = _CONVERTED if converted else ""
     if not train:
-        return {"forward": forward} if converted else {}
+        return {"forward": converting}
     return {
-        "forward": forward,
+        "forward": f"{converting}; {forward_only} runs the forward without gradients",
         "loss": "; loss takes the model's result and returns the scalar that you train on",
         "backward": "; pass loss=, a function from the model's result to the scalar that you train on,"
         f" or {forward_only}",

@@ -197,3 +197,14 @@ def test_a_forward_that_casts_itself_does_not_take_another_dtype(what):
     with pytest.raises(StepError, match=f"forward of the step failed: .*{dtypes} .*: pass autocast= instead"):
         STEPS[what](stats, dtype=torch.bfloat16)
     STEPS[what](stats, autocast=torch.bfloat16)
+
+
+def fails_with_gradients(self, x):
+    if torch.is_grad_enabled():
+        raise ValueError("no gradients")
+    return self.linear(x)
+
+
+def test_another_dtype_need_not_be_the_cause():
+    with pytest.raises(StepError, match=r"autocast= instead; mode='inference' runs the forward without gradients$"):
+        Statistics(model(fails_with_gradients), (1, 4)).memory(dtype=torch.bfloat16)
