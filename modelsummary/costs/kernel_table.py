@@ -17,7 +17,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from math import exp, log
+from itertools import chain
+from math import exp, inf, log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -97,6 +98,12 @@ class Entry:
         if cold_seconds is not None:
             self.cold_seconds = _after_visit(self.cold_visits, cold_seconds)
 
+    @property
+    def figures(self) -> list[float]:
+        """All its numbers: sizes, work, seconds and bytes."""
+        known = [each for each in (self.seconds, self.cold_seconds, self.workspace) if each is not None]
+        return [*known, *self.sizes, self.flops, self.nbytes, *self.visits, *self.cold_visits]
+
     @classmethod
     def of(cls, work: Work) -> Entry:
         """Return the entry of a kernel that was not measured yet."""
@@ -141,7 +148,9 @@ class KernelTable:
                 raise ValueError("another machine or version wrote it")
             entries = {key: Entry(**each) for key, each in stored["entries"].items()}
             visits = {name: [float(value) for value in values] for name, values in stored["visits"].items()}
-            return cls(machine, entries, {name: float(value) for name, value in stored["facts"].items()}, visits)
+            facts = {name: float(value) for name, value in stored["facts"].items()}
+            _check_figures([facts.values(), *visits.values(), *(each.figures for each in entries.values())])
+            return cls(machine, entries, facts, visits)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             said = f"{type(error).__name__}: {error}"
             warnings.warn(f"the kernel table {path} is ignored: {said:.120}; calibrate again", stacklevel=2)
@@ -255,6 +264,13 @@ class KernelTable:
         """Add the facts of one visit."""
         for name, value in found.items():
             self.facts[name] = _after_visit(self.visits.setdefault(name, []), value)
+
+
+def _check_figures(groups: Iterable[Iterable[float]]) -> None:
+    """Raise ``ValueError`` unless all figures are finite numbers from 0 on."""
+    for figure in chain.from_iterable(groups):
+        if not isinstance(figure, (int, float)) or not 0 <= figure < inf:
+            raise ValueError(f"expected numbers from 0 on, got {figure!r}")
 
 
 def _after_visit(visits: list[float], found: float) -> float:

@@ -226,7 +226,7 @@ class DeviceModel:
         return 1.0 + float(own["slowdown"]) * row / (row + 1024 * float(own["reach_kib"]))
 
     def _fetched_again(self, work: Work) -> float:
-        """Return the bytes of operands that the waves of tiles of a product fetch again."""
+        """Return the bytes of operands that the waves of tiles of a product fetch, beside one pass over all bytes."""
         own = self._path(work.dtype)["gemm"].get("refetch", {})
         factor = float(own.get(self.spec.generation, 0.0))
         if not factor or work.op_class != "gemm" or work.sizes[0] != 1 or not all(work.sizes):

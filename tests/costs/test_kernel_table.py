@@ -65,6 +65,17 @@ def test_a_damaged_file_is_ignored_with_a_warning(machine, text):
         assert KernelTable.load(machine).entries == {}
 
 
+@pytest.mark.parametrize("figure", ['"fast"', "NaN", "Infinity", "-1e-06"])
+@pytest.mark.parametrize("place", ["seconds", "view"])
+def test_a_table_with_a_wrong_figure_is_ignored(machine, place, figure):
+    table = filled(machine)
+    table.facts["view"] = next(iter(table.entries.values())).seconds = 0.125
+    path = table.save()
+    path.write_text(path.read_text().replace(f'"{place}": 0.125', f'"{place}": {figure}'))
+    with pytest.warns(UserWarning, match=f"{path.name} is ignored: ValueError: "):
+        assert KernelTable.load(machine).entries == {}
+
+
 def test_the_table_of_another_machine_is_ignored(machine):
     filled(machine).save()
     other = Machine("a cpu", 4, "2.14")
