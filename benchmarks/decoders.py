@@ -33,7 +33,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from latency_truth import between_rounds
+from interleaved_runs import between_rounds
 
 from modelsummary import Statistics
 from modelsummary.costs.operator_work import is_free

@@ -22,7 +22,6 @@ between two visits of a model. Tables of kernels are made anew in a temporary fo
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
@@ -31,21 +30,21 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from interleaved_runs import Run, between_rounds, only_latest_visit, timed, typical
 from tabulate import tabulate
 from torch import nn
 
 from modelsummary import Statistics
 from modelsummary.costs.kernel_table import cache_folder
-from modelsummary.latency import calibrate_grid, kernel_rounds
+from modelsummary.latency import calibrate_grid
 from modelsummary.latency.calibrate import _cpu_share
-from modelsummary.latency.host_time import minor_faults, preemptions
+from modelsummary.latency.host_time import minor_faults
 
 TORCHVISION = (
     "resnet18 resnet50 mobilenet_v2 mobilenet_v3_large densenet121 shufflenet_v2_x1_0 efficientnet_b0 vgg11"
@@ -95,10 +94,6 @@ def cases() -> list[tuple[str, Callable[[], nn.Module], Callable[[int], torch.Te
     for name in TRANSFORMERS.split():
         found.append((name, lambda name=name: language_model(name), words))
     return found
-
-
-_LEAST_RUNS = 8  # of a visit, if there are so many rounds of calls
-Run = tuple[float, float]  # milliseconds, share of a core
 
 
 class Visit(NamedTuple):
@@ -161,74 +156,10 @@ class Subject:
         self.model.zero_grad(set_to_none=True)
 
 
-@contextmanager
-def only_latest_visit(tables: Path) -> Iterator[None]:
-    """Predict from the times of the latest visit alone."""
-    with tempfile.TemporaryDirectory() as folder:
-        for path in tables.rglob("*.json"):
-            table = json.loads(path.read_text())
-            table["facts"] |= {name: values[-1] for name, values in table["visits"].items()}
-            for entry in table["entries"].values():
-                for kept, visits in (("seconds", "visits"), ("cold_seconds", "cold_visits")):
-                    if entry.get(visits):
-                        entry[kept] = entry[visits][-1]
-            copy = Path(folder) / path.relative_to(tables)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(json.dumps(table))
-        os.environ["MODELSUMMARY_CACHE"] = folder
-        yield
-    os.environ["MODELSUMMARY_CACHE"] = str(tables)
-
-
-@contextmanager
-def between_rounds(run: Callable[[], None]) -> Iterator[None]:
-    """Call a function after each round of operator calls; after eight rounds, only in half of the time."""
-    real = kernel_rounds.counted
-    count, in_runs, latest = 0, 0.0, time.perf_counter()
-
-    def followed() -> None:
-        nonlocal count, in_runs, latest
-        begin = time.perf_counter()
-        in_runs -= begin - latest
-        if count < _LEAST_RUNS or in_runs <= 0:
-            run()
-            count += 1
-        latest = time.perf_counter()
-        in_runs += latest - begin
-
-    gc.collect()
-    gc.disable()
-    kernel_rounds.counted = lambda *_args: nullcontext(followed)
-    try:
-        yield
-    finally:
-        kernel_rounds.counted = real
-        gc.enable()
-
-
 def scalar(output: Any) -> torch.Tensor:
     """The sum of the first tensor of a result: a loss that costs nothing."""
     tensor = output if isinstance(output, torch.Tensor) else output[0]
     return tensor.sum()
-
-
-def timed(run: Callable[[], object]) -> Run:
-    """Milliseconds, and the share of a core that this thread had; 0 if another thread of the process lost its core."""
-    lost = preemptions()
-    cpu, begin = time.thread_time(), time.perf_counter()
-    run()
-    seconds = time.perf_counter() - begin
-    share = (time.thread_time() - cpu) / seconds
-    return 1e3 * seconds, 0.0 if torch.get_num_threads() > 1 and preemptions() > lost else share
-
-
-def typical(runs: list[Run], *, cpu_time: bool = False) -> float:
-    """The lower quartile of the runs of a visit that had their core; of their CPU time where that counts."""
-    if cpu_time:
-        runs = [(run * min(share, 1.0), 1.0) for run, share in runs]
-    quiet = [run for run, share in runs if share > 0.95]
-    chosen = sorted(quiet if len(quiet) >= 3 else [run for run, _ in runs])
-    return chosen[len(chosen) // 4]
 
 
 def step_of(backward: bool) -> dict[str, Any]:
