@@ -288,9 +288,8 @@ class Allocations(TorchDispatchMode):
 
         def followed(original: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
-                is_plain = all(
-                    type(each) in _PLAIN for each in tensors_in((args, kwargs))
-                )  # others do not add in place
+                # tensors of other classes do not add in place
+                is_plain = all(type(each) in _PLAIN for each in tensors_in((args, kwargs)))
                 self._in_layer += is_plain
                 try:
                     return original(*args, **kwargs)
