@@ -6,7 +6,7 @@ innermost running module. While the model runs, facts are only appended; ``tree`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from threading import get_ident
 from typing import Any
 
@@ -16,6 +16,7 @@ from modelsummary import _torch
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.operator_mode import Costs, Execution, Operators
 from modelsummary.capture.values import argument_sizes, result_sizes
+from modelsummary.errors import InputError
 from modelsummary.layer_info import Sizes
 
 __all__ = ["Call", "Watch"]
@@ -49,6 +50,25 @@ class Call(Costs):
 _OTHER_THREAD = "calls in another thread"
 
 
+_LATER = {
+    Generator: ("a generator, which runs", "iterates over it", "list(model(...))"),
+    Coroutine: ("a coroutine, which runs", "awaits it", "asyncio.run(model(...))"),
+    AsyncGenerator: ("an asynchronous generator, which runs", "iterates over it", "a list of its items"),
+}
+
+
+def _check_ran(output: Any) -> None:
+    """Raise ``InputError`` if the forward only returned an object that runs later."""
+    for kind, (what, how, remedy) in _LATER.items():
+        if isinstance(output, kind):
+            if isinstance(output, Coroutine):
+                output.close()  # Python warns of one that nobody awaits
+            raise InputError(
+                f"the forward returns {what} only while somebody {how}, so nothing ran; pass a module around the model "
+                f"whose forward returns {remedy}"
+            )
+
+
 class Watch:
     """A run in which every module call of this thread becomes a ``Call`` and every operator is counted.
 
@@ -75,6 +95,7 @@ class Watch:
         try:
             with calls_wrapped(self._wrapper), self._operators:
                 output = root.module(*args, **kwargs)
+            _check_ran(output)
         except Exception:
             self._note_failure(root)
             raise

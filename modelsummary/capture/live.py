@@ -22,6 +22,7 @@ class LiveModel:
         execution: ``"shape"`` or ``"real"``, whichever is known to work.
         batch_dim: batch dimension of the inputs; None if it was not given.
         compiled: the compiled model that was passed, which is timed instead; None if there is none.
+        added: FQN of a module that the forward adds to the model; None if there is none.
     """
 
     model: nn.Module
@@ -29,8 +30,12 @@ class LiveModel:
     execution: str
     batch_dim: int | None = None
     compiled: nn.Module | None = None
+    added: str | None = None
 
     @property
     def uninitialized(self) -> str | None:
-        """The FQN of a parameter without a shape (of a lazy module); None if all have shapes."""
-        return next((fqn for fqn, parameter in self.model.named_parameters() if is_lazy(parameter)), None)
+        """What the first forward makes: the shape of a lazy parameter, or a module; None if all are there."""
+        if self.added is not None:
+            return f"the forward adds module {self.added!r}"
+        lazy = next((fqn for fqn, parameter in self.model.named_parameters() if is_lazy(parameter)), None)
+        return None if lazy is None else f"parameter {lazy!r} is not initialised"

@@ -19,6 +19,7 @@ __all__ = [
     "ModuleFacts",
     "Owned",
     "Totals",
+    "cycle_in",
     "groups_of",
     "kernel_size_of",
     "module_facts",
@@ -116,6 +117,34 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return [module for _, module in named_modules(model)]
 
 
+def cycle_in(model: nn.Module) -> str | None:
+    """Return the path of a child that is one of the modules around it; None if the modules are a tree.
+
+    >>> inner = nn.Linear(4, 2)
+    >>> model = nn.Sequential(inner)
+    >>> inner.parent = model
+    >>> cycle_in(model), cycle_in(nn.Sequential(nn.ReLU()))
+    ('0.parent', None)
+    """
+    done: set[int] = set()
+    around: set[int] = set()
+    pending: list[tuple[str, nn.Module]] = [("", model)]
+    while pending:
+        path, module = pending[-1]
+        children = [] if id(module) in around else list(module._modules.items())
+        around.add(id(module))
+        for name, child in reversed(children):
+            if child is not None and id(child) in around:
+                return f"{path}.{name}".lstrip(".")
+            if child is not None and id(child) not in done:
+                pending.append((f"{path}.{name}".lstrip("."), child))
+        if pending[-1][1] is module:
+            pending.pop()
+            around.discard(id(module))
+            done.add(id(module))
+    return None
+
+
 def tensors_of_modules(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Yield the parameters and buffers of these modules, a tied one each time that it is registered."""
     for module in modules:
@@ -175,15 +204,21 @@ def module_facts(model: nn.Module) -> dict[int, ModuleFacts]:
 
 
 def _collect(facts: dict[int, ModuleFacts]) -> None:
-    """Fill ``all_parameters`` and ``all_buffers``, descendants first, without recursion as models can be deep."""
+    """Fill ``all_parameters`` and ``all_buffers``, descendants first, without recursion as models can be deep.
+
+    A child that refers to a module around it, as ``self.parent = parent`` does, does not count that module's tensors.
+    """
+    begun: set[int] = set()
     done: set[int] = set()
     pending = [next(iter(facts))]
     while pending:
         own = facts[pending[-1]]
-        missing = [child for child in own.children if child not in done]
-        if missing:
-            pending.extend(missing)
-            continue
+        if pending[-1] not in begun:
+            begun.add(pending[-1])
+            missing = [child for child in own.children if child not in begun]
+            if missing:
+                pending.extend(reversed(missing))
+                continue
         key = pending.pop()
         if key in done:
             continue

@@ -79,9 +79,9 @@ def simulate(
 
 
 def check_initialized(live: LiveModel) -> None:
-    """Raise ``InputError`` if a parameter has no shape yet."""
+    """Raise ``InputError`` if a parameter has no shape yet, or the forward adds a module."""
     if live.uninitialized is not None:
-        raise InputError(f"predicting memory: parameter {live.uninitialized!r} is not initialised; run the model once")
+        raise InputError(f"predicting memory: {live.uninitialized}; run the model once")
 
 
 def simulate_step(
@@ -162,7 +162,7 @@ def run_step(
     is_absent = wanted != device
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
     has_values = own.type != "meta" and not any(tensor.is_meta for tensor in given)
-    can_run = has_values and plan.dtype is None and (wanted == own or notes_operators)
+    can_run = has_values and plan.dtype is None and plan.stage is None and (wanted == own or notes_operators)
     forward_only = "backward=False" if notes_operators else "mode='inference'"
     remedies = remedies_for(train=plan.train, forward_only=forward_only, converted=plan.dtype is not None)
     options: dict[str, Any] = {
@@ -187,7 +187,7 @@ def run_step(
         if reason is None:
             return read(run, _How(str(wanted), "shape", notes))
     if not can_run:
-        raise NeedsValuesError(reason, own)
+        raise NeedsValuesError(reason, own, run.doing)
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
         resizes, layers = run.allocations.following_resizes(), run.allocations.following_layers()

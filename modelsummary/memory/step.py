@@ -100,6 +100,7 @@ class StepRun:
         kind = Allocations if self._counts_bytes else OperatorNotes
         self.allocations = kind(block_bytes, self._position)
         self._timer = Timer(model, _OperatorClock(self.allocations))
+        self._names = {id(module): fqn for fqn, module in named_modules(model)}  # the forward may replace modules
         self._trained = [each for each in model.parameters() if each.requires_grad] if plan.train else []
         self._optimizer: torch.optim.Optimizer | None = None
         self._counts_attributes = not notes_operators  # finding them takes long, and only bytes depend on them
@@ -303,8 +304,7 @@ class StepRun:
         return phases
 
     def _fqns(self) -> list[str | None]:
-        names = {id(module): fqn for fqn, module in named_modules(self.model)}
-        return [None if call is None else names[id(call.module)] for call in self._calls()]
+        return [None if call is None else self._names[id(call.module)] for call in self._calls()]
 
     def _calls(self) -> list[TimedCall | None]:
         """Return the module call that each operator belongs to, or None."""
@@ -342,11 +342,10 @@ class StepRun:
     def _rows(self) -> dict[int, tuple[str, int]]:
         """Return the FQN and call index of each module call, by the id of the call."""
         assert self._step is not None
-        names = {id(module): fqn for fqn, module in named_modules(self.model)}
         counts: defaultdict[str, int] = defaultdict(int)
         rows = {}
         for call in self._step.root().walk():
-            fqn = names[id(call.module)]
+            fqn = self._names[id(call.module)]
             rows[id(call)] = fqn, counts[fqn]
             counts[fqn] += 1
         return rows

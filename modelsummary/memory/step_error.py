@@ -17,14 +17,15 @@ class NeedsValuesError(InputError):
 
     Attributes:
         reason: the operator that needs them.
+        phase: what ran: ``"forward"``, ``"loss"``, ``"backward"``, or ``"step"`` for the optimizer's.
     """
 
-    def __init__(self, reason: str, device: object) -> None:
+    def __init__(self, reason: str, device: object, phase: str = "forward") -> None:
         super().__init__(
             f"{reason}, so the step must run for real: on the model's device ({device}), with its dtype, and with "
             "values"
         )
-        self.reason = reason
+        self.reason, self.phase = reason, phase
 
 
 _CONVERTED = (

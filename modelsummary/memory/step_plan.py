@@ -128,7 +128,8 @@ def step_plan(mode: str, options: StepOptions, root: LayerInfo | None = None) ->
         InputError: an option is unknown, or its value is unusable.
     """
     if mode not in ("train", "inference"):
-        raise InputError(f"mode must be 'train' or 'inference', got {mode!r}")
+        hint = f"; an optimizer goes by name: optimizer={mode!r}" if _is_optimizer(mode) else ""
+        raise InputError(f"mode must be 'train' or 'inference', got {mode!r:.80}{hint}")
     _check(options)
     checkpoint = options.get("checkpoint")
     if checkpoint in ("every", "sqrt"):
@@ -170,6 +171,12 @@ def _check(options: Mapping[str, Any]) -> None:
     block = options.get("block_bytes")
     if block is not None and (type(block) is not int or block < 1):
         raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")
+
+
+def _is_optimizer(value: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, torch.optim.Optimizer)
+    return isinstance(value, torch.optim.Optimizer) or (isinstance(value, str) and value.lower() in OPTIMIZERS)
 
 
 def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:

@@ -118,15 +118,19 @@ def _rank(plan: ParallelPlan, rank: int, ranks: int) -> Iterator[None]:
 
 @contextmanager
 def _about_values(plan: ParallelPlan) -> Iterator[None]:
-    """Run the body. Raise ``InputError`` if the forward needs values, which the copy of a rank lacks."""
+    """Run the body. Raise ``InputError`` if the step needs values, which the copy of a rank lacks."""
     try:
         yield
     except NeedsValuesError as error:
-        raise InputError(
-            f"memory of a rank is predicted on shapes, but {error.reason} in the forward of {plan.model_class}, as "
-            "where each expert of a list takes the tokens that its router chose; measure a step of the sharded "
-            "model instead, or let experts take all tokens"
-        ) from error
+        where = {"step": "the optimizer", "loss": "the loss"}.get(error.phase, f"the forward of {plan.model_class}")
+        remedy = "; pass another one, or measure a step of the sharded model instead"
+        if error.phase not in ("step", "loss"):
+            remedy = (
+                ", as where each expert of a list takes the tokens that its router chose; measure a step of the "
+                "sharded model instead, or let experts take all tokens"
+            )
+        message = f"memory of a rank is predicted on shapes, but {error.reason} in {where}{remedy}"
+        raise InputError(message) from error
 
 
 def _stages_of_rank(

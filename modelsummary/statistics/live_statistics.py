@@ -11,7 +11,8 @@ from torch import Tensor
 from modelsummary import memory as _memory
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
-from modelsummary.errors import NotLiveError
+from modelsummary.capture.modules import cycle_in
+from modelsummary.errors import InputError, NotLiveError
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
@@ -39,6 +40,18 @@ class LiveStatistics(ModelStatistics):
         if self._live is None:
             raise NotLiveError(self._not_live(what))
         return self._live
+
+    def _tree_for(self, what: str) -> LiveModel:
+        """Return the live model. Raise ``InputError`` if a forward adds a module, or a module contains itself."""
+        live = self._live_for(what)
+        if live.added is not None:
+            raise InputError(f"{what}: the forward adds module {live.added!r}; run the model once")
+        if (cycle := cycle_in(live.model)) is not None:
+            raise InputError(
+                f"{what} needs a tree of modules, but {cycle!r} is a module around it, so torch's state_dict(), to() "
+                "and train() do not end either; keep such a reference in a list: self.parent = [parent]"
+            )
+        return live
 
     @property
     def live(self) -> LiveModel:

@@ -11,7 +11,7 @@ from torch import nn
 from modelsummary.capture import Recording, capture, check_execution, list_layers
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.live import LiveModel
-from modelsummary.capture.modules import is_compiled, unwrap
+from modelsummary.capture.modules import is_compiled, named_modules, unwrap
 from modelsummary.capture.run import no_collection
 from modelsummary.errors import ForwardError, InputError
 from modelsummary.statistics.forward_error import failure
@@ -73,9 +73,14 @@ def live_model(called: nn.Module, call: CallArguments | None, recording: Recordi
     if recording.error is not None:
         if call.nothing_found:
             raise InputError(call.nothing_found) from recording.error
+        if isinstance(recording.error, InputError):
+            raise recording.error
         raise ForwardError(failure(unwrap(called), call, recording), ModelStatistics(**facts)) from recording.error
     compiled = called if is_compiled(called) else None
-    return LiveModel(unwrap(called), call, recording.execution, facts["batch_dim"], compiled)
+    model = unwrap(called)
+    names = {fqn for fqn, _ in named_modules(model)}
+    added = next((row.fqn for row in recording.root.walk() if row.fqn not in names), None)
+    return LiveModel(model, call, recording.execution, facts["batch_dim"], compiled, added)
 
 
 def facts_of(recording: Recording, batch_dim: int | None, options: TableOptions | None) -> Facts:

@@ -198,7 +198,7 @@ class Statistics(GraphStatistics):
         """
         from modelsummary.cluster.entry import simulate
 
-        live, make = self._live_for("simulating a step"), self.parallel_plan
+        live, make = self._tree_for("simulating a step"), self.parallel_plan
         return simulate(live, self.root, plan, cluster, global_batch, sequence, recipe, make)
 
     @exclusive
@@ -239,7 +239,7 @@ class Statistics(GraphStatistics):
         """
         from modelsummary.cluster import entry
 
-        live = self._live_for("planning")
+        live = self._tree_for("planning")
         if not isinstance(cluster, entry.Cluster) and (isinstance(cluster, int) or entry.is_deprecated(options)):
             splitter = self._current_splitter()
             return entry.pipeline_plans(self.root, splitter.facts, splitter.n_samples, cluster, global_batch, options)
@@ -293,7 +293,7 @@ class Statistics(GraphStatistics):
         from modelsummary.parallel.make import make_plan
 
         return make_plan(
-            self._live_for("a parallel plan"),
+            self._tree_for("a parallel plan"),
             self.root,
             tensor=tensor,
             data=data,
@@ -314,5 +314,6 @@ class Statistics(GraphStatistics):
         from modelsummary.split.model_splitter import ModelSplitter
 
         if self._splitter is None or not self._splitter.is_current():
-            self._splitter = ModelSplitter(self._live, list(self.root.walk()))
+            live = self._live if self._live is None else self._tree_for("a split")
+            self._splitter = ModelSplitter(live, list(self.root.walk()))
         return self._splitter

@@ -16,7 +16,8 @@ from modelsummary.views.labels import one_line
 __all__ = ["DiffRow", "ModelDiff", "ModuleSide", "diff_trees"]
 
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "renamed": ">", "same": ""}
-_MEASURES = {"params": "Params", "macs": "MACs", "params_bytes": "Bytes", "latency_ms": "Latency (ms)"}
+_MEASURES = {"params": "Params", "macs": "MACs", "bytes": "Bytes", "latency_ms": "Latency (ms)"}
+_TOTALS = (*_MEASURES, "params_bytes", "buffer_bytes")
 Number = int | float | None
 Change = tuple[Number, Number, Number]  # before, after, difference
 
@@ -50,6 +51,11 @@ class ModuleSide:
     input_size: Sizes
     output_size: Sizes
     latency_ms: float | None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of its own parameters and buffers."""
+        return self.params_bytes + self.buffer_bytes
 
     @property
     def structure(self) -> tuple[str, str]:
@@ -101,8 +107,8 @@ class ModelDiff(Printed):
     Attributes:
         rows: all modules, in the order of the second model; removed modules stand where they were.
         models: class names of the two models.
-        totals: ``"params"``, ``"macs"``, ``"params_bytes"``, ``"latency_ms"`` -> the figures of the two models and
-            their difference; None if unknown.
+        totals: ``"params"``, ``"macs"``, ``"bytes"`` (``"params_bytes"`` and ``"buffer_bytes"`` together),
+            ``"latency_ms"`` -> the figures of the two models and their difference; None if unknown.
 
     >>> from torch import nn
     >>> from modelsummary import Statistics
@@ -220,7 +226,7 @@ def diff_trees(before: LayerInfo, after: LayerInfo) -> ModelDiff:
     taken = set(pairs.values())
     pairs.update({fqn: fqn for fqn in one if fqn not in pairs and fqn in other and fqn not in taken})
     figures, new_figures = _figures(before), _figures(after)
-    totals = {name: _with_change(figures[name], new_figures[name]) for name in _MEASURES}
+    totals = {name: _with_change(figures[name], new_figures[name]) for name in _TOTALS}
     return ModelDiff(list(_rows(one, other, pairs)), (before.class_name, after.class_name), totals)
 
 
@@ -252,8 +258,14 @@ def _facts(rows: Sequence[LayerInfo], root: LayerInfo) -> ModuleSide:
 
 
 def _figures(root: LayerInfo) -> dict[str, Number]:
-    macs = root.macs if root.executed else None
-    return dict(zip(_MEASURES, (root.num_params, macs, root.params_bytes, root.latency_ms), strict=True))
+    return {
+        "params": root.num_params,
+        "macs": root.macs if root.executed else None,
+        "bytes": root.params_bytes + root.buffer_bytes,
+        "latency_ms": root.latency_ms,
+        "params_bytes": root.params_bytes,
+        "buffer_bytes": root.buffer_bytes,
+    }
 
 
 def _with_change(before: Number, after: Number) -> Change:
@@ -327,7 +339,7 @@ def _record(row: DiffRow) -> dict[str, Any]:
     for name in ("fqn", "class_name"):
         for side, facts in (("before", row.before), ("after", row.after)):
             record[f"{name}_{side}"] = None if facts is None else getattr(facts, name)
-    for name in _MEASURES:
+    for name in _TOTALS:
         record.update(zip((f"{name}_before", f"{name}_after", f"{name}_change"), row.change(name), strict=True))
     return record
 
@@ -340,7 +352,7 @@ def _names(row: DiffRow) -> str:
 
 
 def _header(measure: str, prefix: str) -> str:
-    unit = symbol(prefix, "B" if measure == "params_bytes" else "")
+    unit = symbol(prefix, "B" if measure == "bytes" else "")
     return f"{_MEASURES[measure]} ({unit})" if prefix else _MEASURES[measure]
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from modelsummary import InputError, Statistics
 from modelsummary.capture.calls import Watch
 from modelsummary.capture.execution.real import RealExecution
 from tests.models import Call, ClampsWeights
+from tests.untouched import untouched
 
 
 def watched(model, *args, **kwargs):
@@ -131,3 +133,47 @@ def test_a_hook_that_raises_ends_its_call():
     assert watch.running is watch.root
     assert [call.finished for call in watch.calls] == [True, False, True]
     assert len(model.a._forward_hooks) == 1
+
+
+class Streams(nn.Linear):
+    def forward(self, x):
+        yield super().forward(x)
+
+
+class Awaited(nn.Linear):
+    async def forward(self, x):
+        return super().forward(x)
+
+
+class StreamsAwaited(nn.Linear):
+    async def forward(self, x):
+        yield super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Streams, "a generator, which runs only while somebody iterates over it"),
+        (Awaited, "a coroutine, which runs only while somebody awaits it"),
+        (StreamsAwaited, "an asynchronous generator, which"),
+    ],
+)
+@pytest.mark.parametrize("execution", ["auto", "real"])
+def test_a_forward_that_only_returns_what_runs_later_is_refused(kind, what, execution):
+    model = kind(4, 4)
+    with untouched(model), pytest.raises(InputError, match=f"the forward returns {what}"):
+        Statistics(model, (2, 4), execution=execution)
+
+
+def test_a_generator_inside_the_model_runs_where_it_is_read():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Streams(4, 4)
+
+        def forward(self, x):
+            return list(self.inner(x))
+
+    stats = Statistics(Reads(), (2, 4))
+    assert stats.total_macs == 2 * 4 * 4
+    assert stats.memory().params == 80

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from modelsummary import InputError, Statistics
 from modelsummary.capture.modules import module_facts, modules_of, named_modules, tensors_of_modules, totals, unwrap
 from tests.models import Decoder, Nested
 
@@ -66,3 +68,35 @@ def test_unwrapping():
     model = nn.Linear(1, 1)
     assert unwrap(model) is model
     assert unwrap(nn.DataParallel(torch.compile(nn.DataParallel(model), backend="eager"))) is model
+
+
+class Child(nn.Module):
+    """A module that refers to the one around it, as editors of attention layers do."""
+
+    def __init__(self, parent):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.parent = parent
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Parent(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(Child(self) for _ in range(blocks))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_modules_that_refer_to_those_around_them():
+    stats = Statistics(Parent(30), (2, 4))  # a layer: 4 * 4 + 4 parameters, 2 * 4 * 4 multiply-adds
+    assert (stats.total_params, stats["blocks.7"].num_params, stats.total_macs) == (600, 20, 960)
+    assert stats.memory().params == 4 * 600
+    for verb in (lambda: stats.split(2), lambda: stats.parallel_plan(shard=2), lambda: stats.parallel_plan(tensor=2)):
+        with pytest.raises(InputError, match=r"a tree of modules, but 'blocks.0.parent' is a module around it"):
+            verb()

@@ -564,7 +564,9 @@ def test_largest(offset, slope, limit, steps):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "eval"}, "mode must be 'train' or 'inference', got 'eval'"),
+        ({"mode": "eval"}, "mode must be 'train' or 'inference', got 'eval'$"),
+        ({"mode": "AdamW"}, "got 'AdamW'; an optimizer goes by name: optimizer='AdamW'"),
+        ({"mode": torch.optim.SGD}, "an optimizer goes by name: optimizer=<class 'torch.optim.sgd.SGD'>"),
         ({"optimizer": "sdg"}, "optimizer must be one of 'sgd'.*, got 'sdg'"),
         ({"optimizer": 3}, "optimizer must be .* got 3"),
         ({"device": "vulkan"}, "device='vulkan' is not available on this machine; leave device out"),
@@ -678,3 +680,50 @@ def test_recurrent_layers_add_the_bias_of_the_inputs_in_place():
     before = 16 * 32 + 32 * 32 + 2 * 32 + 6 * 2 * 16 + 2 * 32  # parameters, input, first state
     peak = stats.memory("inference").peak
     assert peak == stats.measure_memory("inference").peak == 4 * (before + products + 2 * states)
+
+
+class Replaces(nn.Module):
+    """A model that replaces a layer after its call, and calls the new one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.second(self.first(x))
+        self.second = nn.Linear(4, 4, device=x.device)
+        return self.second(x)
+
+
+def test_a_layer_that_the_forward_replaces():
+    model = Replaces()
+    with untouched(model):
+        stats = Statistics(model, (2, 4))
+        memory = stats.memory(optimizer="sgd")
+        stats.estimate_latency("A100", backward=True)
+    assert stats.total_macs == 3 * 2 * 4 * 4
+    assert memory.params == 2 * 20 * 4
+
+
+class Adds(nn.Module):
+    """A model that adds a layer in its first forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not hasattr(self, "second"):
+            self.second = nn.Linear(4, 4)
+        return self.second(self.first(x))
+
+
+def test_a_layer_that_the_first_forward_adds():
+    model = Adds()
+    stats = Statistics(model, (2, 4))
+    assert (stats.total_params, stats.total_macs) == (40, 64)
+    for verb in (stats.memory, lambda: stats.estimate_latency("A100"), lambda: stats.parallel_plan(shard=2)):
+        with pytest.raises(InputError, match="the forward adds module 'second'; run the model once"):
+            verb()
+    model(torch.zeros(2, 4))
+    assert Statistics(model, (2, 4)).memory().params == 2 * 20 * 4

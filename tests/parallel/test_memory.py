@@ -247,3 +247,19 @@ def test_refusals(plan, statistics):
         statistics.parallel_plan(tensor=2).memory(microbatches=2)
     with pytest.raises(InputError, match="rank=2; expected an integer from 0 to 1"):
         plan.memory(2)
+
+
+class ReadsGradients(torch.optim.SGD):
+    """An optimizer whose step depends on values."""
+
+    def step(self, closure=None):
+        if all(p.grad.norm().item() < 1 for group in self.param_groups for p in group["params"]):
+            super().step(closure)
+
+
+def test_a_stage_whose_optimizer_needs_values():
+    plan = Statistics(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), (4, 8)).parallel_plan(pipeline=2)
+    with pytest.raises(InputError, match="needs the values of a tensor in the optimizer; pass another one"):
+        plan.memory(0, optimizer=ReadsGradients)
+    with pytest.raises(InputError, match="needs the values of a tensor in the loss; pass another one"):
+        plan.memory(1, loss=lambda output: output.sum() * output.sum().item())

@@ -154,6 +154,10 @@ def test_settings_and_buffers():
         ("changed", "0", "0", ("settings",)),
         ("changed", "1", "1", ("buffer_bytes", "settings")),
     ]
+    # Running mean and variance, of 4 floats each, and the 8 bytes of the number of batches are gone.
+    assert one.diff(two).totals["bytes"] == (72, 32, -40)
+    assert "Bytes: 72 -> 32" in str(one.diff(two))
+    assert one.diff(two).totals["params_bytes"] == (32, 32, 0)
     pickled = pickle.loads(pickle.dumps(one))  # without live modules their settings are not known
     assert found(pickled.diff(two)) == [("changed", "1", "1", ("buffer_bytes",))]
 
