@@ -72,7 +72,7 @@ class GlooNetwork(Network):
         """Return the seconds of a collective."""
         return 0.0 if group.size == 1 or not nbytes else self._between(operation, nbytes, group.size)
 
-    def send(self, nbytes: float, stride: int) -> float:  # noqa: ARG002
+    def send(self, nbytes: float, *, is_inside: bool) -> float:  # noqa: ARG002
         """Return the seconds of a message, to whichever process."""
         return self._between("send", nbytes, 2) if nbytes else 0.0
 
@@ -131,7 +131,10 @@ def host_seconds(plan: Plan, model: StepModel, simulator: StepSimulator, costs: 
     seconds = microbatches * (operators * costs.operator + layers * costs.layer) / plan.pipeline
     if plan.zero == 3:
         units = len(model.blocks) + 1
-        parameters = sum(times[name] * len(part.params) for name, part in parts.items())
+        parameters = sum(
+            times[name] * sum(weight.kind != "buffer" for weight in part.weights.values())
+            for name, part in parts.items()
+        )
         seconds += microbatches * units * costs.unit + parameters * costs.parameter
     if plan.pipeline > 1:
         waits = (microbatches + plan.pipeline - 1) / microbatches  # the others wait for it as for its operators

@@ -30,6 +30,7 @@ from modelsummary import Statistics
 from modelsummary.cluster import Cluster, Plan, Recipe, StepEstimate, StepModel
 from modelsummary.cluster.pipeline import in_flight
 from modelsummary.cluster.step_model import Share
+from modelsummary.cluster.weights import Weights
 
 MEGATRON = Recipe(
     dtype=torch.float16,
@@ -180,7 +181,7 @@ def memory_table() -> list[list[object]]:
         schedule = "interleaved1f1b" if virtual > 1 else "1f1b"
         blocks = layers // (p * virtual) * max(map(sum, in_flight(schedule, p, virtual, 8 * p, 0)))
         weights, most, least = FIGURE_1[name]
-        state = layers // p * sum(one.params.values()) * 18 / 2**30
+        state = layers // p * Weights.of(one.weights.values()).elements * 18 / 2**30
         pairs = [("fig. 1, weights and optimizer (GiB)", weights, state)]
         pairs += [("fig. 1, activations (GiB)", most, blocks * kept["tensor"] / 2**30)]
         pairs += [("fig. 1, activations, both techniques (GiB)", least, blocks * kept["both"] / 2**30)]

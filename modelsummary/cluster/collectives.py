@@ -123,11 +123,15 @@ class Network:
                 found.append(self._tree(nbytes, group))
         return min(found)
 
-    def send(self, nbytes: float, stride: int) -> float:
-        """Return the seconds of a message to the rank that is ``stride`` ranks away."""
+    def in_one_node(self, sender: int, receiver: int, ranks: int = 1) -> bool:
+        """Return True if each of ``ranks`` consecutive ranks from ``sender`` on has its receiver in its own node."""
+        size = self.cluster.devices_per_node
+        return all((sender + rank) // size == (receiver + rank) // size for rank in range(min(ranks, size)))
+
+    def send(self, nbytes: float, *, is_inside: bool) -> float:
+        """Return the seconds of a message to another rank, inside of a node or between nodes."""
         if not nbytes:
             return 0.0
-        is_inside = stride < self.cluster.devices_per_node
         step, bandwidth = (self._link_step, self._link) if is_inside else (self._network_step, self._network)
         seconds = self._base + step + nbytes / bandwidth
         if not self._has_protocols:

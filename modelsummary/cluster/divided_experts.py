@@ -7,7 +7,6 @@ and after it: a row for each token and each expert that the token goes to.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from math import gcd
 from typing import Any, NamedTuple
@@ -15,15 +14,17 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from modelsummary.capture.values import map_tensors
+from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.tensor_functions import Dispatch
+from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.errors import InputError
 from modelsummary.parallel.expert_plans import expert_plans
-from modelsummary.parallel.experts import StackedExperts, find_experts
+from modelsummary.parallel.experts import find_experts
 from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
 
-__all__ = ["DividedExperts", "divide", "exchange", "expert_params", "may_have_experts", "number_of_experts"]
+__all__ = ["DividedExperts", "divide", "exchange", "expert_weights", "may_have_experts", "number_of_experts"]
 
 
 class DividedExperts(NamedTuple):
@@ -73,24 +74,22 @@ def number_of_experts(calls: Calls) -> int:
     return gcd(*(each.number for each in find_experts(calls).stacked)) or 1
 
 
-def expert_params(calls: Calls, counts: Mapping[str, int]) -> int:
-    """Return the elements of the parameters of all stacked experts.
+def expert_weights(calls: Calls, counts: Mapping[str, int], recipe: Recipe) -> Weights:
+    """Return the weights of all stacked experts.
 
     Args:
         calls: of a model in which equal blocks run once.
         counts: FQN of a block -> how many blocks are equal to it.
+        recipe: what is trained with.
     """
-
-    def elements(stacked: StackedExperts) -> int:
-        module = calls.modules[stacked.fqn]
-        return sum(module.get_parameter(name).numel() for name in stacked.parameters)
-
-    times = Counter(counts)
-    found = 0
+    weights = []
     for stacked in find_experts(calls).stacked:
-        block = next((fqn for fqn in times if f"{stacked.fqn}.".startswith(f"{fqn}.")), None)
-        found += elements(stacked) * (1 if block is None else times[block])
-    return found
+        block = next((fqn for fqn in counts if f"{stacked.fqn}.".startswith(f"{fqn}.")), None)
+        for name in stacked.parameters:
+            parameter = calls.modules[stacked.fqn].get_parameter(name)
+            kind = "trained" if parameter.requires_grad else "frozen"
+            weights += [weight_of(parameter, parameter, recipe, kind)] * (1 if block is None else counts[block])
+    return Weights.of(weights)
 
 
 def exchange(layer: LayerPlan) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.simulated_stages import SimulatedStage
+from modelsummary.cluster.weights import Weights
 
-__all__ = ["RankLoad", "RankMemory", "gathered_params", "memory_of", "sharded_params"]
+__all__ = ["RankLoad", "RankMemory", "gathered", "memory_of", "sharded"]
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,15 @@ class RankMemory:
     """Bytes on one rank at the fullest moment of a step.
 
     Attributes:
-        parameters: weights, in the dtype of the recipe.
-        gradients: sums of gradients.
-        optimizer: states of the optimizer, and master weights.
+        parameters: weights, trained or frozen, in the dtype of the recipe; integers in their own; shards of FSDP in
+            float32, if the optimizer keeps float32 weights.
+        gradients: sums of gradients, of trained parameters.
+        optimizer: states of the optimizer, and its float32 weights where these are not the parameters.
         activations: kept from forwards to backwards, of all micro-batches in flight.
         recomputed: activations of the block whose backward runs, where it is recomputed.
         gathered: whole parameters of the units of FSDP that are used, and whole gradients until they are reduced.
         temporary: results of operators that are used at once.
+        buffers: whole on each rank.
     """
 
     parameters: int = 0
@@ -33,6 +36,7 @@ class RankMemory:
     recomputed: int = 0
     gathered: int = 0
     temporary: int = 0
+    buffers: int = 0
 
     @property
     def total(self) -> int:
@@ -48,17 +52,16 @@ class RankLoad(NamedTuple):
     """What a rank holds, before parameters are sharded over copies.
 
     Attributes:
-        params: parameters on the rank.
-        expert_params: parameters among them of divided experts.
-        unit_params: parameters of its largest block or end.
-        unit_expert_params: parameters among these of divided experts.
+        weights: without divided experts.
+        experts: weights of divided experts.
+        unit, unit_experts: the same of its largest block or end.
         activations, recomputed, temporary: bytes, as in ``RankMemory``.
     """
 
-    params: int
-    expert_params: int
-    unit_params: int
-    unit_expert_params: int
+    weights: Weights
+    experts: Weights
+    unit: Weights
+    unit_experts: Weights
     activations: int
     recomputed: int
     temporary: int
@@ -66,62 +69,62 @@ class RankLoad(NamedTuple):
     @classmethod
     def of(cls, stages: Sequence[SimulatedStage], activations: int) -> RankLoad:
         """Return what the rank of the given stages holds, with the activations of its fullest moment."""
-        unit = max(stages, key=lambda each: each.unit_params)
+        largest = max(stages, key=lambda each: each.unit.nbytes + each.unit_experts.nbytes)
         return cls(
-            sum(each.params for each in stages),
-            sum(each.expert_params for each in stages),
-            unit.unit_params,
-            unit.unit_expert_params,
+            sum((each.weights for each in stages), Weights()),
+            sum((each.experts for each in stages), Weights()),
+            largest.unit,
+            largest.unit_experts,
             activations,
             max(each.working_bytes for each in stages),
             max(each.temporary_bytes for each in stages),
         )
 
 
-def sharded_params(params: int, expert_params: int, plan: Plan) -> int:
-    """Return the parameters that a rank holds if each is held by one of the ranks that have the same ones.
+def sharded(weights: Weights, experts: Weights, plan: Plan) -> Weights:
+    """Return what a rank holds if each parameter is held by one of the ranks that have the same ones.
 
     Args:
-        params: parameters of a rank without sharding.
-        expert_params: parameters among them of divided experts.
+        weights: of a rank without sharding, without divided experts.
+        experts: weights of divided experts.
         plan: the plan.
     """
-    return -(-(params - expert_params) // plan.shards) + -(-expert_params // plan.expert_copies)
+    return weights.over(plan.shards) + experts.over(plan.expert_copies)
 
 
-def gathered_params(params: int, expert_params: int, plan: Plan) -> int:
-    """Return the parameters that a rank has to gather if they are sharded: what only one rank has is whole there.
+def gathered(weights: Weights, experts: Weights, plan: Plan) -> Weights:
+    """Return what a rank has to gather if parameters are sharded: what only one rank has is whole there.
 
     Args:
-        params, expert_params, plan: as for ``sharded_params``.
+        weights, experts, plan: as for ``sharded``.
     """
-    others = params - expert_params if plan.shards > 1 else 0
-    return others + (expert_params if plan.expert_copies > 1 else 0)
+    return (weights if plan.shards > 1 else Weights()) + (experts if plan.expert_copies > 1 else Weights())
 
 
-def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe, weight_bytes: int) -> RankMemory:
+def memory_of(rank: RankLoad, plan: Plan, recipe: Recipe) -> RankMemory:
     """Return the memory of a rank.
+
+    Under FSDP the shards are the float32 weights of the optimizer, and what is gathered is cast: a rank has no other
+    shards.
 
     Args:
         rank: what it holds.
         plan: the plan.
         recipe: what is trained with.
-        weight_bytes: bytes of an element of the parameters.
     """
-    params = rank.params
-    sharded = sharded_params(params, rank.expert_params, plan)
-    unit = gathered_params(rank.unit_params, rank.unit_expert_params, plan)
-    gradient_bytes = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
-    master = 4 if recipe.master_weights and weight_bytes < 4 else 0
-    gathered = unit * weight_bytes if plan.zero >= 2 else 0  # the gradients of the unit at hand
+    whole, share = rank.weights + rank.experts, sharded(rank.weights, rank.experts, plan)
+    unit = gathered(rank.unit, rank.unit_experts, plan)
+    in_states = share if plan.zero >= 1 else whole
+    held = unit.trained if plan.zero >= 2 else 0  # the gradients of the unit at hand
     if plan.zero == 3:  # its parameters, and the next unit's, gathered ahead
-        gathered += 2 * unit * weight_bytes
+        held += 2 * unit.nbytes
     return RankMemory(
-        parameters=(sharded if plan.zero == 3 else params) * weight_bytes,
-        gradients=(sharded if plan.zero >= 2 else params) * gradient_bytes,
-        optimizer=(sharded if plan.zero >= 1 else params) * (recipe.state_bytes + master),
+        parameters=share.stored if plan.is_fsdp else whole.nbytes,
+        buffers=whole.buffers,
+        gradients=(share if plan.zero >= 2 else whole).gradient_bytes(recipe),
+        optimizer=in_states.state_bytes(recipe) + (0 if plan.is_fsdp else 4 * in_states.masters),
         activations=rank.activations,
         recomputed=rank.recomputed,
-        gathered=gathered,
+        gathered=held,
         temporary=rank.temporary,
     )

@@ -7,7 +7,7 @@ what precedes the blocks, the blocks, and what follows them. Operators of a back
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelsummary.cluster.kept import kept_bytes
+from modelsummary.cluster.weights import Weight
 from modelsummary.costs.kernels import StepOperator, kernels_of
+from modelsummary.costs.macs import scores_again
 from modelsummary.costs.operator_calls import OperatorCall
 from modelsummary.costs.operator_work import POINTWISE, Work, work_of
 from modelsummary.memory.estimate import CATEGORIES, TimelinePoint
@@ -67,10 +69,13 @@ class Part:
         kept_bytes: bytes kept for the backward.
         core_bytes: bytes among them that attention between scores and context makes.
         entered_bytes: bytes of the tensors with a gradient that it takes.
+        crossing_bytes: bytes that a stage takes which begins with it: the same, or if nothing of it has a gradient, as
+            behind frozen layers, its floating-point tensors.
         temporary_bytes: most bytes that are alive for a moment while it runs.
-        params: id of a parameter -> its elements on the rank.
-        expert_params: elements among them of experts that are divided over ranks.
+        weights: id of a parameter or buffer -> what the rank holds of it.
         flops: floating point operations of products in the forward.
+        backward_flops: the same in the backward, as far as its trained layers, and those before it, need them; without
+            scores of attention that are computed again.
     """
 
     works: Mapping[str, Works] = field(default_factory=dict)
@@ -79,10 +84,16 @@ class Part:
     kept_bytes: int = 0
     core_bytes: int = 0
     entered_bytes: int = 0
+    crossing_bytes: int = 0
     temporary_bytes: int = 0
-    params: Mapping[int, int] = field(default_factory=dict)
-    expert_params: int = 0
+    weights: Mapping[int, Weight] = field(default_factory=dict)
     flops: int = 0
+    backward_flops: int = 0
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the backward passes through it: it has trained parameters, or follows some."""
+        return bool(self.works.get("backward"))
 
 
 class OnAccelerator(TorchFunctionMode):
@@ -163,27 +174,25 @@ class Observed(NamedTuple):
 def parts_of(
     seen: Observed,
     blocks: Sequence[str],
-    entered: Mapping[str, int],
-    params: Mapping[str, Mapping[int, int]],
+    entered: Mapping[str, tuple[int, int]],
+    weights: Mapping[str, Mapping[int, Weight]],
     columns: Iterable[str],
     mode: str,
     *,
     ranks: int = 1,
     context: int = 1,
-    experts: Collection[int] = (),
 ) -> dict[str, Part]:
     """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
 
     Args:
         seen: what the step showed.
         blocks: FQNs of the blocks that ran, in order.
-        entered: FQN of a block -> bytes of the tensors with a gradient that it takes.
-        params: part -> its parameters, as ``Part`` has them.
+        entered: FQN of a block -> its ``entered_bytes`` and ``crossing_bytes``.
+        weights: part -> its weights.
         columns: FQNs of column-parallel layers.
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
         ranks: of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
         context: ranks over which the sequence is split; attention sees keys of all of them.
-        experts: ids of the parameters of divided experts.
     """
     places = _places(seen.operators, blocks)
     marks = _marks(seen.operators, set(columns))
@@ -210,21 +219,27 @@ def parts_of(
         seen.operators, seen.saved, places, between, ranks, compiled=mode == "compiled", before=BEFORE
     )
     temporary = _temporary(seen.timeline, places)
+    backward_flops: Counter[str] = Counter()
+    for operator, place in zip(seen.operators, places, strict=True):
+        if operator.phase == "backward":
+            call = operator.run.call
+            backward_flops[place] += 2 * (call.cost.macs - scores_again(call.name, call.tensors))
     found = {}
     for name in (BEFORE, *blocks, AFTER):
         phases = ("forward", "backward", "core", "columns")
-        own = params.get(name, {})
+        entered_bytes, crossing_bytes = entered.get(name, (0, 0))
         found[name] = Part(
             works={phase: tuple(works[name, phase].items()) for phase in phases},
             operators={phase: counts[name, phase] for phase in phases[:2]},
             collectives=tuple(collectives[name]),
             kept_bytes=kept[name],
             core_bytes=core[name],
-            entered_bytes=entered.get(name, 0),
+            entered_bytes=entered_bytes,
+            crossing_bytes=crossing_bytes,
             temporary_bytes=temporary[name],
-            params=own,
-            expert_params=sum(own[each] for each in own.keys() & experts),
+            weights=weights.get(name, {}),
             flops=sum(work.flops * times for work, times in works[name, "forward"].items()),
+            backward_flops=backward_flops[name],
         )
     return found
 

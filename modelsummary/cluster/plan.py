@@ -138,6 +138,11 @@ class Plan:
         return self.tensor * self.copies // self.expert
 
     @property
+    def is_fsdp(self) -> bool:
+        """Whether parameters are sharded: several ranks hold the same ones, and ``zero`` is 3."""
+        return self.zero == 3 and max(self.copies, self.expert_copies if self.expert > 1 else 1) > 1
+
+    @property
     def stages(self) -> int:
         """The number of stages of the pipeline."""
         return self.pipeline * self.virtual_stages
@@ -254,6 +259,11 @@ class Recipe:
                 raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.loss is not None and not callable(self.loss):
             raise InputError(f"loss must be a function or None, got {self.loss!r:.80}")
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The dtype of weights and activations in memory: ``dtype``, or bfloat16 if products compute in 8 bits."""
+        return torch.bfloat16 if self.dtype is not None and self.dtype.itemsize == 1 else self.dtype
 
     @property
     def state_bytes(self) -> int:

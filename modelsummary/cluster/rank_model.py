@@ -52,7 +52,8 @@ class RankModel:
 
     Attributes:
         module: the copy.
-        entered: FQN of a block -> bytes of the tensors with a gradient that it takes.
+        entered: FQN of a block -> bytes of the tensors with a gradient that it takes, and that a stage takes which
+            begins with it.
 
     Raises:
         InputError: tokens are shared out, but modules sum what is made of whole sequences.
@@ -72,7 +73,7 @@ class RankModel:
         expert_ranks: int = 1,
     ) -> None:
         self.tensor = plan.tensor
-        self.entered: dict[str, int] = {}
+        self.entered: dict[str, tuple[int, int]] = {}
         self._layers, self._blocks = plan.layers, tuple(blocks)
         self._sequence_parallel, self._gather_head = sequence_parallel, gather_head
         self._last = last
@@ -148,8 +149,10 @@ class RankModel:
         def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             if self._sequence_parallel and self._dim is None:
                 args, kwargs = self._share_out(args, kwargs)
-            held = {id(each): each for each in tensors_of((args, kwargs)) if each.requires_grad}
-            self.entered[fqn] = sum(each.numel() * each.dtype.itemsize for each in held.values())
+            taken = {id(each): each for each in tensors_of((args, kwargs)) if each.is_floating_point()}
+            held = sum(each.numel() * each.dtype.itemsize for each in taken.values() if each.requires_grad)
+            everything = sum(each.numel() * each.dtype.itemsize for each in taken.values())
+            self.entered[fqn] = held, held or everything
             return args, kwargs
 
         return hook

@@ -10,6 +10,7 @@ from modelsummary.cluster.parts import AFTER, BEFORE, Part
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import PartSeconds
+from modelsummary.cluster.weights import Weight, Weights
 from modelsummary.errors import InputError
 from modelsummary.split.partition import Chain, partition
 
@@ -31,11 +32,11 @@ class SimulatedStage:
         kept_bytes: bytes of activations kept from the forward to the backward.
         working_bytes: bytes of activations that exist only while a block is recomputed.
         temporary_bytes: the most bytes alive for a moment.
-        params: parameters on the rank.
-        expert_params: parameters among them of experts that are divided over ranks.
-        unit_params: parameters of its largest block or end.
-        unit_expert_params: parameters among these of divided experts.
-        tied_params: parameters that the first and the last stage both have; 0 for other stages, and for one stage.
+        weights: on the rank, without divided experts.
+        experts: weights of experts that are divided over ranks.
+        unit, unit_experts: the same of its largest block or end.
+        share_of_backward: share of its parameters in parts that the backward passes through.
+        tied: parameters that the first and the last stage both have; none for other stages, and for one stage.
     """
 
     counts: Mapping[str, int]
@@ -50,11 +51,12 @@ class SimulatedStage:
     kept_bytes: int
     working_bytes: int
     temporary_bytes: int
-    params: int
-    expert_params: int
-    unit_params: int
-    unit_expert_params: int
-    tied_params: int
+    weights: Weights
+    experts: Weights
+    unit: Weights
+    unit_experts: Weights
+    share_of_backward: float
+    tied: Weights
 
     @property
     def forward_seconds(self) -> float:
@@ -113,13 +115,15 @@ def stages_of(
         raise InputError(f"pipeline={plan.pipeline}: the model has no repeated blocks to cut between")
     dealt = deal([max(parts[kind].flops, 1) for kind in kinds], n_stages) if kinds else [0]
     made, begin = [], 0
-    known: dict[tuple[tuple[str, ...], bool, bool], SimulatedStage] = {}
+    known: dict[tuple[tuple[str, ...], bool, bool, int], SimulatedStage] = {}
     for number, count in enumerate(dealt):
         own = tuple(kinds[begin : begin + count])
+        # a stage without blocks takes what the last block returns, which is as large as what it takes
+        taken = parts[kinds[min(begin, len(kinds) - 1)]].crossing_bytes if number else 0
         begin += count
-        key = own, number == 0, number == n_stages - 1
+        key = own, number == 0, number == n_stages - 1, taken
         if key not in known:
-            known[key] = _stage(own, parts, seconds, plan, is_first=key[1], is_last=key[2])
+            known[key] = _stage(own, parts, seconds, plan, taken, is_first=key[1], is_last=key[2])
         made.append(known[key])
     return made
 
@@ -129,6 +133,7 @@ def _stage(
     parts: Mapping[str, Part],
     seconds: Mapping[str, PartSeconds],
     plan: Plan,
+    crossing_bytes: int,
     *,
     is_first: bool,
     is_last: bool,
@@ -136,7 +141,8 @@ def _stage(
     counts = Counter(kinds)
     ends = [name for name, there in ((BEFORE, is_first), (AFTER, is_last)) if there]
     again = len(kinds) if plan.recompute == "full" else (plan.recompute if isinstance(plan.recompute, int) else 0)
-    recomputed, kept = Counter(kinds[:again]), Counter(kinds[again:])
+    passed = [kind for kind in kinds if parts[kind].has_backward]  # others are neither kept nor computed again
+    recomputed, kept = Counter(passed[:again]), Counter(passed[again:])
     selective = plan.recompute == "selective"
     names = [*counts.items(), *((name, 1) for name in ends)]
     waits_forward, waits_backward = Counter[str](), Counter[str]()
@@ -154,14 +160,13 @@ def _stage(
     held += sum(count * parts[name].kept_bytes for name, count in kept.items()) - core
     working = [parts[name].kept_bytes - parts[name].entered_bytes for name in recomputed]
     working += [parts[name].core_bytes for name in counts] if selective else []
-    params = sum(count * sum(parts[name].params.values()) for name, count in counts.items())
-    own_ends: dict[int, int] = {}
-    for name in ends:
-        own_ends.update(parts[name].params)
-    units = [(sum(parts[name].params.values()), parts[name].expert_params) for name in counts]
-    units.append((sum(own_ends.values()), sum(parts[name].expert_params for name in ends)))
-    unit_params, unit_expert_params = max(units)
-    tied = parts[BEFORE].params.keys() & parts[AFTER].params.keys()
+    of_kinds = {name: _weights_of(parts[name].weights) for name in counts}
+    of_ends = _weights_of({key: weight for name in ends for key, weight in parts[name].weights.items()})
+    everything = [of_ends, *(weights for name, count in counts.items() for weights in count * [of_kinds[name]])]
+    unit = max((*of_kinds.values(), of_ends), key=lambda weights: weights[0].nbytes + weights[1].nbytes)
+    shared, experts = (sum((weights[place] for weights in everything), Weights()) for place in (0, 1))
+    behind = [(part := parts[name]).has_backward * count * _nbytes(part) for name, count in names]
+    tied = parts[BEFORE].weights.keys() & parts[AFTER].weights.keys() if len(ends) == 1 else ()
     return SimulatedStage(
         counts=counts,
         is_first=is_first,
@@ -171,13 +176,24 @@ def _stage(
         recomputation=recomputation,
         waits_forward=waits_forward,
         waits_backward=waits_backward,
-        crossing_bytes=0 if is_first else max(part.entered_bytes for part in parts.values()),
+        crossing_bytes=crossing_bytes,
         kept_bytes=held + sum(parts[name].kept_bytes for name in ends),
         working_bytes=max(working, default=0),
         temporary_bytes=max(parts[name].temporary_bytes for name, _ in names),
-        params=params + sum(own_ends.values()),
-        expert_params=sum(count * parts[name].expert_params for name, count in names),
-        unit_params=unit_params,
-        unit_expert_params=unit_expert_params,
-        tied_params=sum(parts[AFTER].params[each] for each in tied) if len(ends) == 1 else 0,
+        weights=shared,
+        experts=experts,
+        unit=unit[0],
+        unit_experts=unit[1],
+        share_of_backward=sum(behind) / max(sum(count * _nbytes(parts[name]) for name, count in names), 1),
+        tied=Weights.of(parts[AFTER].weights[key] for key in tied),
     )
+
+
+def _weights_of(weights: Mapping[int, Weight]) -> tuple[Weights, Weights]:
+    """Return the sums over weights: without divided experts, and of divided experts."""
+    shared, experts = (Weights.of(weights.values(), are_experts=each) for each in (False, True))
+    return shared, experts
+
+
+def _nbytes(part: Part) -> int:
+    return sum(weight.nbytes for weight in part.weights.values() if weight.kind != "buffer")

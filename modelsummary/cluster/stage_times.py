@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelsummary.cluster.collectives import RankGroup
-from modelsummary.cluster.memory import gathered_params, sharded_params
+from modelsummary.cluster.memory import gathered, sharded
 from modelsummary.cluster.pipeline import StageTime, rank_of
 from modelsummary.cluster.plan import Plan
 from modelsummary.cluster.simulated_stages import SimulatedStage
 from modelsummary.cluster.step_model import StepModel
 from modelsummary.cluster.timing import TimeModel
+from modelsummary.cluster.weights import Weights
 
 __all__ = ["StageTimer", "by_rank"]
 
@@ -37,50 +38,60 @@ class StageTimer:
         gathered, and their gradients into what is reduced, by kernels that run between the layers
         (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
         """
-        time_model, model = self._time_model, self._model
+        time_model, recipe = self._time_model, self._model.recipe
         groups = time_model.groups(plan)
         group = groups["shards"]
-        sharded = plan.zero == 3 and max(plan.copies, plan.expert_copies if plan.expert > 1 else 1) > 1
-        known: dict[tuple[int, int], tuple[StageTime, float]] = {}
-        found = []
-        for number, each in enumerate(stages):
-            following = stages[number + 1].crossing_bytes if number + 1 < len(stages) else 0
-            key = id(each), following
+        known: dict[tuple[int, float], tuple[StageTime, float]] = {}
+        stage_times = []
+        for number, stage in enumerate(stages):
+            transfer = self._transfer(stages, number, plan)
+            key = id(stage), transfer
             if key not in known:
-                forward, params, experts = each.forward_seconds, each.params, each.expert_params
-                held = sharded_params(params, experts, plan) if sharded else params
-                adding = time_model.accumulation(held, model.recipe, model.weight_bytes) if microbatches > 1 else 0.0
-                backward = each.backward_seconds + adding
-                if sharded:
-                    units = max(sum(each.counts.values()), 1)
-                    gather = time_model.over_copies("all_gather", params, experts, model.weight_bytes, plan, units)
-                    reduce = time_model.over_copies(
-                        "reduce_scatter", params, experts, model.gradient_bytes, plan, units
-                    )
-                    between = time_model.between_replicas(params, model.gradient_bytes, plan, units)
-                    moved = gathered_params(params, experts, plan)
-                    out = time_model.copies(moved, 2 * model.weight_bytes)
-                    into = time_model.copies(moved, model.weight_bytes + model.gradient_bytes)
-                    forward, backward = forward + out, backward + out + into
-                    if model.recipe.overlap_gradients:
-                        first = gather * each.unit_params / max(params, 1)
+                forward, weights, experts = stage.forward_seconds, stage.weights, stage.experts
+                held = sharded(weights, experts, plan) if plan.is_fsdp else weights + experts
+                adding = time_model.accumulation(held, recipe) if microbatches > 1 else 0.0
+                backward = stage.backward_seconds + adding
+                if plan.is_fsdp:
+                    units = max(sum(stage.counts.values()), 1)
+                    gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
+                    gather = time_model.over_copies("all_gather", weights.nbytes, experts.nbytes, plan, units)
+                    again = gather * stage.share_of_backward
+                    reduce = time_model.over_copies("reduce_scatter", *gradients, plan, units)
+                    between = time_model.between_replicas(gradients[0], plan, units)
+                    moved = gathered(weights, experts, plan)
+                    out = time_model.moved("copies", 2 * moved.nbytes)
+                    into = time_model.moved("copies", moved.trained + moved.gradient_bytes(recipe))
+                    forward, backward = forward + out, backward + out * stage.share_of_backward + into
+                    if recipe.overlap_gradients:
+                        unit = stage.unit.nbytes + stage.unit_experts.nbytes
+                        first = gather * unit / max(weights.nbytes + experts.nbytes, 1)
                         forward = time_model.overlapped(forward, gather, group) + first
                         replicas = between, groups["replicas"]
-                        backward = time_model.overlapped(backward, gather + reduce, group, replicas)
+                        backward = time_model.overlapped(backward, again + reduce, group, replicas)
                     else:
-                        forward, backward = forward + gather, backward + gather + reduce + between
-                transfer = self._transfer(following, plan) if plan.pipeline > 1 else 0.0
-                known[key] = StageTime(forward, backward / 2, backward / 2, transfer, each.kept_bytes), adding
-            found.append(known[key])
-        return [time for time, _ in found], [adding for _, adding in found]
+                        forward, backward = forward + gather, backward + again + reduce + between
+                known[key] = StageTime(forward, backward / 2, backward / 2, transfer, stage.kept_bytes), adding
+            stage_times.append(known[key])
+        return [time for time, _ in stage_times], [adding for _, adding in stage_times]
 
-    def _transfer(self, nbytes: int, plan: Plan) -> float:
-        """Return the seconds of sending a result to the next stage."""
+    def _transfer(self, stages: Sequence[SimulatedStage], number: int, plan: Plan) -> float:
+        """Return the seconds of sending the result of a stage to the next one, by the slowest of its ranks.
+
+        Ranks that are neighbours in the pipeline may be in one node, and the next two in different ones. In a schedule
+        in which stages return along the ranks, two stages in the middle are on one rank.
+        """
+        if number + 1 == len(stages):
+            return 0.0
+        sender, receiver = rank_of(number, plan), rank_of(number + 1, plan)
+        if sender == receiver:
+            return 0.0
+        nbytes, network = stages[number + 1].crossing_bytes, self._time_model.network
         stride = plan.tensor * plan.context * plan.data
+        is_inside = network.in_one_node(stride * sender, stride * receiver, stride)
         if not self._model.recipe.share_messages or plan.sequence_parallel or plan.tensor == 1:
-            return self._time_model.network.send(nbytes, stride)
-        gather = self._time_model.network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
-        return self._time_model.network.send(nbytes / plan.tensor, stride) + gather
+            return network.send(nbytes, is_inside=is_inside)
+        gather = network.seconds("all_gather", nbytes, self._time_model.groups(plan)["tensor"])
+        return network.send(nbytes / plan.tensor, is_inside=is_inside) + gather
 
     def slowest_once(
         self, stages: Sequence[SimulatedStage], times: Sequence[StageTime], plan: Plan
@@ -97,18 +108,20 @@ class StageTimer:
         least the reduction of one block, which follows the last one. Sharded optimizers gather the parameters during
         the next forward. The first and the last stage add the gradients of weights that they share.
         """
-        time_model, model = self._time_model, self._model
-        params, experts = sum(each.params for each in stages), sum(each.expert_params for each in stages)
+        time_model, recipe = self._time_model, self._model.recipe
+        weights = sum((stage.weights for stage in stages), Weights())
+        experts = sum((stage.experts for stage in stages), Weights())
+        gradients = weights.gradient_bytes(recipe), experts.gradient_bytes(recipe)
         groups = time_model.groups(plan)
         group = groups["shards" if plan.zero else "gradients"]
         reduction = gather = between = 0.0
         if plan.zero == 0:
-            reduction = time_model.over_copies("all_reduce", params, experts, model.gradient_bytes, plan)
+            reduction = time_model.over_copies("all_reduce", *gradients, plan)
         elif plan.zero < 3:
-            reduction = time_model.over_copies("reduce_scatter", params, experts, model.gradient_bytes, plan)
-            between = time_model.between_replicas(params, model.gradient_bytes, plan)
-            gather = time_model.over_copies("all_gather", params, experts, model.weight_bytes, plan)
-        if model.recipe.overlap_gradients:
+            reduction = time_model.over_copies("reduce_scatter", *gradients, plan)
+            between = time_model.between_replicas(gradients[0], plan)
+            gather = time_model.over_copies("all_gather", weights.trained, experts.trained, plan)
+        if recipe.overlap_gradients:
             units = max(sum(sum(each.counts.values()) for each in stages), 1)
 
             def lost(computing: float, *streams: tuple[float, RankGroup]) -> float:
@@ -122,12 +135,12 @@ class StageTimer:
             gather = lost(sum(each.forward for each in times), (gather, group))
         else:
             reduction += between
-        tied = [each.tied_params for each in stages if each.tied_params]
+        tied = [stage.tied.gradient_bytes(recipe) for stage in stages if stage.tied.elements]
         if len(tied) == 1:  # another rank has the other end
-            ends = time_model.network.group(2, (plan.pipeline - 1) * plan.devices // plan.pipeline)
-            reduction += time_model.network.seconds("all_reduce", model.gradient_bytes * tied[0], ends)
-        held = sharded_params(params, experts, plan) if plan.zero else params
-        return reduction + gather, time_model.optimizer(held, model.recipe, model.weight_bytes)
+            distance = plan.tensor * plan.context * plan.data * abs(rank_of(plan.stages - 1, plan) - rank_of(0, plan))
+            reduction += time_model.network.seconds("all_reduce", tied[0], time_model.network.group(2, distance))
+        held = sharded(weights, experts, plan) if plan.zero else weights + experts
+        return reduction + gather, time_model.optimizer(held, recipe)
 
 
 def by_rank(values: Sequence[object], plan: Plan) -> list[list]:  # type: ignore[type-arg]

@@ -18,7 +18,9 @@ from modelsummary.cluster.stage_times import StageTimer, by_rank
 from modelsummary.cluster.step_model import Share, StepModel
 from modelsummary.cluster.timing import TimeModel
 from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.weights import Weights
 from modelsummary.errors import InputError
+from modelsummary.split.schedule import IN_V
 
 __all__ = ["Prepared", "StepSimulator"]
 
@@ -123,13 +125,14 @@ class StepSimulator:
         microbatches = plan.microbatches(self.global_batch)
         layout = self._layout(plan)
         stages = self.stages(plan)
-        inside = plan.tensor * plan.context * plan.data < self.time_model.cluster.devices_per_node
+        is_in_v = plan.schedule in IN_V
+        stride = min(plan.tensor * plan.context * plan.data, self.time_model.cluster.devices_per_node)
         fsdp = (plan.data, plan.shards) if plan.zero == 3 else None
-        key = (layout, microbatches > 1, inside, fsdp)
+        key = (layout, microbatches > 1, stride, is_in_v, fsdp)
         if key not in self._times:
             self._times[key] = self._timer.stage_times(stages, plan, microbatches)
         times, accumulation = self._times[key]
-        group = (*key, plan.schedule in ("zbv", "dualpipev"), plan.data, plan.zero, plan.shards)
+        group = (*key, plan.data, plan.zero, plan.shards)
         if group not in self._once:
             self._once[group] = self._timer.slowest_once(stages, times, plan)
         return Prepared(plan, microbatches, stages, times, accumulation, self._once[group])
@@ -204,8 +207,7 @@ class StepSimulator:
         Raises:
             InputError: model, plan, batch and cluster do not fit together.
         """
-        recipe, nbytes = self.model.recipe, self.model.weight_bytes
-        return [memory_of(each, plan, recipe, nbytes) for each in self._ranks(plan)]
+        return [memory_of(each, plan, self.model.recipe) for each in self._ranks(plan)]
 
     def memory_bytes(self, plan: Plan) -> int:
         """Return the bytes of the fullest rank.
@@ -213,12 +215,11 @@ class StepSimulator:
         Raises:
             InputError: as for ``memory``.
         """
-        recipe, nbytes = self.model.recipe, self.model.weight_bytes
-        fullest: dict[tuple[int, ...], RankLoad] = {}
-        for each in self._ranks(plan):
-            apart = each._replace(activations=0)
-            fullest[apart] = max(fullest.get(apart, each), each)
-        return max(memory_of(each, plan, recipe, nbytes).total for each in fullest.values())
+        fullest: dict[RankLoad, RankLoad] = {}
+        for load in self._ranks(plan):
+            apart = load._replace(activations=0)
+            fullest[apart] = max(fullest.get(apart, load), load, key=lambda each: each.activations)
+        return max(memory_of(load, plan, self.model.recipe).total for load in fullest.values())
 
     def _ranks(self, plan: Plan) -> list[RankLoad]:
         """Return what each rank of the pipeline holds, whatever its ZeRO stage."""
@@ -241,33 +242,41 @@ class StepSimulator:
 
         It needs no run of the model: the ranks of the pipeline hold all parameters together.
         """
-        recipe = self.model.recipe
-        master = 4 if recipe.master_weights and self.model.weight_bytes < 4 else 0
-        sizes = (recipe.state_bytes + master, self.model.gradient_bytes, self.model.weight_bytes)
-        experts = self.model.expert_params if plan.expert > 1 else 0
-        others = (self.model.n_params - experts) / plan.tensor
-        found = 0.0
-        for held, copies in ((others, plan.shards), (experts / plan.expert, plan.expert_copies)):
-            found += held * sum(size / (copies if plan.zero >= level else 1) for level, size in enumerate(sizes, 1))
-        return found / plan.pipeline
+        model, recipe = self.model, self.model.recipe
+        experts = model.expert_weights if plan.expert > 1 else Weights()
+        least = 0.0
+        for weights, less, ranks, copies in (
+            (model.weights, experts, plan.tensor, plan.shards),
+            (experts, Weights(), plan.expert, plan.expert_copies),
+        ):
+            masters = 4 * (weights.masters - less.masters)
+            sizes = (
+                weights.state_bytes(recipe) - less.state_bytes(recipe) + masters,
+                weights.gradient_bytes(recipe) - less.gradient_bytes(recipe),
+                weights.nbytes - less.nbytes - (weights.narrow - less.narrow if plan.is_fsdp else 0),
+            )
+            least += sum(size / (copies if plan.zero >= level else 1) for level, size in enumerate(sizes, 1)) / ranks
+        return least / plan.pipeline
 
     def _flops(self, plan: Plan, *, again: bool) -> float:
         """Return the floating point operations of products in a step; with what is recomputed if ``again``.
 
-        A product of the forward has two in the backward. Attention counts densely.
+        They count the forward, and the backward that the trained parameters need. Attention counts densely.
         """
         model = self.model
         parts = model.parts(Share(1, False, 1, plan.micro_batch, self.sequence))
-        blocks = sum(count * parts[kind].flops for kind, count in model.counts.items())
-        forward = blocks + parts[BEFORE].flops + parts[AFTER].flops
+        names = (*model.counts.items(), (BEFORE, 1), (AFTER, 1))
+        everything = sum(count * (parts[name].flops + parts[name].backward_flops) for name, count in names)
+        passed = {kind: count for kind, count in model.counts.items() if parts[kind].has_backward}
+        blocks = sum(count * parts[kind].flops for kind, count in passed.items())
         repeated = 0.0
         if again and plan.recompute == "full":
             repeated = blocks
         elif again and plan.recompute == "selective":
-            repeated = sum(count * _core_flops(parts[kind]) for kind, count in model.counts.items())
+            repeated = sum(count * _core_flops(parts[kind]) for kind, count in passed.items())
         elif again and isinstance(plan.recompute, int):
-            repeated = blocks * min(1.0, plan.recompute * plan.stages / max(len(model.blocks), 1))
-        return (3 * forward + repeated) * self.global_batch / plan.micro_batch
+            repeated = blocks * min(1.0, plan.recompute * plan.stages / max(sum(passed.values()), 1))
+        return (everything + repeated) * self.global_batch / plan.micro_batch
 
 
 def _causes(ready: Prepared) -> dict[str, float]:
@@ -286,7 +295,7 @@ def _causes(ready: Prepared) -> dict[str, float]:
             each.waits_forward.get(group, 0.0) + each.waits_backward.get(group, 0.0) for each in own
         )
     busy = m * sum(ready.times[number].forward + ready.times[number].backward for number in numbers)
-    causes["fsdp"] = busy - sum(causes.values()) if plan.zero == 3 else 0.0
+    causes["fsdp"] = busy - sum(causes.values()) if plan.is_fsdp else 0.0
     transfers = any(each.transfer for each in ready.times)
     alone = [replace(each, transfer=0.0) for each in ready.times]
     seconds = pipeline_seconds(ready.times, plan, m)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.cluster.divided_experts import (
     DividedExperts,
     divide,
-    expert_params,
+    expert_weights,
     may_have_experts,
     number_of_experts,
 )
@@ -24,6 +25,7 @@ from modelsummary.cluster.equal_blocks import fold
 from modelsummary.cluster.parts import AFTER, BEFORE, Observed, OnAccelerator, Part, parts_of
 from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.rank_model import NO_EXPERTS, RankModel
+from modelsummary.cluster.weights import Weight, Weights, weight_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
@@ -104,21 +106,10 @@ class StepModel:
         self._failed: dict[Share, ModelSummaryError] = {}
 
     @cached_property
-    def weight_bytes(self) -> int:
-        """Bytes of an element of the parameters: of the recipe's dtype, or of the model's largest one."""
-        sizes = [each.dtype.itemsize for each in self._live.model.parameters() if each.dtype.is_floating_point]
-        return self.recipe.dtype.itemsize if self.recipe.dtype is not None else max(sizes, default=4)
-
-    @cached_property
-    def n_params(self) -> int:
-        """Elements of all trained parameters."""
-        return sum(each.numel() for each in self._live.model.parameters() if each.requires_grad)
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of an element of the gradients."""
-        dtype = self.recipe.gradient_dtype
-        return self.weight_bytes if dtype is None else dtype.itemsize
+    def weights(self) -> Weights:
+        """All parameters of the model, and its buffers."""
+        tensors = (*self._live.model.parameters(), *self._live.model.buffers())
+        return Weights.of(weight_of(tensor, tensor, self.recipe, _kind_of(tensor)) for tensor in tensors)
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:
@@ -185,9 +176,10 @@ class StepModel:
             return 1
 
     @cached_property
-    def expert_params(self) -> int:
-        """Elements of the parameters of all stacked experts."""
-        return expert_params(self._calls, self.counts) if may_have_experts(self._folded) else 0
+    def expert_weights(self) -> Weights:
+        """The weights of all stacked experts."""
+        has_experts = may_have_experts(self._folded)
+        return expert_weights(self._calls, self.counts, self.recipe) if has_experts else Weights()
 
     def parts(self, share: Share) -> dict[str, Part]:
         """Return the parts of the model on one rank: what precedes the blocks, each kind of block, what follows.
@@ -214,7 +206,7 @@ class StepModel:
         """
         return self._observed(share)[0].operators
 
-    def _observed(self, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
+    def _observed(self, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank; if it raises, run it with whole results of the head, which the loss may need."""
         alone = share._replace(tensor=1, sequence_parallel=False, context=1, expert=1)
         rank = self._rank(share, gather_head=False)
@@ -249,13 +241,13 @@ class StepModel:
             expert_ranks=share.expert,
         )
 
-    def _run(self, rank: RankModel, share: Share) -> tuple[Observed, Mapping[str, int], nn.Module]:
+    def _run(self, rank: RankModel, share: Share) -> tuple[Observed, Mapping[str, tuple[int, int]], nn.Module]:
         """Run a step of one rank on shapes."""
         call = self._call.with_batch(self._batch_dim, self.recorded_batch, share.micro_batch)
         length = share.sequence // share.context
         if length and length != self.recorded_sequence:
             call = call.with_batch(1, self.recorded_sequence, length)
-        step = StepPlan(dtype=self.recipe.dtype, loss=self.recipe.loss)
+        step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
         with OnAccelerator():
             seen, entered = run_step(
                 rank.module,
@@ -267,7 +259,9 @@ class StepModel:
             )
         return seen, entered, rank.module
 
-    def _parts_of(self, share: Share, seen: Observed, entered: Mapping[str, int], module: nn.Module) -> dict[str, Part]:
+    def _parts_of(
+        self, share: Share, seen: Observed, entered: Mapping[str, tuple[int, int]], module: nn.Module
+    ) -> dict[str, Part]:
         kinds, layers = list(self.counts), self.parallel_plan(share.tensor, share.expert).layers
         experts = {
             id(module.get_parameter(f"{layer.fqn}.{name}"))
@@ -279,12 +273,11 @@ class StepModel:
             seen,
             kinds,
             entered,
-            self._params(module, kinds),
+            self._weights(module, kinds, experts),
             [layer.fqn for layer in layers if layer.role in ("column", "head")],
             self.recipe.kernels,
             ranks=share.tensor,
             context=share.context,
-            experts=experts,
         )
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
@@ -297,23 +290,41 @@ class StepModel:
     def _calls(self) -> Calls:
         return Calls(self._folded, record_once(self._folded, self._call, "shape", rules=RULES))
 
-    def _params(self, module: nn.Module, kinds: Sequence[str]) -> dict[str, dict[int, int]]:
-        """Return the trained parameters of each part. A parameter that both ends hold has one id."""
-        found: dict[str, dict[int, int]] = {name: {} for name in (BEFORE, *kinds, AFTER)}
-        first = {fqn: number for number, fqn in enumerate(_in_order(self._root))}
+    def _weights(
+        self, module: nn.Module, kinds: Sequence[str], experts: Collection[int]
+    ) -> dict[str, dict[int, Weight]]:
+        """Return the parameters and buffers of each part. A parameter that both ends hold has one id.
+
+        A buffer that several blocks hold, such as a table of positions, counts for what precedes the blocks.
+        """
+        weights: dict[str, dict[int, Weight]] = {name: {} for name in (BEFORE, *kinds, AFTER)}
+        first = {row.fqn: number for number, row in enumerate(self._root.walk())}
         begin = min((first.get(fqn, 0) for fqn in self.blocks), default=0)
         inside = tuple(f"{fqn}." for fqn in self.blocks)
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if not parameter.requires_grad:
-                continue
+        whole = dict(self._live.model.named_parameters(remove_duplicate=False))
+        parameters = list(module.named_parameters(remove_duplicate=False))
+        buffers = list(module.named_buffers(remove_duplicate=False))
+        holders = Counter(id(buffer) for name, buffer in buffers if name.startswith(inside))
+        for name, tensor in (*parameters, *buffers):
             kind = next((fqn for fqn in kinds if name.startswith(f"{fqn}.")), None)
-            if kind is not None:
-                found[kind][id(parameter)] = parameter.numel()
-            elif not name.startswith(inside):
+            if kind is None and (not name.startswith(inside) or holders[id(tensor)] > 1):
                 owner = name.rpartition(".")[0]
-                place = BEFORE if first.get(owner, begin) < begin or not owner else AFTER
-                found[place if self.blocks else AFTER][id(parameter)] = parameter.numel()
-        return found
+                is_before = bool(self.blocks) and (first.get(owner, begin) < begin or not owner)
+                kind = BEFORE if is_before else AFTER
+            elif kind is not None and holders[id(tensor)] > 1:
+                kind = BEFORE
+            if kind is not None:
+                of_model = whole.get(name, tensor)
+                is_expert = id(tensor) in experts
+                weight = weight_of(tensor, of_model, self.recipe, _kind_of(tensor), is_expert=is_expert)
+                weights[kind][id(tensor)] = weight
+        return weights
+
+
+def _kind_of(tensor: Tensor) -> str:
+    if not isinstance(tensor, nn.Parameter):
+        return "buffer"
+    return "trained" if tensor.requires_grad else "frozen"
 
 
 def _does_not_share(share: Share, error: ModelSummaryError) -> str:
@@ -326,31 +337,25 @@ def _does_not_share(share: Share, error: ModelSummaryError) -> str:
     return f"{', '.join(given)}: the step does not run with the share of one rank ({said:.160}); pass {remedy}"
 
 
-def _in_order(root: LayerInfo) -> list[str]:
-    return [row.fqn for row in root.walk()]
-
-
 def _kinds(root: LayerInfo, rows: Sequence[LayerInfo]) -> dict[str, str]:
-    """Return the block that runs for each block: the first one that looks the same.
+    """Return the block that runs for each block: the first one that looks the same, and is passed by the same gradient.
 
-    The first block of a model without parameters before it takes no gradient, so it runs for itself alone. Leaf layers
-    are not folded: tensor parallelism splits neighbours differently.
+    Blocks that follow no trained parameter take no gradient. Leaf layers are not folded: tensor parallelism splits
+    neighbours differently.
     """
-    found: dict[str, str] = {}
-    known: dict[Any, str] = {}
-    for number, row in enumerate(rows):
-        if row.is_leaf or (number == 0 and not _trains_before(root, row)):
-            found[row.fqn] = row.fqn
-        else:
-            found[row.fqn] = known.setdefault(_looks(row), row.fqn)
-    return found
+    kind_of: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for row in rows:
+        looks = row.fqn if row.is_leaf else (_trains_before(root, row), _looks(row))
+        kind_of[row.fqn] = first.setdefault(looks, row.fqn)
+    return kind_of
 
 
 def _trains_before(root: LayerInfo, block: LayerInfo) -> bool:
     for row in root.walk():
         if row is block:
             return False
-        if row.is_leaf and row.executed and row.num_params:
+        if row.executed and row.self_trainable_params:
             return True
     return False
 
@@ -360,7 +365,9 @@ def _looks(row: LayerInfo) -> tuple[Any, ...]:
         (each.class_name, str(each.input_size), str(each.output_size), each.num_params, each.self_macs)
         for each in row.walk()
     )
-    return repr(row.module), inside
+    parameters = () if row.module is None else row.module.named_parameters()
+    weights = tuple((name, each.dtype, each.requires_grad) for name, each in parameters)
+    return repr(row.module), inside, weights
 
 
 def _sequence_of(call: CallArguments) -> int:

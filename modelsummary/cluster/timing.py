@@ -11,6 +11,7 @@ from modelsummary.cluster.collectives import OPERATIONS, Network, RankGroup
 from modelsummary.cluster.parts import MicrobatchCollective, Part, Works
 from modelsummary.cluster.plan import Plan, Recipe
 from modelsummary.cluster.topology import Cluster
+from modelsummary.cluster.weights import Weights
 from modelsummary.costs.kernel_time import DeviceModel, device_model
 from modelsummary.costs.operator_work import Work
 
@@ -76,32 +77,29 @@ class TimeModel:
             "expert_gradients": self.network.group(plan.expert_copies, plan.expert),
         }
 
-    def over_copies(
-        self, operation: str, params: int, expert_params: int, element_bytes: int, plan: Plan, units: int = 1
-    ) -> float:
+    def over_copies(self, operation: str, nbytes: float, expert_nbytes: float, plan: Plan, units: int = 1) -> float:
         """Return the seconds of collectives of all parameters, or gradients, among the ranks that hold the same ones.
 
         Args:
             operation: as for ``Network.seconds``.
-            params: parameters on the rank, before they are sharded over copies.
-            expert_params: parameters among them of divided experts.
-            element_bytes: bytes of an element.
+            nbytes: bytes on the rank, before they are sharded over copies, without divided experts.
+            expert_nbytes: bytes of divided experts.
             plan: the plan.
             units: number of collectives into which they are divided.
         """
-        groups, each = self.groups(plan), element_bytes / units
+        groups = self.groups(plan)
         others = groups["gradients" if operation == "all_reduce" else "shards"]
-        seconds = self.network.seconds(operation, each * (params - expert_params), others)
-        seconds += self.network.seconds(operation, each * expert_params, groups["expert_gradients"])
+        seconds = self.network.seconds(operation, nbytes / units, others)
+        seconds += self.network.seconds(operation, expert_nbytes / units, groups["expert_gradients"])
         return units * seconds
 
-    def between_replicas(self, params: int, element_bytes: int, plan: Plan, units: int = 1) -> float:
+    def between_replicas(self, nbytes: float, plan: Plan, units: int = 1) -> float:
         """Return the seconds in which replicas reduce the gradients of the shard that they have in common.
 
         Args:
-            params, element_bytes, plan, units: as for ``over_copies``.
+            nbytes, plan, units: as for ``over_copies``.
         """
-        shard = element_bytes * params / plan.shards / units
+        shard = nbytes / plan.shards / units
         return units * self.network.seconds("all_reduce", shard, self.groups(plan)["replicas"])
 
     def part(self, part: Part, plan: Plan, recipe: Recipe) -> PartSeconds:
@@ -202,27 +200,18 @@ class TimeModel:
         lost = sum(self.network.units_taken(each) * seconds for seconds, each in streams)
         return max(computing + lost, *(seconds for seconds, _ in streams))
 
-    def copies(self, elements: float, nbytes: int) -> float:
-        """Return the seconds of copying tensors: ``nbytes`` are read and written per element."""
-        return self.device.seconds(
-            Work("copies", "elementwise", torch.float32, (int(elements),), 0, int(elements * nbytes))
-        )
+    def moved(self, name: str, nbytes: float) -> float:
+        """Return the seconds of an element-wise kernel that reads and writes ``nbytes``."""
+        return self.device.seconds(Work(name, "elementwise", torch.float32, (int(nbytes) // 4,), 0, int(nbytes)))
 
-    def accumulation(self, elements: int, recipe: Recipe, weight_bytes: int) -> float:
+    def accumulation(self, weights: Weights, recipe: Recipe) -> float:
         """Return the seconds of adding the gradients of a micro-batch to their sums: one is read, the other updated."""
-        gradient = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
-        work = Work(
-            "accumulation", "elementwise", torch.float32, (elements,), 0, elements * (weight_bytes + 2 * gradient)
-        )
-        return self.device.seconds(work)
+        return self.moved("accumulation", weights.trained + 2 * weights.gradient_bytes(recipe))
 
-    def optimizer(self, elements: float, recipe: Recipe, weight_bytes: int) -> float:
-        """Return the seconds of an optimizer step over ``elements`` parameters: it reads and writes them once.
+    def optimizer(self, weights: Weights, recipe: Recipe) -> float:
+        """Return the seconds of an optimizer step: it reads and writes trained parameters once.
 
         Read: gradients (once more for their norm), states, master weights. Written: all but gradients.
         """
-        gradient = recipe.gradient_dtype.itemsize if recipe.gradient_dtype is not None else weight_bytes
-        master = 4 if recipe.master_weights and weight_bytes < 4 else 0
-        moved = 2 * gradient + 2 * recipe.state_bytes + 2 * master + (1 if master else 2) * weight_bytes
-        work = Work("optimizer", "elementwise", torch.float32, (int(elements),), 0, int(elements * moved))
-        return self.device.seconds(work)
+        states = weights.state_bytes(recipe) + 4 * weights.masters
+        return self.moved("optimizer", 2 * (weights.gradient_bytes(recipe) + states + weights.trained) - weights.narrow)

@@ -311,6 +311,21 @@ def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
     return prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
+def scores_again(name: str, args: Sequence[Any]) -> int:
+    """Return the multiply-adds of scores that a fused backward of attention computes again; 0 for other operators.
+
+    They are work of the device, and not of the model.
+
+    Args:
+        name: of the operator.
+        args: its arguments, or only the tensors among them, or their specs.
+    """
+    if "_attention" not in name or not name.endswith("_backward"):
+        return 0
+    query, key = args[:2] if "flex" in name else args[1:3]
+    return int(prod(query.shape) * key.shape[-2])
+
+
 @register_op_cost(existing(aten, "mkldnn_rnn_layer"))
 def _mkldnn_rnn_layer(x: Tensor, w_ih: Tensor, w_hh: Tensor, *args: Any, **kwargs: Any) -> int:
     """Count one layer in one direction; x is (time, batch, features), the weights hold all gates."""

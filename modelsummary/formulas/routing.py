@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from modelsummary.capture.calls import Call, Watch
 from modelsummary.capture.module_calls import calls_wrapped
 from modelsummary.capture.operator_mode import Execution, Operators
+from modelsummary.costs.macs import scores_again
 from modelsummary.costs.operators import OpRule
 
 __all__ = ["RoutedWatch", "RoutingChoice", "active_params"]
@@ -86,9 +87,9 @@ class _Noting:
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if rule.name in _CHOICES:
             self._note_choice(rule.name, args[0], args, kwargs)
-        elif "_attention" in rule.name and rule.name.endswith("_backward"):
-            query, key = (args[0], args[1]) if rule.name.startswith("flex") else (args[1], args[2])
-            self._watch.recomputed_macs += query.numel() * key.shape[-2]
+        self._watch.recomputed_macs += scores_again(
+            rule.name, [each.shape for each in args if isinstance(each, Tensor)]
+        )
         out, cost = self._execution.run(func, rule, args, kwargs)
         if not self._watch.is_in_backward:
             self._watch.on_operator(rule, args, kwargs, out, cost.macs)

@@ -43,8 +43,8 @@ def test_between_nodes(network):
     everything = network.group(16)
     assert everything == RankGroup(16, 4)
     assert network.seconds("all_gather", 1e9, everything) == pytest.approx(15 / 16 * 1e9 / 40e9)
-    assert network.send(1e9, stride=1) == pytest.approx(1e9 / 100e9)
-    assert network.send(1e9, stride=4) == pytest.approx(1e9 / 10e9)
+    assert network.send(1e9, is_inside=True) == pytest.approx(1e9 / 100e9)
+    assert network.send(1e9, is_inside=False) == pytest.approx(1e9 / 10e9)
 
 
 def test_all_to_all_waits_for_the_slower_network(network):
@@ -197,11 +197,11 @@ def test_time_grows_with_ranks(preset, protocols):
 
 def test_small_messages_to_one_rank_take_ll():
     network = Network(Cluster("A100", nodes=2))
-    assert network.send(8, stride=1) == pytest.approx((6.6 + 0.6) * 1e-6, rel=1e-3)
-    assert network.send(8, stride=8) == pytest.approx((6.6 + 2.7) * 1e-6, rel=1e-3)
+    assert network.send(8, is_inside=True) == pytest.approx((6.6 + 0.6) * 1e-6, rel=1e-3)
+    assert network.send(8, is_inside=False) == pytest.approx((6.6 + 2.7) * 1e-6, rel=1e-3)
     fits = collective_fits()
     large = fits["link"]["base_us"] + fits["network"]["step_us"]
-    assert network.send(2**20, stride=8) == pytest.approx(large * 1e-6 + 2**20 / (0.9 * 25e9))
+    assert network.send(2**20, is_inside=False) == pytest.approx(large * 1e-6 + 2**20 / (0.9 * 25e9))
 
 
 def test_fewer_interfaces_are_slower():

@@ -14,6 +14,7 @@ from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.search import candidates, find_plans
 from modelsummary.cluster.step_model import Share
 from modelsummary.cluster.timing import TimeModel
+from modelsummary.cluster.weights import Weights
 from tests.cluster.models import Attention
 from tests.parallel.models import make
 
@@ -120,11 +121,15 @@ def part(model, expert):
     return model.parts(Share(1, False, 1, BATCH, LENGTH, expert=expert))["blocks.0"]
 
 
+def expert_elements(block):
+    return Weights.of(block.weights.values(), are_experts=True).elements
+
+
 @pytest.mark.parametrize("expert", [1, 2, 4, 8])
 def test_experts_are_divided_and_their_tokens_are_not_fewer(model, expert):
     block = part(model, expert)
-    assert sum(block.params.values()) == WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
-    assert block.expert_params == (ONE_BLOCK // expert if expert > 1 else 0)
+    assert Weights.of(block.weights.values()).elements == WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
+    assert expert_elements(block) == (ONE_BLOCK // expert if expert > 1 else 0)
     assert block.flops == 2 * TOKENS * (WIDTH * EXPERTS + CHOSEN * 3 * WIDTH * INNER)
     groups = {work.sizes[:2] for work, _ in block.works["forward"] if work.name == "aten._grouped_mm"}
     assert groups == {(EXPERTS // expert, TOKENS * CHOSEN * expert // EXPERTS)}
@@ -140,7 +145,7 @@ def test_weights_before_the_second_product():
     own = StepModel(stats.live, stats.root, Recipe())
     assert own.number_of_experts == EXPERTS
     divided = part(own, 4)
-    assert divided.expert_params == (ONE_BLOCK + EXPERTS * WIDTH) // 4
+    assert expert_elements(divided) == (ONE_BLOCK + EXPERTS * WIDTH) // 4
     assert [(each.operation, each.nbytes) for each in divided.collectives] == 4 * [("all_to_all", ROWS)]
 
 
@@ -199,9 +204,9 @@ def test_memory_of_experts(simulator, expert):
     own = LAYERS * ONE_BLOCK // expert
     by_zero = [simulator.simulate(Plan(data=8, expert=expert, zero=zero, micro_batch=2)).memory[0] for zero in range(4)]
     whole, sharded = OTHERS + own, OTHERS // 8 + own // copies
-    assert [each.parameters for each in by_zero] == [2 * whole] * 3 + [2 * sharded]
+    assert [each.parameters for each in by_zero] == [2 * whole] * 3 + [4 * sharded]  # float32 under FSDP
     assert [each.gradients for each in by_zero] == [4 * whole] * 2 + [4 * sharded] * 2
-    assert [each.optimizer for each in by_zero] == [12 * whole] + [12 * sharded] * 3
+    assert [each.optimizer for each in by_zero] == [12 * whole] + [12 * sharded] * 2 + [8 * sharded]
     unit = WIDTH + WIDTH * EXPERTS + ONE_BLOCK // expert
     assert [each.gathered for each in by_zero] == [0, 0, 2 * unit, 6 * unit]
 
@@ -210,14 +215,14 @@ def test_experts_of_one_rank_are_not_reduced(simulator):
     """With as many expert ranks as copies each expert has one rank, which neither reduces nor gathers it."""
     network = simulator.time_model.network
     plan = Plan(data=8, expert=8, micro_batch=2)
-    params = sum(each.params for each in simulator.stages(plan))
-    experts = LAYERS * ONE_BLOCK // 8
-    assert params - experts == OTHERS
-    alone = simulator.time_model.over_copies("all_reduce", params, experts, 4, plan)
+    (stage,) = simulator.stages(plan)
+    nbytes = 4 * stage.experts.elements
+    assert (nbytes, stage.weights.elements) == (4 * LAYERS * ONE_BLOCK // 8, OTHERS)
+    alone = simulator.time_model.over_copies("all_reduce", 4 * OTHERS, nbytes, plan)
     assert alone == network.seconds("all_reduce", 4 * OTHERS, network.group(8))
     halves = Plan(data=8, expert=4, micro_batch=2)
-    both = simulator.time_model.over_copies("all_reduce", params, experts, 4, halves)
-    assert both == alone + network.seconds("all_reduce", 4 * experts, network.group(2, 4))
+    both = simulator.time_model.over_copies("all_reduce", 4 * OTHERS, nbytes, halves)
+    assert both == alone + network.seconds("all_reduce", nbytes, network.group(2, 4))
 
 
 @grouped_mm
@@ -227,7 +232,7 @@ def test_experts_beside_tensor_and_sequence_parallelism():
     model = StepModel(stats.live, stats.root, Recipe())
     alone, both = (model.parts(Share(2, True, 1, BATCH, LENGTH, expert=each))["blocks.0"] for each in (2, 4))
     assert {each.nbytes for each in both.collectives if each.group == "expert"} == {ROWS // 2}  # half of the tokens
-    assert both.expert_params == ONE_BLOCK // 4  # whole experts, though tensor parallelism splits the attention
+    assert expert_elements(both) == ONE_BLOCK // 4  # whole experts, though tensor parallelism splits the attention
     gathers = [each for each in both.collectives if each.group == "tensor"]
     assert gathers == [each for each in alone.collectives if each.group == "tensor"]
     assert {each.nbytes for each in gathers} == {2 * TOKENS * WIDTH}  # of the attention alone

@@ -13,6 +13,7 @@ from modelsummary import InputError, Statistics
 from modelsummary.cluster import Recipe, StepModel
 from modelsummary.cluster.parts import AFTER, BEFORE
 from modelsummary.cluster.step_model import Share
+from modelsummary.cluster.weights import Weights
 from tests.cluster.models import HEADS, LAYERS, LENGTH, WIDTH, gpt, statistics
 from tests.parallel import models
 
@@ -72,8 +73,9 @@ def test_parts_hold_all_work_and_all_parameters(model):
     assert model.counts == {"blocks.0": LAYERS}
     ends = whole[BEFORE].flops + whole[AFTER].flops
     assert ends + LAYERS * whole["blocks.0"].flops == 2 * stats.total_macs
-    held = {**whole[BEFORE].params, **whole[AFTER].params}  # the tied weight has one id
-    assert sum(held.values()) + LAYERS * sum(whole["blocks.0"].params.values()) == stats.total_params
+    held = {**whole[BEFORE].weights, **whole[AFTER].weights}  # the tied weight has one id
+    ends, block = (Weights.of(each.values()) for each in (held, whole["blocks.0"].weights))
+    assert ends.elements + LAYERS * block.elements == stats.total_params
     assert halves["blocks.0"].flops * 2 == whole["blocks.0"].flops
 
 

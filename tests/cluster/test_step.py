@@ -120,9 +120,9 @@ def test_zero_shards_what_it_says(simulator):
     params = by_zero[0].parameters // 2
     assert by_zero[0].gradients == 4 * params  # float32
     assert by_zero[0].optimizer == 12 * params  # two states and the master weights
-    assert [each.optimizer for each in by_zero] == [12 * params, *[3 * params] * 3]
+    assert [each.optimizer for each in by_zero] == [12 * params, 3 * params, 3 * params, 2 * params]
     assert [each.gradients for each in by_zero] == [4 * params, 4 * params, params, params]
-    assert [each.parameters for each in by_zero] == [2 * params, 2 * params, 2 * params, params // 2]
+    assert [each.parameters for each in by_zero] == [2 * params, 2 * params, 2 * params, params]  # float32 under FSDP
     gathered = [each.gathered for each in by_zero]  # gradients of the largest unit; its parameters and the next one's
     assert gathered[:2] == [0, 0]
     assert gathered[3] == 3 * gathered[2] > 0
@@ -141,7 +141,7 @@ def test_memory_of_a_schedule_is_that_of_its_simulation(simulator):
 def test_the_ends_of_a_pipeline_reduce_the_weight_that_they_share(simulator):
     apart = Plan(pipeline=2, micro_batch=4)
     ready = simulator.prepare(apart)
-    tied = [each.tied_params for each in ready.stages]
+    tied = [each.tied.elements for each in ready.stages]
     assert tied == [64 * 32, 64 * 32]  # the embedding, which is the head as well
     seconds = simulator.time_model.network.seconds("all_reduce", 4 * tied[0], simulator.time_model.network.group(2))
     assert ready.once[0] == pytest.approx(seconds)
@@ -166,10 +166,10 @@ def test_fsdp_copies_and_waits_without_overlap(simulator):
     overlaps = simulator.prepare(plan).times[0]
     time_model = simulator.time_model
     stage, group = simulator.stages(plan)[0], time_model.groups(plan)["gradients"]
-    params = stage.params
-    gather = LAYERS * time_model.network.seconds("all_gather", 2 * params / LAYERS, group)
-    forward = stage.forward_seconds + time_model.copies(params, 4)
-    first = gather * stage.unit_params / params
+    nbytes = stage.weights.nbytes
+    gather = LAYERS * time_model.network.seconds("all_gather", nbytes / LAYERS, group)
+    forward = stage.forward_seconds + time_model.moved("copies", 2 * nbytes)
+    first = gather * stage.unit.nbytes / nbytes
     assert overlaps.forward == pytest.approx(time_model.overlapped(forward, gather, group) + first)
     waits = StepModel(statistics().live, statistics().root, Recipe(overlap_gradients=False))
     alone = StepSimulator(waits, time_model.cluster, 32, LENGTH)
@@ -185,23 +185,25 @@ def test_replicas_reduce_the_shards_that_their_nodes_scatter(zero):
     simulator = StepSimulator(model, cluster, 32, LENGTH)
     plan = Plan(data=16, zero=zero, shard=8)
     stage, ready = simulator.stages(plan)[0], simulator.prepare(plan)
-    n, units = stage.params, LAYERS if zero == 3 else 1
+    n, units = stage.weights.elements, LAYERS if zero == 3 else 1
     base = simulator.time_model.network._base
     gather = units * base + 7 / 8 * 2 * n / 100e9
     scatter = units * base + 7 / 8 * 4 * n / 100e9
     between = units * base + 2 * 1 / 2 * 4 * n / 8 / 10e9
-    copies = simulator.time_model.copies
+    time_model = simulator.time_model
     if zero == 3:
-        assert ready.times[0].forward == pytest.approx(stage.forward_seconds + gather + copies(n, 4))
-        adding = simulator.time_model.accumulation(-(-n // 8), model.recipe, 2)
-        backward = stage.backward_seconds + adding + gather + scatter + between + copies(n, 4) + copies(n, 6)
+        out, into = (time_model.moved("copies", each * n) for each in (4, 6))
+        assert ready.times[0].forward == pytest.approx(stage.forward_seconds + gather + out)
+        adding = time_model.accumulation(stage.weights.over(8), model.recipe)
+        backward = stage.backward_seconds + adding + gather + scatter + between + out + into
         assert 2 * ready.times[0].backward_input == pytest.approx(backward)
         assert ready.once[0] == 0
     else:
         assert ready.once[0] == pytest.approx(gather + scatter + between)
     memory = simulator.simulate(plan).memory[0]
-    assert memory.optimizer == 12 * -(-n // 8)  # two states and the master weights
-    assert memory.parameters == (2 * -(-n // 8) if zero == 3 else 2 * n)
+    share = -(-n // 8)  # two states and the float32 weights, which under FSDP are the shards
+    assert memory.optimizer == (8 if zero == 3 else 12) * share
+    assert memory.parameters == (4 * share if zero == 3 else 2 * n)
 
 
 def test_sharding_over_all_copies_is_the_default(simulator):
@@ -225,6 +227,49 @@ def test_a_step_that_raises_says_why():
     for plan in (Plan(), Plan(tensor=2)):
         with pytest.raises(StepError, match=r"^the forward of the step failed: ValueError: no half precision here$"):
             stats.simulate(plan, Cluster("A100"), 8)
+
+
+def test_messages_between_nodes_take_the_network():
+    """Four stages of four ranks in nodes of eight: only the middle boundary leaves a node."""
+    simulator = StepSimulator(step_model(), Cluster("A100", nodes=2), 32, LENGTH)
+    network, nbytes = simulator.time_model.network, 2 * LENGTH * 32
+    inside, across = (network.send(nbytes, is_inside=each) for each in (True, False))
+    ready = simulator.prepare(Plan(tensor=4, pipeline=4, recompute="full"))
+    assert [each.transfer for each in ready.times] == [inside, across, inside, 0.0]
+    # ranks 0 to 5 send to ranks 6 to 11, of which two are in their node
+    ready = StepSimulator(step_model(), Cluster("A100", nodes=2), 36, LENGTH).prepare(Plan(data=6, pipeline=2))
+    assert ready.times[0].transfer == across
+    # interleaved stages go back from the last rank to the first one
+    interleaved = Plan(tensor=4, pipeline=4, virtual_stages=1, schedule="interleaved1f1b")
+    assert [each.transfer for each in simulator.prepare(interleaved).times] == [inside, across, inside, 0.0]
+    around = simulator.prepare(Plan(tensor=4, pipeline=3, virtual_stages=2, schedule="interleaved1f1b")).times
+    assert [each.transfer for each in around] == [inside, across, across, inside, across, 0.0]
+
+
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="torch has the schedule since 2.9")
+def test_stages_on_one_rank_send_nothing():
+    times = StepSimulator(step_model(), Cluster("A100"), 32, LENGTH).prepare(
+        Plan(pipeline=2, virtual_stages=2, schedule="dualpipev")
+    )
+    assert [each.transfer > 0 for each in times.times] == [True, False, True, False]
+
+
+def test_each_boundary_has_its_own_bytes():
+    """Blocks that halve their width: each stage takes what its first block takes."""
+
+    class Halves(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.up, self.down = nn.Linear(width, width), nn.Linear(width, width // 2)
+
+        def forward(self, x):
+            return self.down(torch.relu(self.up(x)))
+
+    layers = nn.Sequential(nn.Linear(64, 64), *(Halves(64 >> number) for number in range(4)))
+    stats = Statistics(layers, (2, 64))
+    model = StepModel(stats.live, stats.root, Recipe())
+    stages = StepSimulator(model, Cluster("A100"), 8, 0).stages(Plan(pipeline=4, micro_batch=2))
+    assert [each.crossing_bytes for each in stages] == [0, *(2 * 2 * width for width in (32, 16, 8))]
 
 
 def test_a_faster_network_is_faster():

@@ -1,0 +1,138 @@
+"""The weights that a rank holds: trained parameters, frozen ones of any dtype, and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from modelsummary.cluster.plan import Recipe
+from modelsummary.costs.tensor_bytes import is_wrapper, nbytes_of, numel_of
+
+__all__ = ["Weight", "Weights", "weight_of"]
+
+
+class Weight(NamedTuple):
+    """A parameter or buffer on a rank.
+
+    Attributes:
+        elements: its elements.
+        nbytes: its bytes, in the dtype in which it computes.
+        kind: ``"trained"``, ``"frozen"`` or ``"buffer"``.
+        has_master: the optimizer keeps a float32 copy of it.
+        is_expert: experts that are divided over ranks hold it.
+    """
+
+    elements: int
+    nbytes: int
+    kind: str
+    has_master: bool = False
+    is_expert: bool = False
+
+
+def weight_of(tensor: Tensor, whole: Tensor, recipe: Recipe, kind: str, *, is_expert: bool = False) -> Weight:
+    """Return a parameter or buffer of a rank.
+
+    The recipe casts floating-point tensors. Integers, and the integers inside of a quantised weight, stay as they are.
+
+    Args:
+        tensor: on the rank.
+        whole: the tensor of the model of which it is a share.
+        recipe: what the model is trained with.
+        kind: as in ``Weight``.
+        is_expert: as in ``Weight``.
+
+    >>> weight_of(torch.ones(2, 4), torch.ones(4, 4), Recipe(), "trained").nbytes
+    16
+    """
+    elements = tensor.numel()
+    if is_wrapper(whole) or numel_of(whole) != whole.numel():
+        nbytes = nbytes_of(whole) * elements // max(whole.numel(), 1)
+        return Weight(elements, nbytes, kind, is_expert=is_expert)
+    dtype = tensor.dtype
+    if dtype.is_floating_point and recipe.stored_dtype is not None:
+        dtype = recipe.stored_dtype
+    is_narrow = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
+    has_master = kind == "trained" and recipe.master_weights and is_narrow
+    return Weight(elements, elements * dtype.itemsize, kind, has_master, is_expert)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Sums over weights of a rank.
+
+    Attributes:
+        elements: elements of trained parameters.
+        trained, frozen, buffers: bytes of trained and frozen parameters, and of buffers.
+        masters: elements of trained parameters of which the optimizer keeps a float32 copy.
+        narrow: bytes of these parameters.
+
+    >>> both = Weights.of([Weight(4, 8, "trained", has_master=True), Weight(4, 4, "frozen")])
+    >>> both.nbytes, both.masters, both.over(2).frozen
+    (12, 4, 2)
+    """
+
+    elements: int = 0
+    trained: int = 0
+    frozen: int = 0
+    buffers: int = 0
+    masters: int = 0
+    narrow: int = 0
+
+    @classmethod
+    def of(cls, weights: Iterable[Weight], *, are_experts: bool | None = None) -> Weights:
+        """Return the sums over weights; with ``are_experts``, over divided experts, or over all other weights."""
+        found = [each for each in weights if are_experts is None or each.is_expert == are_experts]
+        trained = [each for each in found if each.kind == "trained"]
+        mastered = [each for each in trained if each.has_master]
+        return cls(
+            sum(each.elements for each in trained),
+            sum(each.nbytes for each in trained),
+            sum(each.nbytes for each in found if each.kind == "frozen"),
+            sum(each.nbytes for each in found if each.kind == "buffer"),
+            sum(each.elements for each in mastered),
+            sum(each.nbytes for each in mastered),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return self.trained + self.frozen
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all parameters, if the float32 copies of the optimizer are what is kept between steps."""
+        return self.nbytes + 4 * self.masters - self.narrow
+
+    def __add__(self, other: Weights) -> Weights:
+        return Weights(
+            self.elements + other.elements,
+            self.trained + other.trained,
+            self.frozen + other.frozen,
+            self.buffers + other.buffers,
+            self.masters + other.masters,
+            self.narrow + other.narrow,
+        )
+
+    def over(self, ranks: int) -> Weights:
+        """Return the share of a rank; each rank has whole buffers."""
+        return Weights(
+            -(-self.elements // ranks),
+            -(-self.trained // ranks),
+            -(-self.frozen // ranks),
+            self.buffers,
+            -(-self.masters // ranks),
+            -(-self.narrow // ranks),
+        )
+
+    def gradient_bytes(self, recipe: Recipe) -> int:
+        """Return the bytes of the gradients: in the dtype of the recipe, or else of the parameters."""
+        dtype = recipe.gradient_dtype
+        return self.trained if dtype is None else self.elements * dtype.itemsize
+
+    def state_bytes(self, recipe: Recipe) -> int:
+        """Return the bytes of the optimizer's states, without float32 copies of weights."""
+        return self.elements * recipe.state_bytes

@@ -1,0 +1,165 @@
+"""Frozen, half-precision and integer weights, and buffers: what ``memory`` and ``flops_per_token`` say of the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modelsummary import Statistics
+from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
+from modelsummary.cluster.weights import Weight, Weights
+from tests.cluster.models import LAYERS, LENGTH, gpt
+
+BATCH, RANK = 2, 2
+
+
+class LoRA(nn.Module):
+    """A frozen layer beside a trained product of low rank."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, RANK, bias=False, device="meta")
+        self.up = nn.Linear(RANK, base.out_features, bias=False, device="meta")
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+class Int8(nn.Module):
+    """A layer whose weight is stored as integers, with scales in a buffer."""
+
+    def __init__(self, base):
+        super().__init__()
+        weight = torch.zeros_like(base.weight, dtype=torch.int8, device="meta")
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("scale", torch.ones(base.out_features, 1, device="meta"))
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype))
+
+
+def dense():
+    model = gpt(fused=True)[0]
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def frozen():
+    model = dense()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(("blocks.3", "norm")))
+    return model
+
+
+def lora():
+    model = dense().requires_grad_(False)
+    for block in model.blocks:
+        block.attention.qkv = LoRA(block.attention.qkv)
+    return model
+
+
+def half():
+    return dense().bfloat16()
+
+
+def quantised():
+    model = lora()
+    for block in model.blocks:
+        block.up, block.down = Int8(block.up), Int8(block.down)
+    return model
+
+
+def statistics_of(model):
+    return Statistics(model, torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta"))
+
+
+@pytest.mark.parametrize("make", [dense, frozen, lora, half, quantised])
+def test_one_device_holds_what_memory_says(make):
+    model = make()
+    stats = statistics_of(model)
+    own = next(model.parameters()).dtype
+    recipe = Recipe(dtype=None, gradient_dtype=None, state_dtype=own, master_weights=False, kernels="eager")
+    rank = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), 2 * BATCH, recipe=recipe).memory[0]
+    memory = stats.memory(optimizer="adamw", accumulates=True)
+    assert rank.parameters == memory.params == sum(each.nbytes for each in model.parameters())
+    assert rank.buffers == memory.buffers
+    assert rank.gradients == memory.grads
+    steps = 4 * sum(each.requires_grad for each in model.parameters())  # AdamW counts its steps for each tensor
+    assert rank.optimizer == memory.optimizer_state - steps
+    assert rank.activations == memory.activations
+    assert memory.peak <= rank.total < 1.04 * memory.peak
+
+
+@pytest.mark.parametrize("make", [dense, frozen, lora, half, quantised])
+def test_model_flops_are_those_of_flops_per_token(make):
+    stats = statistics_of(make())
+    counted = stats.flops_per_token()
+    for plan, devices in ((Plan(micro_batch=BATCH), 1), (Plan(tensor=2, data=2, micro_batch=BATCH, zero=3), 4)):
+        step = stats.simulate(plan, Cluster("A100"), 4)
+        assert step.model_flops == 4 * LENGTH * counted.training
+        assert step.mfu == pytest.approx(step.tokens_per_second * counted.training / (devices * 312e12))
+
+
+def test_frozen_layers_take_no_gradients_and_no_states():
+    stats, model = statistics_of(lora()), lora()
+    everything, trained = (
+        sum(each.numel() for each in model.parameters() if each.requires_grad >= on) for on in (0, 1)
+    )
+    rank = stats.simulate(Plan(micro_batch=BATCH), Cluster("A100"), BATCH).memory[0]
+    assert rank.parameters == 2 * everything  # the recipe casts them to bfloat16
+    assert (rank.gradients, rank.optimizer) == (4 * trained, 12 * trained)
+
+
+def test_frozen_layers_are_gathered_and_not_reduced():
+    stats = statistics_of(lora())
+    model = StepModel(stats.live, stats.root, Recipe(overlap_gradients=False))
+    simulator = StepSimulator(model, Cluster("A100"), 8, LENGTH)
+    plan = Plan(data=4, zero=3, micro_batch=BATCH)
+    (stage,), ready, times = simulator.stages(plan), simulator.prepare(plan), simulator.time_model
+    group, n = times.groups(plan)["shards"], LAYERS
+    gather = n * times.network.seconds("all_gather", stage.weights.nbytes / n, group)
+    assert ready.times[0].forward == pytest.approx(
+        stage.forward_seconds + gather + times.moved("copies", 2 * stage.weights.nbytes)
+    )
+    reduce = n * times.network.seconds("reduce_scatter", 4 * stage.weights.elements / n, group)
+    copied = times.moved("copies", 6 * stage.weights.elements)
+    again = stage.share_of_backward * (gather + times.moved("copies", 2 * stage.weights.nbytes))
+    assert ready.times[0].backward == pytest.approx(stage.backward_seconds + again + reduce + copied)
+    assert 0.9 < stage.share_of_backward < 1  # the embedding needs no gradient, so nothing gathers it again
+    memory = simulator.simulate(plan).memory[0]
+    frozen = stage.weights.frozen
+    assert memory.parameters == frozen // 4 + 4 * stage.weights.elements // 4
+
+
+def test_stages_behind_frozen_layers_still_send():
+    model = dense().requires_grad_(False)
+    model.head = nn.Linear(32, 64, device="meta")
+    stats = statistics_of(model)
+    simulator = StepSimulator(StepModel(stats.live, stats.root, Recipe()), Cluster("A100"), 8, LENGTH)
+    plan = Plan(pipeline=2, micro_batch=BATCH, recompute="full")
+    first, second = simulator.stages(plan)
+    assert second.crossing_bytes == 2 * BATCH * LENGTH * 32
+    assert first.backward_seconds == first.recomputation == first.kept_bytes == 0
+    assert simulator.prepare(plan).times[0].transfer > 0
+
+
+def test_sums():
+    weights = [Weight(10, 20, "trained", has_master=True), Weight(8, 8, "frozen"), Weight(3, 12, "buffer")]
+    both = Weights.of(weights) + Weights.of([Weight(4, 16, "trained", is_expert=True)])
+    assert (both.elements, both.trained, both.frozen, both.buffers, both.masters, both.narrow) == (
+        14,
+        36,
+        8,
+        12,
+        10,
+        20,
+    )
+    assert both.stored == 8 + 4 * 14
+    assert both.over(2) == Weights(7, 18, 4, 12, 5, 10)  # buffers are whole
+    assert (both.gradient_bytes(Recipe()), both.gradient_bytes(Recipe(gradient_dtype=None))) == (56, 36)
+    assert Weights.of(weights, are_experts=True) == Weights()
