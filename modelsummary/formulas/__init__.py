@@ -1,4 +1,4 @@
-"""How the figures of a model follow from the sizes of its inputs: exact formulas, found from runs on shapes.
+"""How the figures of a model follow from the sizes of its inputs: formulas, found and checked by runs on shapes.
 
 The multiply-adds of single operators are in ``costs.macs``.
 """

@@ -107,7 +107,12 @@ def _whole(samples: Samples) -> Iterator[Axis]:
     found = _polynomial(samples, PolynomialPiece(), _DEGREE)
     if found is not None:
         yield found
-        return
+    else:
+        yield from _rounded(samples)
+
+
+def _rounded(samples: Samples) -> Iterator[Axis]:
+    """Yield axes of one piece: polynomials of rounded sizes."""
     for piece in _roundings(samples):
         found = _polynomial(samples, piece, _ROUNDED_DEGREE)
         if found is not None:
@@ -137,20 +142,25 @@ def _in_two(samples: Samples) -> tuple[Axis, ...]:
     A right piece that is not rounded ends the search: few samples explain a rounding by chance, not a polynomial.
     """
     found: dict[PolynomialPiece, Axis] = {}  # by the right piece
-    for place in range(1, len(samples) - _FEWEST_RIGHT + 1):
-        below = _left(samples[:place])
-        if below is None:
-            continue
-        end, begin = samples[place - 1][0], samples[place][0]
-        gap = (end, begin) if begin > end + 1 else None
-        left = replace(below.pieces[0], last=end)
-        for above in _whole(samples[place:]):
-            (right,) = above.pieces
-            pieces = left, replace(right, first=end + 1)
-            found.setdefault(right, Axis(pieces, (*below.values, *above.values), gap))
-            if right.divisor == 1 or len(found) == _MOST_IN_TWO:
+    lefts = [(place, _left(samples[:place])) for place in range(1, len(samples) - _FEWEST_RIGHT + 1)]
+    borders = [(place, left) for place, left in lefts if left is not None]
+    for place, below in borders:
+        above = _polynomial(samples[place:], PolynomialPiece(), _DEGREE)
+        if above is not None:
+            return (_joined(samples, place, below, above),)
+    for place, below in borders:
+        for above in _rounded(samples[place:]):
+            found.setdefault(above.pieces[0], _joined(samples, place, below, above))
+            if len(found) == _MOST_IN_TWO:
                 return tuple(found.values())
     return tuple(found.values())
+
+
+def _joined(samples: Samples, place: int, below: Axis, above: Axis) -> Axis:
+    """Return an axis of two pieces, whose border is after the samples before ``place``."""
+    end, begin = samples[place - 1][0], samples[place][0]
+    pieces = replace(below.pieces[0], last=end), replace(above.pieces[0], first=end + 1)
+    return Axis(pieces, (*below.values, *above.values), (end, begin) if begin > end + 1 else None)
 
 
 def _plus_size(samples: Samples) -> Iterator[Axis]:

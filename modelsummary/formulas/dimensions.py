@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from modelsummary.capture.inputs import CallArguments, InputTensor
 from modelsummary.errors import FormulaError, InputError, close_to
 
-__all__ = ["Dimension", "DimensionNames", "Place", "find_dimensions", "resized"]
+__all__ = ["Dimension", "DimensionNames", "Place", "find_dimensions", "held_elements", "resized"]
 
 DimensionNames = Mapping[str, Mapping[int, str]]
 """Input -> position in its shape -> name, as ``dynamic_axes`` of ``torch.onnx.export``."""
@@ -104,13 +105,30 @@ def find_dimensions(
 
 def resized(call: CallArguments, sizes: Mapping[Dimension, int]) -> CallArguments:
     """Return the arguments with other sizes of dimensions."""
-    wanted = {place: size for dimension, size in sizes.items() for place in dimension.places}
+    wanted = _wanted(sizes)
+    return call.with_shapes(lambda given: _shape(given, wanted))
 
-    def shape(given: InputTensor) -> tuple[int, ...]:
-        places = (Place(given.argument, given.number, dim) for dim in range(len(given.shape)))
-        return tuple(wanted.get(place, size) for place, size in zip(places, given.shape, strict=True))
 
-    return call.with_shapes(shape)
+def held_elements(call: CallArguments, sizes: Mapping[Dimension, int]) -> int:
+    """Return the elements of the inputs that hold values at other sizes, which are not floating point."""
+    wanted, elements = _wanted(sizes), 0
+
+    def note(given: InputTensor) -> tuple[int, ...]:
+        nonlocal elements
+        elements += 0 if given.is_floating else prod(_shape(given, wanted))
+        return given.shape
+
+    call.with_shapes(note)
+    return elements
+
+
+def _wanted(sizes: Mapping[Dimension, int]) -> dict[Place, int]:
+    return {place: size for dimension, size in sizes.items() for place in dimension.places}
+
+
+def _shape(given: InputTensor, wanted: Mapping[Place, int]) -> tuple[int, ...]:
+    places = (Place(given.argument, given.number, dim) for dim in range(len(given.shape)))
+    return tuple(wanted.get(place, size) for place, size in zip(places, given.shape, strict=True))
 
 
 def _inputs(model: nn.Module, call: CallArguments) -> dict[str, InputTensor]:

@@ -51,11 +51,15 @@ class Evaluates(Protocol):
     def evaluate(self, figure: str, sizes: Mapping[str, int], layer: str = "") -> int:
         """Return a figure at these sizes."""
 
+    def largest(self, figure: str, layer: str = "", /) -> Mapping[str, int]:
+        """Return the largest size of each dimension at which the figure was run; empty if it needed no runs."""
+
 
 class FiguresAt:
     """The figures of a model at given sizes, each evaluated from its formula when it is read.
 
-    ``figures.macs`` and ``figures["macs"]`` return one figure; ``FIGURES`` lists all. ``print`` shows a table.
+    ``figures.macs`` and ``figures["macs"]`` return one figure; ``FIGURES`` lists all. ``print`` shows a table, and says
+    which sizes are beyond the largest that was run, where a figure may change unseen.
 
     Attributes:
         sizes: name of a dimension -> size.
@@ -70,6 +74,8 @@ class FiguresAt:
     >>> figures = Statistics(nn.Linear(4, 8), (2, 16, 4)).at(batch=3, sequence=100)
     >>> figures.macs, figures.output_bytes, figures.sizes
     (9600, 9600, {'batch': 3, 'sequence': 100})
+    >>> figures.beyond("macs"), Statistics(nn.Linear(4, 8), (2, 16, 4)).at(sequence=10**6).beyond("macs")
+    ({}, {'sequence': 4901})
     """
 
     def __init__(self, source: Evaluates, sizes: dict[str, int], layer: str = "") -> None:
@@ -85,19 +91,30 @@ class FiguresAt:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self[name]
 
+    def beyond(self, figure: str = "macs") -> dict[str, int]:
+        """Return the dimensions whose size here is beyond the largest that was run, with that largest size."""
+        largest = self._source.largest(figure, self.layer)
+        return {name: size for name, size in largest.items() if self.sizes[name] > size}
+
     def to_dict(self) -> dict[str, Any]:
-        """Return sizes and figures as plain data; None for a figure without a formula for these sizes."""
+        """Return sizes and figures as plain data; None for a figure without a formula for these sizes.
+
+        ``"beyond"`` has figure -> dimension -> the largest size that was run, where a size here is beyond it.
+        """
+        beyond: dict[str, dict[str, int]] = {}
         found: dict[str, Any] = {"sizes": dict(self.sizes), "layer": self.layer}
         for figure in FIGURES:
             try:
                 found[figure] = self[figure]
+                beyond[figure] = self.beyond(figure)
             except (FormulaError, InputError):
                 found[figure] = None
-        return found
+        return {**found, "beyond": {figure: sizes for figure, sizes in beyond.items() if sizes}}
 
     def __str__(self) -> str:
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
         rows, reasons = [], []
+        unseen: dict[str, int] = {}
         for figure in FIGURES:
             try:
                 value = self[figure]
@@ -106,8 +123,14 @@ class FiguresAt:
                 reasons.append(f"{figure}: {error}")
             else:
                 rows.append((figure, grouped(value), scaled(value, _unit(figure))))
+                for name, size in self.beyond(figure).items():
+                    unseen[name] = min(size, unseen.get(name, size))
+        notes = [
+            f"{name}={self.sizes[name]} is beyond {size}, the largest that was run: figures are extrapolated"
+            for name, size in unseen.items()
+        ]
         heading = f"{self.layer or 'The model'} at {at}"
-        return "\n".join([heading, table(rows, ["Figure", "Value", ""], "lrr"), *reasons])
+        return "\n".join([heading, table(rows, ["Figure", "Value", ""], "lrr"), *notes, *reasons])
 
     __repr__ = __str__
 

@@ -1,4 +1,4 @@
-"""Find the formula of a figure from runs at several sizes, and prove it with runs at sizes that were not used.
+"""Find the formula of a figure from runs at several sizes, and check it with runs at sizes that were not used.
 
 First each dimension varies alone, which shows on which pieces the figure is a polynomial of the size or of a rounded
 size (``axis``). Where several roundings explain the runs, the model runs at a size where they differ. Then a grid of
@@ -14,6 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from modelsummary.errors import FormulaError
@@ -25,12 +26,16 @@ __all__ = ["Fitted", "Terms", "Values", "fitted"]
 
 _FEWEST = 3  # accepted sizes of a dimension
 _FURTHER = (19, 27, 41, 63, 97, 150, 211, 307, 511, 801)  # numbers of sizes that show pieces
+# Times the recorded size, and more, so that strides round them differently: windows and thresholds beyond the record.
+_FAR = ((8, 2), (16, 9), (32, 20), (64, 36), (128, 59), (320, 100))
+_FAR_SECONDS = 1.0  # a run that takes longer, as of a loop over positions, is the last of these
+_BETWEEN = (5, 6, 7, 9, 10, 12)  # eighths of the largest size that was run
 _MOST_QUERIES = 40  # runs that tell candidates apart, per dimension
 _COMPARED = 4  # candidates that a further run should tell apart
 _NEAR = 1024  # sizes among which it is chosen
 _ASKED = 100  # of these, looked at first
 _MOST_GRID = 200  # runs of a grid
-_PROOFS = 6  # runs at sizes that were not used
+_CHECKS = 6  # runs at sizes that were not used
 _TRIES = 40
 _FEW = 4  # sizes; a dimension with more below the recorded size is cut first
 
@@ -48,13 +53,15 @@ class Fitted(NamedTuple):
 
     Attributes:
         terms: the coefficients.
-        proofs: sizes of the runs that proved it.
+        checks: sizes of the runs that confirmed it.
         smallest: size per dimension from which it holds.
+        largest: largest size per dimension that was run; beyond it, nothing was checked.
     """
 
     terms: Terms
-    proofs: tuple[Numbers, ...]
+    checks: tuple[Numbers, ...]
     smallest: Numbers
+    largest: Numbers
 
 
 def fitted(values: Values, dimensions: Sequence[Dimension], *, quick: bool = False) -> Fitted:
@@ -91,9 +98,9 @@ class _Fit:
             self._decide(place)
         self._run_grid()
         terms = self._coefficients()
-        proofs, smallest = self._prove(terms)
-        terms = _from(terms, smallest)
-        return Fitted(terms, proofs, tuple(each.at(k) for each, k in zip(self._dimensions, smallest, strict=True)))
+        checks, smallest = self._check(terms)
+        largest = tuple(self._line(place)[-1] for place in range(len(self._dimensions)))
+        return Fitted(_from(terms, smallest), checks, *(tuple(self._sizes(k).values()) for k in (smallest, largest)))
 
     # ------------------------------------------------------------------------------------------ runs
 
@@ -125,6 +132,10 @@ class _Fit:
             raise FormulaError(
                 f"the model accepts only {accepted} of the sizes of {wanted.name!r} that were run: {why}"
             )
+        for times, more in _FAR:
+            began = perf_counter()
+            if not self._run(self._on_line(place, times * base + more)) or perf_counter() - began > _FAR_SECONDS:
+                break
 
     def _line(self, place: int) -> list[int]:
         """Return the numbers of the accepted sizes of one dimension, the others at the anchor."""
@@ -207,16 +218,18 @@ class _Fit:
         """Yield a number of a size that tells the candidates apart."""
         found = candidates(self._samples(place, vector))
         if not found:
-            further = next((each for each in self._further if not self._is_tried(place, each)), None)
-            if further is None:
+            last = self._line(place)[-1]
+            further = (*self._further, *(last * eighths // 8 for eighths in _BETWEEN if self._further))
+            untried = next((number for number in further if not self._is_tried(place, number)), None)
+            if untried is None:
                 self._axis(place, vector)  # raises
             else:
-                yield further
+                yield untried
             return
         asked = self._telling(place, found)
         if asked is None and found[0].gap is not None:
-            untried = [number for number in range(*found[0].gap) if not self._is_tried(place, number)]
-            asked = untried[len(untried) // 2] if untried else None
+            inside = [number for number in range(*found[0].gap) if not self._is_tried(place, number)]
+            asked = inside[len(inside) // 2] if inside else None
         if asked is not None:
             yield asked
 
@@ -304,13 +317,13 @@ class _Fit:
             raise FormulaError(f"no polynomial of {names} explains {self._name(vector)} where they change together")
         return {monomial: each for monomial, each in zip(monomials, found, strict=True) if each}
 
-    # ------------------------------------------------------------------------------------------ proof
+    # ------------------------------------------------------------------------------------------ check
 
-    def _prove(self, terms: Terms) -> tuple[tuple[Numbers, ...], Numbers]:
+    def _check(self, terms: Terms) -> tuple[tuple[Numbers, ...], Numbers]:
         """Run at sizes that were not used; return them, and the numbers of the sizes from which the formula holds.
 
         Raises:
-            FormulaError: the formula is wrong at sizes as large as the recorded ones, or nothing could prove it.
+            FormulaError: the formula is wrong at sizes as large as the recorded ones, or nothing could check it.
         """
         draw = random.Random(0)
         smallest, largest = zip(
@@ -321,7 +334,7 @@ class _Fit:
             is_below = any(map(int.__lt__, corner, smallest))
             if not is_below and self._run(corner) and evaluated(terms, corner) != sum(self._runs[corner].values()):
                 smallest = self._above(corner, smallest) or smallest
-        proofs: list[Numbers] = []
+        checks: list[Numbers] = []
         for bounds in (*_ranges(terms, largest), *[None] * _TRIES):
             within = zip(smallest, largest, strict=True) if bounds is None else bounds
             # Small sizes as often as large ones: they are where models do something else.
@@ -333,8 +346,8 @@ class _Fit:
                 continue
             measured = sum(self._runs[numbers].values())
             if evaluated(terms, numbers) == measured:
-                proofs.append(numbers)
-                if len(proofs) >= _PROOFS and bounds is None:
+                checks.append(numbers)
+                if len(checks) >= _CHECKS and bounds is None:
                     break
                 continue
             smallest = self._above(numbers, smallest)
@@ -342,10 +355,10 @@ class _Fit:
                 sizes = ", ".join(f"{each.name}={size}" for each, size in self._sizes(numbers).items())
                 found = float(evaluated(terms, numbers))
                 raise FormulaError(f"the polynomial found gives {found:,.0f} at {sizes}, a run {measured:,}")
-            proofs = [each for each in proofs if all(map(int.__ge__, each, smallest))]
-        if not proofs:
-            raise FormulaError("the model accepts no further sizes that could prove the formula")
-        return tuple(tuple(self._sizes(each).values()) for each in proofs), smallest
+            checks = [each for each in checks if all(map(int.__ge__, each, smallest))]
+        if not checks:
+            raise FormulaError("the model accepts no further sizes that could check the formula")
+        return tuple(tuple(self._sizes(each).values()) for each in checks), smallest
 
     def _above(self, wrong: Numbers, smallest: Numbers) -> Numbers:
         """Return smallest sizes that exclude a wrong result at small sizes; empty if the sizes are not small."""

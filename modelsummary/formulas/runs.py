@@ -14,12 +14,14 @@ from modelsummary.capture.run import capture
 from modelsummary.capture.sizes import InputSize
 from modelsummary.capture.values import map_leaves
 from modelsummary.errors import ModelSummaryError
-from modelsummary.formulas.dimensions import Dimension, resized
+from modelsummary.formulas.dimensions import Dimension, held_elements, resized
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.predict import simulate_step
 from modelsummary.memory.step_plan import StepPlan
 
 __all__ = ["Row", "Runs", "forward_rows", "step_rows", "subtree"]
+
+_MOST_ELEMENTS = 2**26  # of the inputs that hold values
 
 
 class Row(NamedTuple):
@@ -56,6 +58,8 @@ class Runs:
     def at(self, sizes: Mapping[Dimension, int]) -> Rows | str:
         """Return the rows of the run with these sizes, or why the model does not run with them."""
         key = tuple(sizes.items())
+        if key not in self._rows and held_elements(self._call, sizes) > _MOST_ELEMENTS:
+            self._rows[key] = f"its indices and masks have more than {_MOST_ELEMENTS} elements"
         if key not in self._rows:
             try:
                 self._rows[key] = self._run(resized(self._call, sizes))

@@ -110,11 +110,18 @@ class Scaling:
         """Return a figure at these sizes. Raise ``InputError`` for sizes below the smallest that the model accepts."""
         found = self.formula(figure, layer)
         if figure not in CONSTANT:
-            smallest = self._found("macs" if figure == "flops" else figure, layer).smallest
+            smallest = self._found(_measured(figure), layer).smallest
             for each, least in zip(self.dimensions, smallest, strict=True):
                 if sizes[each.name] < least:
                     raise InputError(f"{each.name} must be >= {least}, got {sizes[each.name]}")
         return int(found.xreplace({symbol: sizes[symbol.name] for symbol in found.free_symbols}))
+
+    def largest(self, figure: str, layer: str = "") -> dict[str, int]:
+        """Return the largest size of each dimension at which the figure was run; empty if it is constant."""
+        if figure in CONSTANT:
+            return {}
+        sizes = self._found(_measured(figure), layer).largest
+        return {each.name: size for each, size in zip(self.dimensions, sizes, strict=True)}
 
     def _found(self, figure: str, layer: str) -> Fitted:
         key = figure, layer
@@ -168,6 +175,10 @@ def _by_call(rows: Iterable[Row], figure: str) -> dict[tuple[str, int], int] | s
         found[row.fqn, calls[row.fqn]] = value
         calls[row.fqn] += 1
     return found
+
+
+def _measured(figure: str) -> str:
+    return "macs" if figure == "flops" else figure
 
 
 def _check_size(dimension: Dimension, size: Any) -> None:

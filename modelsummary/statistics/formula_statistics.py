@@ -23,11 +23,12 @@ class FormulaStatistics(LiveStatistics):
 
     @exclusive
     def formula(self, figure: str = "macs", layer: str = "", *, dimensions: DimensionNames | None = None) -> Any:
-        """Return a figure as an exact sympy expression of the sizes of the inputs, such as ``32*batch*sequence``.
+        """Return a figure as a sympy expression of the sizes of the inputs, such as ``32*batch*sequence``.
 
-        The formula is found by runs on shapes at several sizes and proven by runs at other sizes. It is a polynomial of
-        the sizes, of rounded sizes (``floor((height + 1)/2)``), or ``Piecewise`` of these. The first formula takes some
-        tens of runs; others share them. ``activation_bytes`` runs training steps as ``memory()`` does.
+        The formula is found by runs on shapes, up to some 320 times the recorded size, and checked at six other sizes.
+        Beyond the largest size that the model ran with, it is an extrapolation: ``at`` knows that size. It is a
+        polynomial of the sizes, of rounded sizes (``floor((height + 1)/2)``), or ``Piecewise`` of these. The first
+        formula takes some tens of runs; others share them. ``activation_bytes`` runs training steps as ``memory()``.
 
         Args:
             figure: a name in ``modelsummary.formulas.FIGURES``: ``"macs"``, ``"output_bytes"``, ``"params"`` ...
@@ -52,6 +53,8 @@ class FormulaStatistics(LiveStatistics):
     @exclusive
     def at(self, *, layer: str = "", dimensions: DimensionNames | None = None, **sizes: int) -> FiguresAt:
         """Return the figures for other sizes of the inputs, by their formulas, such as ``at(batch=8, sequence=4096)``.
+
+        Where a size is beyond the largest that was run, the result says so when it is printed, and ``beyond()`` has it.
 
         Args:
             layer, dimensions: as for ``formula``.
