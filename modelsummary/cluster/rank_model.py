@@ -28,6 +28,7 @@ from modelsummary.cluster.tensor_functions import Enter, Gather, Join, Leave, Sc
 from modelsummary.errors import InputError
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.prepared_inputs import PreparedInput
+from modelsummary.parallel.sizes_style import LocalSizes
 
 __all__ = ["NO_EXPERTS", "RankModel"]
 
@@ -84,6 +85,8 @@ class RankModel:
         for attribute in (*plan.attributes, *experts.attributes):
             if type(attribute.whole) is int:
                 setattr(self.module.get_submodule(attribute.fqn), attribute.name, attribute.local)
+        for layer in (layer for layer in plan.layers if layer.role == "sizes"):
+            LocalSizes(calls=layer.options["calls"]).wrap(self.module.get_submodule(layer.fqn), plan.tensor)
         self._dim: int | None = None  # of the tokens that are shared out, inside of the blocks
         self._tokens = 0  # bytes of a rank's share
         # the last input that was entered, and the result

@@ -282,7 +282,13 @@ class StepModel:
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:
         """Return the modules whose input goes to column-parallel layers alone, be it one layer."""
-        around = ("input", "output", "gradient", "copy")  # entries beside the one that says how a module is split
+        around = (
+            "input",
+            "output",
+            "gradient",
+            "copy",
+            "sizes",
+        )  # entries beside the one that says how a module is split
         layers: Any = {layer.fqn: layer for layer in plan.layers if layer.role not in around}
         return prepared_inputs(self._calls, layers, least=1) if layers else []
 

@@ -19,17 +19,21 @@ _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tenso
     "AttentionParallel": ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"),
     "CopyOutput": (),
     "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
+    "SizesOfRank": (),
+    "LocalSizes": (),
     "ExpertParallel": (),
     "LinearParallel": ("DTensor", "Partial", "Replicate", "Shard"),
     "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
 }
 _IMPORTS = {  # lines that the styles of this package need besides, in order
-    "from functools import wraps": ("LocalParallel",),
+    "import math": ("SizesOfRank",),
+    "from functools import wraps": ("LocalParallel", "LocalSizes"),
     "from typing import Any": tuple(_OWN_STYLES),
     "import torch": ("AttentionParallel", "ExpertListParallel", "LocalParallel", "ReduceGradient"),
     "import torch.nn.functional as F": ("AttentionParallel",),
     "from torch import nn": ("AttentionParallel", "LocalParallel"),
+    "from torch.overrides import TorchFunctionMode": ("SizesOfRank",),
 }
 
 
@@ -100,6 +104,8 @@ def _own_names(plan: ParallelPlan) -> list[str]:
     used = {layer.style for layer in plan.layers}
     if used & {"ExpertParallel", "LinearParallel"}:
         used.add("LocalParallel")
+    if "LocalSizes" in used:
+        used.add("SizesOfRank")
     return [name for name in _OWN_STYLES if name in used]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -54,6 +54,7 @@ class Derivation:
         in_place: FQNs of layers whose ``inplace=True`` has to be switched off.
         copied: FQNs of layers whose result the model writes into.
         stream: what is sharded along the sequence; None: nothing.
+        sizes: FQN of a module -> its calls that get the sizes of one rank.
         losses: sharded logits of which the model itself takes the cross-entropy.
     """
 
@@ -65,6 +66,7 @@ class Derivation:
     in_place: dict[str, None] = field(default_factory=dict)
     copied: dict[str, None] = field(default_factory=dict)
     stream: Stream | None = None
+    sizes: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     losses: list[Value] = field(default_factory=list)
 
     def add(self, region: Region) -> None:
@@ -225,10 +227,9 @@ def _only_sink(calls: Calls, fqn: str) -> str | None:
     sinks: set[str] = set()
     seen: set[Value] = set()
     pending = [value for place in calls.places[fqn] for value in values_in(calls.events[place].result)]
-    returned = set(values_in(calls.record.root.result))
     while pending:
         value = pending.pop()
-        if value in returned:
+        if value in calls.returned:
             return None
         for event in calls.takers.get(value, ()):
             if calls.is_linear(event):

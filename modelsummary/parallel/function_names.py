@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ELEMENTWISE", "FACTORIES"]
+__all__ = ["ELEMENTWISE", "FACTORIES", "SIZED"]
 
 ELEMENTWISE = frozenset(
     """
@@ -19,4 +19,12 @@ glu_jvp copysign hypot logit sinc sinh cosh asin acos atan relu_ identity multip
 # Each element is the same: a local tensor of fewer elements is a shard.
 FACTORIES = frozenset(
     "zeros ones full empty new_zeros new_ones new_empty new_full zeros_like ones_like full_like".split()
+)
+# Integers that these take are sizes, on which the shape of the result depends.
+SIZED = frozenset(
+    """
+view reshape flatten unflatten expand broadcast_to repeat repeat_interleave tile split split_with_sizes tensor_split
+getitem setitem narrow select zeros ones empty rand randn new_zeros new_ones new_empty full new_full pad layer_norm
+rms_norm native_layer_norm as_strided unfold interpolate
+""".split()
 )

@@ -10,7 +10,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Operand, Pieces, Sharded, dim_of, sharded_operand
 from modelsummary.record.events import Value
 
-__all__ = ["begin_of", "indexed", "selected"]
+__all__ = ["begin_of", "indexed", "part_at", "selected"]
 
 
 def indexed(call: FunctionCall) -> Sharded:
@@ -62,6 +62,27 @@ def begin_of(index: Any, shape: Sequence[int], dim: int) -> int:
     part = parts[dim] if dim < len(parts) else None
     start, _, step = part.indices(shape[dim]) if isinstance(part, slice) else (0, 0, 1)
     return start if step == 1 else 0
+
+
+def part_at(index: Any, ndim: int, dim: int) -> int | None:
+    """Return the position in an index of the slice that takes a dimension; None if the index has lookups, or no slice.
+
+    >>> part_at((Ellipsis, slice(16, None)), 3, 2)
+    1
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(_is_lookup(each) for each in parts):
+        return None
+    taken = sum(each is not None and each is not Ellipsis for each in parts)
+    at = 0
+    for position, part in enumerate(parts):
+        if part is Ellipsis:
+            at += ndim - taken
+        elif part is not None:
+            if at == dim:
+                return position if isinstance(part, slice) else None
+            at += 1
+    return None
 
 
 def _part(call: FunctionCall) -> str:

@@ -68,6 +68,7 @@ def layer_plans(derivation: Derivation, n_ranks: int, blocks: Sequence[str]) -> 
     for region in derivation.regions:
         plans += [_part_plan(derivation, fqn, part) for fqn, part in region.parts.items()]
     plans += [LayerPlan(fqn, "CopyOutput", {}, "copy", {}, 0) for fqn in derivation.copied]
+    plans += [LayerPlan(fqn, "LocalSizes", {"calls": own}, "sizes", {}, 0) for fqn, own in derivation.sizes.items()]
     # A hook of a norm runs before the one that gathers its result.
     plans += [_norm_plan(derivation, fqn, dim) for fqn, dim in stream.norms.items()]
     plans += [_boundary_plan(derivation, each, is_entry=True) for each in stream.entries]

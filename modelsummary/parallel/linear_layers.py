@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from modelsummary.capture.templates import Attribute, leaves_of
-from modelsummary.parallel.function_names import ELEMENTWISE
+from modelsummary.parallel.function_names import ELEMENTWISE, SIZED
 from modelsummary.record.events import Event, Record, Value
 
 __all__ = ["LinearLayer", "is_embedding", "is_linear", "linear_layers", "local_sizes", "numbers_in"]
@@ -161,8 +161,12 @@ def _with_bias(*states: list[str]) -> list[list[str]]:
 
 
 def numbers_in(name: str, arguments: Any) -> list[float]:
-    """Return the numbers that a function computes elements with: floats, and integers if it is elementwise."""
-    kinds = (int, float) if name in ELEMENTWISE else (float,)
+    """Return the numbers that a function computes elements with: floats, and integers other than sizes."""
+    if name in ("full", "new_full"):
+        (_, *arguments), kwargs = arguments
+        arguments = (arguments[-1:], kwargs.get("fill_value"))
+        name = ""
+    kinds = (float,) if name in SIZED else (int, float)
     return [leaf for leaf in leaves_of(arguments) if type(leaf) in kinds]
 
 

@@ -10,9 +10,8 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, product
 from typing import Any
 
 import torch
@@ -32,8 +31,9 @@ from modelsummary.parallel.local_replay import runs_on_shards
 from modelsummary.parallel.prepared_inputs import prepared_inputs
 from modelsummary.parallel.record_calls import RULES, Calls
 from modelsummary.parallel.regions import Region
+from modelsummary.parallel.sizes_style import LocalSizes
 from modelsummary.parallel.stream import Stream
-from modelsummary.parallel.whole_views import LocalViews, Views, fewest_views, whole_views
+from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
@@ -74,36 +74,32 @@ def check_locally(
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
     first = [each[0] for each in options]
-    if not groups or _runs(live, derivation, groups, [*first, sizes], n_ranks):
+    if not groups or not _failure(live, derivation, groups, [*first, sizes], n_ranks):
         return list(chain(*first))
     for regions, ways in zip(groups, options, strict=True):
-        way = next((each for each in ways if _runs(live, derivation, [regions], [each, sizes], n_ranks)), None)
-        if way is not None:
-            chosen += way
-            continue
-
-        def works(views: Views, regions: list[Region] = regions, ways: Any = ways) -> bool:
-            return any(_runs(live, derivation, [regions], [each, sizes], n_ranks, views) for each in ways)
-
-        views = fewest_views(whole_views(regions), works)
-        for region in regions:
-            derivation.gather(region, _does_not_run(derivation.calls, region, views))
+        why = ""
+        for sizes_of_rank, attributes in product(({}, whole_sizes(regions, n_ranks)), ways):
+            failed = _failure(live, derivation, [regions], [attributes, sizes], n_ranks, sizes_of_rank)
+            if not failed:
+                chosen += attributes
+                derivation.sizes |= sizes_of_rank
+                break
+            why = failed if attributes == ways[0] else why
+        else:
+            for region in regions:
+                derivation.gather(region, why)
     return chosen
 
 
-def _does_not_run(calls: Calls, region: Region, views: Views | None = None) -> str:
-    """Return why the layers of a region keep whole activations.
-
-    Args:
-        views: sizes of views -> sizes with which it would run.
-    """
+def _does_not_run(calls: Calls, region: Region, error: Exception | None = None) -> str:
+    """Return why the layers of a region keep whole activations."""
     callers = dict.fromkeys(event.fqn for event in region.functions)
     where = next(iter(callers), "") or type(calls.model).__name__
-    why = f"the forward of {where} does not run on the shapes of one rank"
-    if views:
-        changes = [f"{name}{local} instead of {name}{whole}" for (name, whole), local in views.items()]
-        return f"{why}; {' and '.join(changes)} work{'s' * (len(changes) == 1)}"
-    return f"{why}; sizes of its views and splits that are -1 or integer attributes of the module work"
+    said = f" ({type(error).__name__}: {' '.join(str(error).split()):.100})" if error is not None else ""
+    return (
+        f"the forward of {where} does not run on the shapes of one rank{said}; sizes of its views and splits that are "
+        "-1 or integer attributes of the module work"
+    )
 
 
 def _groups(regions: Sequence[Region]) -> list[list[Region]]:
@@ -142,34 +138,77 @@ def _options(calls: Calls, regions: Sequence[Region], n_ranks: int) -> list[list
     return [[each for name in subset for each in found[name]] for subset in islice(subsets, _MOST_OPTIONS)]
 
 
-def _runs(
+def _failure(
     live: LiveModel,
     derivation: Derivation,
     groups: Sequence[Sequence[Region]],
     attributes: Sequence[Sequence[LocalAttribute]],
     n_ranks: int,
-    views: Views | None = None,
-) -> bool:
-    """Return True if the model, sharded in these regions alone, does the same on local shapes.
+    sizes: Sizes | None = None,
+) -> str:
+    """Return why the model, sharded in these regions alone, does not do the same on local shapes; empty if it does.
 
     Args:
-        views: sizes of views -> sizes to run them with.
+        sizes: calls that get the sizes of one rank.
     """
     regions = [region for group in groups for region in group]
-    twin = local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks)
+    twin = local_model(derivation.calls, regions, list(chain(*attributes)), n_ranks, sizes or {})
     try:
-        with LocalViews(views) if views else nullcontext():
-            record = _record(twin, live)
-    except Exception:  # a shape does not fit
-        return False
+        record = _record(twin, live)
+    except Exception as error:  # a shape does not fit
+        return _does_not_run(
+            derivation.calls, regions[0], error.__cause__ if isinstance(error.__cause__, Exception) else error
+        )
     layouts: dict[Value, Sharded] = {}
     for region in regions:
         layouts.update(region.layouts)
     other = Calls(twin, record, derivation.calls.linears).events
-    own = derivation.calls.events
-    return len(own) == len(other) and all(
-        _agree(one, two, layouts, n_ranks) for one, two in zip(own, other, strict=True)
-    )
+    return _difference(derivation.calls.events, other, [layouts] * len(other), n_ranks)
+
+
+def _difference(
+    whole: Sequence[Event],
+    local: Sequence[Event],
+    layouts: Sequence[Mapping[Value, Sharded | None]],
+    n_ranks: int,
+) -> str:
+    """Return the first difference of the calls on local shapes; empty if there is none but the sharded extents.
+
+    Args:
+        layouts: for each call, the layouts of its values.
+    """
+    for one, two, expected in zip(whole, local, layouts, strict=False):
+        at = two.fqn if two.is_module else f"{two.name}() in {two.fqn or 'the model'}"
+        if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
+            return (
+                f"{at} is called on the shapes of one rank in place of {one.name}; a forward that calls the same works"
+            )
+        numbers = [numbers_in(each.name, (each.args, each.kwargs)) for each in (one, two)]
+        if numbers[0] != numbers[1]:
+            differ = next((pair for pair in zip(*numbers, strict=False) if pair[0] != pair[1]), tuple(numbers))
+            return (
+                f"{at} computes with {differ[0]}, and with {differ[1]} on the shapes of one rank; a number that does "
+                "not follow from a sharded size works"
+            )
+        if one.is_decision and one.result != two.result:
+            return f"{at} decides otherwise on the shapes of one rank; a decision by sizes that are not sharded works"
+        layout = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
+        if layout is not None:  # a slice of the same size may begin elsewhere
+            begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
+            if begins[0] != begins[1] * n_ranks:
+                return f"{at} takes another part on the shapes of one rank; a part of each piece works"
+        for value, part in zip(values_in(one.result), values_in(two.result), strict=False):
+            shape = local_shape(value.shape, expected.get(value), n_ranks)
+            if shape != part.shape:
+                return (
+                    f"{at} returns {part.shape} on the shapes of one rank, where a rank's part is {shape}; sizes that "
+                    "are -1 or integer attributes of the module work"
+                )
+    if len(whole) != len(local):
+        return (
+            f"the model calls {len(local)} functions on the shapes of one rank and {len(whole)} else; equal ones work"
+        )
+    return ""
 
 
 def stream_runs(
@@ -177,25 +216,20 @@ def stream_runs(
 ) -> bool:
     """Return True if the model does the same on local shapes where each rank holds a chunk of the sequence."""
     calls = derivation.calls
-    twin = local_model(calls, derivation.regions, attributes, n_ranks)
+    twin = local_model(calls, derivation.regions, attributes, n_ranks, derivation.sizes)
     _add_boundaries(twin, derivation, stream, n_ranks)
     try:
         other = Calls(twin, _record(twin, live), calls.linears).events
     except Exception:  # a shape does not fit
         return False
-    layouts: dict[Value, Sharded] = {}
+    layouts: dict[Value, Sharded | None] = {}
     for region in derivation.regions:
         layouts.update(region.layouts)
-    if len(calls.events) != len(other):
-        return False
-    for place, (one, two) in enumerate(zip(calls.events, other, strict=True)):
-        own = stream.results.get(place)
-        expected: Mapping[Value, Sharded | None] = layouts
-        if own is not None:
-            expected = dict(zip(values_in(one.result), own, strict=True))
-        if not _agree(one, two, expected, n_ranks):
-            return False
-    return True
+    expected = [
+        dict(zip(values_in(event.result), stream.results[place], strict=True)) if place in stream.results else layouts
+        for place, event in enumerate(calls.events)
+    ]
+    return not _difference(calls.events, other, expected, n_ranks)
 
 
 def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_ranks: int) -> None:
@@ -259,31 +293,14 @@ def _record(twin: nn.Module, live: LiveModel) -> Record:
     return record_once(twin, live.call, live.execution, device_of(live.model.parameters()), RULES)
 
 
-def _agree(one: Event, two: Event, layouts: Mapping[Value, Sharded | None], n_ranks: int) -> bool:
-    """Return True if two events are the same but for the extents of what is sharded."""
-    if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
-        return False
-    numbers = [numbers_in(each.name, (each.args, each.kwargs)) for each in (one, two)]
-    if numbers[0] != numbers[1]:
-        return False
-    if one.is_decision and one.result != two.result:
-        return False
-    layout = layouts.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
-    if layout is not None:  # a slice of the same size may begin elsewhere
-        begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
-        if begins[0] != begins[1] * n_ranks:
-            return False
-    pairs = zip(values_in(one.result), values_in(two.result), strict=False)
-    return all(local_shape(whole.shape, layouts.get(whole), n_ranks) == part.shape for whole, part in pairs)
-
-
 def local_model(
-    calls: Calls, regions: Sequence[Region], attributes: Sequence[LocalAttribute], n_ranks: int
+    calls: Calls, regions: Sequence[Region], attributes: Sequence[LocalAttribute], n_ranks: int, sizes: Sizes
 ) -> nn.Module:
     """Return a copy of the model with the parameters of one rank on meta; the copy shares the model's buffers.
 
     Args:
         attributes: to change; attributes of linear layers outside of the regions stay as they are.
+        sizes: calls that get the sizes of one rank.
 
     Raises:
         InputError: the model cannot be copied.
@@ -315,6 +332,8 @@ def local_model(
     for each in attributes:
         if each.fqn in split or each.fqn not in calls.linears:
             setattr(twin.get_submodule(each.fqn), each.name, each.local)
+    for fqn, calls_of_module in sizes.items():
+        LocalSizes(calls=calls_of_module).wrap(twin.get_submodule(fqn), n_ranks)
     return twin
 
 

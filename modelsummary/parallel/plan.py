@@ -56,9 +56,9 @@ class LayerPlan:
         role: ``"column"``, ``"row"``, ``"embedding"``, ``"head"``, ``"norm"``, ``"local"`` for a module whose
             functions take sharded parameters, ``"heads"`` for an ``nn.MultiheadAttention``, ``"gradient"`` for a
             layer that sums the gradient of its result, or of a part of it, over the ranks, ``"copy"`` for a layer
-            whose result is copied because the model writes into it, ``"input"`` and ``"output"`` for a module whose
-            input or result is gathered or cut, ``"expert"`` for stacked experts and lists of experts. A module has one
-            entry for each of its styles.
+            whose result is copied because the model writes into it, ``"sizes"`` for a module whose forward takes sizes
+            of the whole model, ``"input"`` and ``"output"`` for a module whose input or result is gathered or cut,
+            ``"expert"`` for stacked experts and lists of experts. A module has one entry for each of its styles.
         shards: parameter of the module -> its sharded dimension; None where it is replicated.
         params: elements of its parameters on one rank.
         collectives: what it causes in one step.
@@ -313,9 +313,10 @@ class ParallelPlan(Printed):
 
 def _layer(data: Mapping[str, Any]) -> LayerPlan:
     collectives = tuple(Collective(**each) for each in data["collectives"])
-    options = {name: _tuples(value) for name, value in data["options"].items()}
-    return LayerPlan(**{**data, "options": options, "collectives": collectives})
+    return LayerPlan(**{**data, "options": _tuples(data["options"]), "collectives": collectives})
 
 
 def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuples(inner) for name, inner in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.modules import named_modules
-from modelsummary.capture.templates import Attribute
+from modelsummary.capture.templates import Attribute, ObjectState
 from modelsummary.parallel.layouts import Operand, Sharded
 from modelsummary.parallel.linear_layers import LinearLayer, is_embedding, linear_layers
 from modelsummary.parallel.rules import ELEMENTWISE, FACTORIES
@@ -48,6 +49,8 @@ class Calls:
         entered: module event that is looked into -> positions in ``events`` of what it calls.
         position: event -> its position in ``events``.
         maker: value -> the event that made it.
+        returned: values in the result of the model. Those in its cache are left out: the model itself takes them back,
+            and each rank keeps the keys and values of its own heads.
         last_use: value -> position of the last event that takes it; the number of events if the model returns it.
         places: FQN of a whole layer -> positions of its calls in ``events``.
         norms: position of the first call of a module that calls functions on its own parameters alone -> the call of
@@ -77,7 +80,9 @@ class Calls:
                 self.last_use[value] = place
             for value in values_in(event.result):
                 self.maker.setdefault(value, event)
-        for value in values_in(record.root.result):
+        cached = set(values_in(_cache_in(record.root.result, model)))
+        self.returned = [value for value in values_in(record.root.result) if value not in cached]
+        for value in self.returned:
             self.last_use[value] = len(self.events)
         self.places: dict[str, list[int]] = {}
         for place, event in enumerate(self.events):
@@ -252,6 +257,20 @@ class Calls:
             else:
                 return {}
         return found
+
+
+def _cache_in(result: Any, model: nn.Module) -> Any:
+    """Return the part of a template of a result that is a cache: the forward takes it back under the same name.
+
+    Of a tuple, that is the last item, if it is an object or a container.
+    """
+    names = [name for name in inspect.signature(model.forward).parameters if "past" in name or "cache" in name]
+    if isinstance(result, tuple) and not hasattr(result, "_fields"):
+        return result[-1] if names and len(result) > 1 and not isinstance(result[-1], Value) else None
+    fields = result.attributes if type(result) is ObjectState else result
+    if not isinstance(fields, Mapping):
+        fields = getattr(fields, "__dict__", {})
+    return [fields[name] for name in names if name in fields and not isinstance(fields[name], Value)]
 
 
 def _is_slice(event: Event, value: Value) -> bool:

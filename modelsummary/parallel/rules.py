@@ -75,7 +75,8 @@ def _along(position: int, name: str = "dim", default: Any = None, *, reduces: bo
         if isinstance(call.argument(position, name), (Value, Attribute)):  # max(x, y)
             return _elementwise(call)
         operand, layout = sharded_operand(call)
-        dims = dims_of(call.argument(position, name, default), len(operand.shape))
+        dim = call.argument(position, name, default)
+        dims = dims_of(None if type(dim) is bool else dim, len(operand.shape))  # std(True) takes no dimension
         if layout.dim in dims:
             raise Blocked(call.along)
         if not reduces or len(call.result_shape) == len(operand.shape):
@@ -196,7 +197,10 @@ def _unbound(call: FunctionCall) -> Sharded:
 
 def _flipped(call: FunctionCall) -> Sharded:
     operand, layout = sharded_operand(call)
-    if layout.dim in dims_of(call.argument(2 if call.name == "roll" else 1, "dims"), len(operand.shape)):
+    dims = call.argument(2 if call.name == "roll" else 1, "dims")
+    if call.name == "flip" and type(dims) is int:
+        dims = call.event.args[1:]
+    if layout.dim in dims_of(dims, len(operand.shape)):
         raise Blocked(call.along)
     return layout
 
@@ -220,7 +224,7 @@ def _concatenated(call: FunctionCall) -> Sharded:
     if dim == layout.dim and not stacks:
         raise Blocked(f"{call.at} joins along the sharded dimension; along another dimension it can be split")
     for each in call.operands:
-        if each.layout is None:
+        if each.layout is None and each.shape != (0,):  # torch skips these, which have no dimension to be sharded
             if not isinstance(each.leaf, Value):
                 raise Blocked(
                     f"{call.at} takes a constant of the whole size beside a sharded tensor; computed tensors work"
@@ -342,7 +346,8 @@ def _as_complex(call: FunctionCall) -> Sharded:
 _RULES: dict[str, Callable[[FunctionCall], Sharded]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys("zeros_like ones_like empty_like full_like".split(), _like),
-    **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp sort argsort".split(), _along(1)),
+    **dict.fromkeys("softmax log_softmax softmin cumsum cumprod logcumsumexp".split(), _along(1)),
+    **dict.fromkeys(("sort", "argsort"), _along(1, default=-1)),
     **dict.fromkeys("sum mean amax amin std var prod logsumexp".split(), _along(1, reduces=True)),
     **dict.fromkeys("argmax argmin max min any all median".split(), _along(1, reduces=True)),
     "topk": _along(2, default=-1),

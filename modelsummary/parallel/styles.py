@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from modelsummary.parallel.attention_style import AttentionParallel
+from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
 
 __all__ = [
     "AttentionParallel",
@@ -22,7 +23,9 @@ __all__ = [
     "ExpertParallel",
     "LinearParallel",
     "LocalParallel",
+    "LocalSizes",
     "ReduceGradient",
+    "SizesOfRank",
 ]
 
 

@@ -156,7 +156,7 @@ def test_pieces_are_found_however_they_are_taken():
     assert all("split_factor=3" in layer.options["shards"]["weight"] for layer in plan.layers[::2])
 
 
-def test_a_slice_that_begins_at_a_number_is_not_taken_from_another_piece():
+def test_a_slice_that_begins_at_a_number_is_taken_from_its_own_piece():
     class Literal(nn.Module):
         def __init__(self):
             super().__init__()
@@ -164,10 +164,12 @@ def test_a_slice_that_begins_at_a_number_is_not_taken_from_another_piece():
 
         def forward(self, x):
             fused = self.fused(x)
-            return self.out(fused.chunk(3, -1)[0] * fused[..., 16:32])  # of 24 local columns, the last 8
+            return self.out(fused.chunk(3, -1)[0] * fused[..., 16:32])  # of 24 local columns, 8 to 15
 
-    (fused, _) = Statistics(Literal(), (2, 6, 16)).parallel_plan(tensor=2).layers
-    assert fused.reason.startswith("the forward of Literal does not run on the shapes of one rank")
+    (sizes, *layers) = Statistics(Literal(), (2, 6, 16)).parallel_plan(tensor=2).layers
+    assert [layer.reason for layer in layers] == ["", ""]
+    (call,) = sizes.options["calls"]
+    assert (call["kind"], call["whole"], call["local"]) == ("slice", (16, 32), 24)
 
 
 def test_fsdp_gathers_no_pieces(fused):
@@ -216,8 +218,9 @@ def test_a_number_of_heads_that_values_are_computed_with_is_not_divided():
             q, k, v = self.qkv(x).view(2, 6, 3, self.heads, 4).permute(2, 0, 3, 1, 4)
             return self.out(((q @ k.mT / self.heads).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
-    (columns, _) = Statistics(Scaled(), (2, 6, 16)).parallel_plan(tensor=2).layers
-    assert columns.reason.startswith("the forward of Scaled does not run on the shapes of one rank")
+    plan = Statistics(Scaled(), (2, 6, 16)).parallel_plan(tensor=2)
+    assert plan.attributes == ()
+    assert [(layer.role, layer.reason) for layer in plan.layers] == [("sizes", ""), ("column", ""), ("row", "")]
 
 
 def test_a_layer_that_is_called_in_two_ways_is_not_linear():

@@ -220,9 +220,9 @@ def test_numbers_of_heads_in_attributes_are_divided():
     assert len(plan.attributes) == 4
 
 
-def test_fused_projections_are_gathered():
+def test_fused_projections_are_split_with_the_sizes_of_a_rank():
     found = roles(plan_of("gpt2", tensor=2))
-    assert (found["h.0.c_attn"], found["h.0.c_proj"]) == ("column*", "row*")
+    assert (found["h.0.c_attn"], found["h.0.c_proj"]) == ("column", "row")
     assert (found["h.0.mlp.0"], found["h.0.mlp.2"]) == ("column", "row")
 
 
@@ -366,37 +366,6 @@ def test_units_are_blocks_and_tied_parameters_belong_to_one():
     assert plan.units == (("parts.0", "parts.1"), ("parts.2",))
     shares = "it shares a parameter with a module in no unit; a parameter of its own works"
     assert plan.gathered_with_root == {"parts.3": shares}
-
-
-def test_views_with_sizes_of_the_input_are_named_with_those_that_work():
-    # 3 x 8 tokens, 4 heads of 4 features. Both views have to change: with n_head halved, width // n_head would double.
-    plan = plan_of("sized", tensor=2)
-    names = ("0.c_attn", "0.c_proj", "1.c_attn", "1.c_proj")
-    assert roles(plan) == dict(zip(names, ("column*", "row*") * 2, strict=True))
-    assert plan.layers[0].reason == (
-        "the forward of 0 does not run on the shapes of one rank; view(3, 8, -1, 4) instead of view(3, 8, 4, 4) and "
-        "view(3, 8, -1) instead of view(3, 8, 16) work"
-    )
-    plan = plan_of("local", tensor=2)
-    assert roles(plan) == dict(zip(names, ("column", "row") * 2, strict=True))
-    assert [(each.fqn, each.name, each.local) for each in plan.attributes] == [("0", "n_embd", 8), ("1", "n_embd", 8)]
-
-
-def test_only_the_views_that_have_to_change_are_named():
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-            self.heads, self.size = 4, 4
-
-        def forward(self, x):
-            b, t, c = x.shape
-            q, k, v = self.qkv(x).view(b, t, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
-            y = nn.functional.scaled_dot_product_attention(q, k, v)
-            return self.out(y.transpose(1, 2).reshape(b, t, c))
-
-    plan = Statistics(Attention(), (3, 8, 16)).parallel_plan(tensor=2)
-    assert plan.layers[0].reason.endswith("one rank; reshape(3, 8, -1) instead of reshape(3, 8, 16) works")
 
 
 def test_a_block_with_two_names_is_one_unit():

@@ -1,0 +1,104 @@
+"""Calls that a forward gives sizes of the whole model, which a rank with a part of the heads does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from modelsummary.parallel.index_rules import part_at
+from modelsummary.parallel.layouts import Sharded
+from modelsummary.parallel.regions import Region
+from modelsummary.record.events import Event, Value
+
+__all__ = ["Sizes", "whole_sizes"]
+
+# FQN of a module -> its calls, as ``LocalSizes`` takes them.
+Sizes = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def whole_sizes(regions: Iterable[Region], n_ranks: int) -> Sizes:
+    """Return the calls in which regions write a size of the whole model where the result is sharded."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for region in regions:
+        for event in region.functions:
+            calls = found.setdefault(event.fqn, []) if _runs_once(event) else []
+            calls += [each for each in _calls(event, region, n_ranks) if each not in calls]
+    return {fqn: tuple(calls) for fqn, calls in found.items() if calls}
+
+
+def _runs_once(event: Event) -> bool:
+    """Return False if a checkpoint inside of the module runs a function again, when the forward has ended."""
+    return event.parent is not None and event.regions == event.parent.regions
+
+
+def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, Any]]:
+    tensor, *others = event.args or (None,)
+    if not isinstance(tensor, Value) or tensor not in region.layouts or not others:
+        return
+    layout = region.layouts[tensor]
+    at, local = layout.dim - len(tensor.shape), tensor.shape[layout.dim] // n_ranks
+    name = event.name
+    if name in ("split", "split_with_sizes"):
+        yield {"name": name, "kind": "split", "at": at, "whole": others[0], "local": local}
+    elif name == "getitem" and (part := part_at(others[0], len(tensor.shape), layout.dim)) is not None:
+        parts = others[0] if isinstance(others[0], tuple) else (others[0],)
+        bounds = (parts[part].start, parts[part].stop)
+        if parts[part].step is None and bounds != (None, None):
+            yield {
+                "name": name, "kind": "slice", "at": at, "n_parts": len(parts), "part": part, "whole": bounds,
+                "local": local,
+            }  # fmt: skip
+    sizes = others[0] if isinstance(others[0], (tuple, list)) else others
+    result = event.result
+    if not isinstance(result, Value) or result not in region.layouts or len(sizes) != len(result.shape):
+        return
+    after = region.layouts[result]
+    if not all(type(size) is int for size in sizes):
+        return
+    if sizes[after.dim] == -1:
+        return
+    if name == "expand":
+        yield {"name": name, "kind": "expand", "at": after.dim - len(sizes), "n_sizes": len(sizes)}
+    elif name in ("view", "reshape"):
+        yield from _view(name, tensor.shape, result.shape, layout, after, region, n_ranks)
+
+
+def _view(
+    name: str,
+    before: Sequence[int],
+    after: Sequence[int],
+    layout: Sharded,
+    result: Sharded,
+    region: Region,
+    n_ranks: int,
+) -> Iterator[Mapping[str, Any]]:
+    dims, sizes = _group(before, after, result.dim)
+    if not dims[0] <= layout.dim < dims[1]:
+        return
+    whole = after[result.dim]
+    # A number of heads or features is the same in each call; another one may follow the length of the sequence.
+    is_constant = dims[1] - dims[0] == 1 and whole in region.sizes
+    local = before[layout.dim] // n_ranks if is_constant else -1
+    yield {
+        "name": name, "kind": "view", "ndim": len(before), "dims": dims, "n_sizes": len(after), "sizes": sizes,
+        "at": result.dim, "whole": whole, "local": local,
+    }  # fmt: skip
+
+
+def _group(before: Sequence[int], after: Sequence[int], dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the dimensions that a view makes ``dim`` and the ones around it of, and these: the fewest.
+
+    >>> _group((2, 8, 64), (2, 8, 4, 16), 2)
+    ((2, 3), (2, 4))
+    """
+    i = j = 0
+    while True:
+        begin, first, one, other = i, j, before[i], after[j]
+        i, j = i + 1, j + 1
+        while one != other:
+            if one < other:
+                one, i = one * before[i], i + 1
+            else:
+                other, j = other * after[j], j + 1
+        if dim < j:
+            return (begin, i), (first, j)

@@ -1,0 +1,123 @@
+"""Attention as widely copied sources write it: what their plans shard, and that they train as the model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import Statistics
+from tests.parallel import collectives, processes
+from tests.parallel.copied_models import ATTENTIONS, SPLIT, Model, ids
+
+# Four results of 4 x 8 tokens of 16 features, and the logits of 48; the head reduces the gradient of its input.
+ACTIVATION = 4 * 8 * 16 * 4
+LEAST = {
+    ("forward", "all_reduce"): (5, 5 * ACTIVATION),
+    ("forward", "all_gather"): (1, 3 * ACTIVATION),
+    ("backward", "all_reduce"): (5, 5 * ACTIVATION),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_heads_are_split(name):
+    plan = Statistics(Model(name).eval(), ids()).parallel_plan(tensor=2)
+    assert not [layer.reason for layer in plan.layers if layer.reason]
+    assert plan.collectives == LEAST
+    assert plan.from_json(plan.to_json()) == plan
+
+
+def test_sizes_of_the_whole_model_are_given_as_those_of_a_rank():
+    plan = Statistics(Model("nanoGPT").eval(), ids()).parallel_plan(tensor=2)
+    (first, _) = (layer for layer in plan.layers if layer.role == "sizes")
+    assert (first.fqn, first.style) == ("h.0.attn", "LocalSizes")
+    # split(16, dim=2) of 48 features, view(4, 8, 4, 4) and view(4, 8, 16).
+    calls = [(call["name"], call["whole"], call["local"]) for call in first.options["calls"]]
+    assert calls == [("split", 16, 24), ("view", 4, 8), ("view", 16, -1)]
+    assert plan.attributes == ()
+
+
+class Between(nn.Module):
+    """A function between a layer that is split by columns and one that is split by rows."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.down(self.function(self.up(x)))
+
+
+def reason(function):
+    plan = Statistics(nn.Sequential(Between(function)), (2, 4, 16)).parallel_plan(tensor=2)
+    return next(layer.reason for layer in plan.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("div", lambda x: x / x.shape[-1]),
+        ("tensor", lambda x: x / torch.tensor(x.shape[-1])),
+        ("full", lambda x: x / torch.full((1,), x.shape[-1])),
+        ("arange", lambda x: x + torch.arange(0, x.shape[-1], x.shape[-1] // 4).sum()),
+        ("roll", lambda x: x.roll(x.shape[-1] // 16, 1)),
+    ],
+)
+def test_a_number_that_differs_is_named(name, function):
+    whole, local = (4, 2) if name == "roll" else (64, 32)
+    assert reason(function).startswith(
+        f"{name}() in 0 computes with {whole}, and with {local} on the shapes of one rank"
+    )
+
+
+def test_a_decision_by_a_size_is_named():
+    assert reason(lambda x: x.relu() if x.shape[-1] > 40 else x).startswith(
+        "0.down is called on the shapes of one rank"
+    )
+
+
+def test_functions_along_other_dimensions_take_shards():
+    for function in (lambda x: x.sort(1)[0], lambda x: x.argsort(dim=1) * x, lambda x: x.flip(0, 1)):
+        assert reason(function) == ""
+    for name, function in {
+        "sort": lambda x: x.sort()[0],
+        "flip": lambda x: x.flip(0, 2),
+        "std": lambda x: x / x.std(True),
+    }.items():
+        assert (
+            reason(function)
+            == f"{name}() in 0 works along the sharded dimension; along another dimension it can be split"
+        )
+
+
+def _compared(_rank, _n):
+    results = {}
+    for name in ATTENTIONS:
+        torch.manual_seed(0)
+        model = Model(name).double().eval()
+        plan = Statistics(model, ids()).parallel_plan(tensor=2)
+        whole, model = processes.copies(model)
+        coded, functions = copy.deepcopy(whole), {}
+        exec(plan.to_code(), functions)
+        mesh = plan.device_mesh("cpu")
+        plan.apply(model, mesh)
+        functions["parallelize"](coded, mesh)
+        ran = collectives.of_step(model, (ids(),), processes.loss_of)
+        with torch.no_grad():  # another batch, and a sequence that two does not divide
+            other = ids()[:3, :7]
+            sizes = max(processes.difference(whole(other), sharded(other)) for sharded in (model, coded))
+        results[name] = (processes.compare(whole, model, (ids(),)), sizes, ran == collectives.of_plan(plan))
+    return results
+
+
+@pytest.mark.slow
+def test_two_processes_are_the_model():
+    for result in processes.run(_compared, 2):
+        assert set(result) == set(ATTENTIONS)
+        for name, (differences, sizes, is_planned) in result.items():
+            assert max(differences.values()) <= 1e-10, name
+            assert max(differences["output"], differences["grad"], sizes) <= 1e-12, name
+            assert is_planned, name
