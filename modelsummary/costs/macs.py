@@ -111,7 +111,7 @@ def _mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
     return a.shape[0] * stored(b)
 
 
-@register_op_cost([aten.addmm, *existing(aten, "_addmm_activation", "_sparse_addmm", "sspaddmm")])
+@register_op_cost([aten.addmm, *existing(aten, "_addmm_activation", "_sparse_addmm", "sspaddmm", "_scaled_addmm")])
 def _addmm(bias: Tensor, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int:
     return _mm(a, b)
 
@@ -197,11 +197,19 @@ def _grouped_mm_backward(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> int
         *existing(aten, "_weight_int4pack_mm_for_cpu", "_dyn_quant_matmul_4bit"),
         *existing(torch.ops.quantized, "linear", "linear_relu", "linear_dynamic", "linear_relu_dynamic"),
         *existing(torch.ops.quantized, "linear_dynamic_fp16", "linear_relu_dynamic_fp16"),
+        *existing(torch.ops.quantized, "linear_leaky_relu", "linear_tanh"),
+        *existing(aten, "_mixed_dtypes_linear", "_weight_int4pack_mm_with_scales_and_zeros"),
     ]
 )
 def _linear(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
     """Count by input and output: packed weights hide their shape, and nested tensors know single sizes only."""
     return out.numel() * x.size(-1)
+
+
+@register_op_cost(existing(aten, "linear_backward"))
+def _linear_backward(x: Tensor, grad: Tensor, weight: Tensor, mask: Sequence[bool], **kwargs: Any) -> int:
+    """Count the products for the gradients of the input and of the weight."""
+    return (bool(mask[0]) + bool(mask[1])) * grad.numel() * x.size(-1)
 
 
 @register_op_cost(aten._trilinear)
@@ -229,29 +237,43 @@ def _trilinear(
 
 @register_op_cost(
     [
-        *existing(aten, "convolution", "_convolution", "convolution_overrideable", "mkldnn_convolution"),
-        *existing(aten, "cudnn_convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu"),
-        *existing(aten, "miopen_convolution", "miopen_convolution_relu", "miopen_depthwise_convolution"),
-        *existing(aten, "_conv_depthwise2d", "conv_depthwise3d", "_slow_conv2d_forward", "slow_conv3d_forward"),
-        *existing(aten, "thnn_conv2d", "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
+        *existing(aten, "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_relu"),
+        *existing(aten, "cudnn_convolution_add_relu", "miopen_convolution", "miopen_convolution_relu"),
+        *existing(aten, "miopen_convolution_add_relu", "miopen_depthwise_convolution", "_conv_depthwise2d"),
+        *existing(aten, "conv_depthwise3d", "_slow_conv2d_forward", "slow_conv3d_forward", "thnn_conv2d"),
+        *existing(aten, "slow_conv3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
     ]
 )
-def _convolution(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
-    """Count weight.shape[1:] per output element, or per input element if transposed.
+def _plain_convolution(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
+    """Count weight.shape[1:] per output element.
 
     Products with padding count too: a dense count depends on shapes only.
     """
-    positions = x if _is_transposed(args) else out
-    return positions.numel() * prod(weight.shape[1:])
+    return out.numel() * prod(weight.shape[1:])
 
 
-def _is_transposed(args: Sequence[Any]) -> bool:
-    """Return True if ``transposed``, the 7th argument of ``convolution``, is set; other operators lack it."""
-    return len(args) > 4 and args[4] is True
+@register_op_cost([aten.convolution, *existing(aten, "_convolution", "convolution_overrideable")])
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    *args: Any,
+    out: Tensor,
+    **kwargs: Any,
+) -> int:
+    """Count weight.shape[1:] per output element, or per input element if transposed."""
+    return (x if transposed else out).numel() * prod(weight.shape[1:])
 
 
 @register_op_cost(
-    existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d")
+    [
+        *existing(aten, "cudnn_convolution_transpose", "miopen_convolution_transpose"),
+        *existing(aten, "slow_conv_transpose2d", "slow_conv_transpose3d"),
+    ]
 )
 def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     return x.numel() * prod(weight.shape[1:])
@@ -260,12 +282,13 @@ def _transposed_convolution(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 @register_op_cost(
     existing(
         torch.ops.quantized,
-        *("conv1d", "conv1d_relu", "conv1d_dynamic", "conv2d", "conv2d_relu", "conv2d_dynamic"),
-        *("conv3d", "conv3d_relu", "conv3d_dynamic", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        *(f"conv{size}d{suffix}" for size in (1, 2, 3) for suffix in ("", "_relu", "_dynamic", "_add", "_add_relu")),
+        *(f"conv_transpose{size}d{suffix}" for size in (1, 2, 3) for suffix in ("", "_dynamic")),
     )
 )
-def _quantized_convolution(x: Tensor, packed: Any, *args: Any, out: Tensor, **kwargs: Any) -> int:
+def _quantized_convolution(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> int:
     """Count by the weight; the packed object returns a copy of it."""
+    packed = next(each for each in args if hasattr(each, "unpack"))
     weight: Tensor = packed.unpack()[0]
     positions = x if packed.transpose() else out
     return positions.numel() * prod(weight.shape[1:])
@@ -277,10 +300,10 @@ def _conv_tbc(x: Tensor, weight: Tensor, *args: Any, out: Tensor, **kwargs: Any)
     return out.numel() * weight.shape[0] * weight.shape[1]
 
 
-@register_op_cost(aten.convolution_backward)
+@register_op_cost([aten.convolution_backward, *existing(aten, "convolution_backward_overrideable")])
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     """Count the forward once per gradient: both pair the same elements as the forward, whatever the groups."""
-    transposed, mask = args[4], args[7]
+    transposed, *_, mask = args[-4:]
     positions = x if transposed else grad
     return (bool(mask[0]) + bool(mask[1])) * positions.numel() * prod(weight.shape[1:])
 

@@ -190,7 +190,8 @@ class OperatorLog:
         specs = tuple(self._specs(args, reads))
         named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
         made = [each for each in tensors_in(out) if each.layout is torch.strided]
-        key = (func, specs, tuple(named.items()))
+        # the specs hold neither packed weights nor the values of a block mask
+        key = (func, specs, tuple(named.items()), cost.macs, cost.skipped_macs)
         call = self._calls.get(key)
         if call is None:
             rule = op_rule(func) if rule is None else rule

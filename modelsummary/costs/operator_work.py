@@ -4,19 +4,22 @@ Sizes by class: ``gemm`` (batch, m, n, k); ``conv`` (groups, m, n, k) of the imp
 and width of the image that m covers; ``depthwise`` (elements of the result, positions of the kernel); ``attention``
 (batch x heads, queries, keys, head size); ``rnn`` (steps, batch, input, hidden); ``norm``, ``softmax`` and
 ``reduction`` (rows, width); ``batch_norm`` (channels, elements per channel); others (elements,).
+Operators of unknown work are of class ``other``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from modelsummary.costs.operator_calls import OperatorCall, TensorSpec, specs_in
+from modelsummary.costs.operator_calls import OperatorCall, TensorSpec
+from modelsummary.costs.operators import OpRule
 
-__all__ = ["CLASSES", "POINTWISE", "Work", "is_free", "work_of"]
+__all__ = ["CLASSES", "POINTWISE", "Work", "class_of", "is_free", "work_of"]
 
 CLASSES = (
     "gemm",
@@ -35,6 +38,10 @@ CLASSES = (
     "other",
 )
 POINTWISE = frozenset({"elementwise", "copy", "batch_norm"})
+# Namespaces whose operators mean what their names say; "" has higher-order operators. The work of others is unknown,
+# except for multiply-adds that a formula counts.
+_KNOWN_NAMESPACES = frozenset(["", *"aten quantized quantized_decomposed torchvision fsdp bitsandbytes".split()])
+_HIGHER_ORDER = ("query", "key", "value")  # the first arguments of flex_attention
 
 
 class Work(NamedTuple):
@@ -57,52 +64,99 @@ class Work(NamedTuple):
     nbytes: int
 
 
-_NOTHING = frozenset(
-    f"aten.{name}"
-    for name in "empty empty_like empty_strided new_empty new_empty_strided detach alias _unsafe_view set_"
-    " as_strided_ _local_scalar_dense lift_fresh sym_size resize_".split()
-)
 _COPIES = frozenset(
-    "clone _to_copy copy copy_ cat stack contiguous constant_pad_nd roll flip repeat zeros zeros_like new_zeros ones"
-    " ones_like full full_like new_full fill fill_ zero_ arange scalar_tensor eye slice_backward select_backward"
-    " unfold_backward reflection_pad2d reflection_pad2d_backward replication_pad2d im2col col2im pixel_shuffle"
-    " pixel_unshuffle tril triu lift_fresh_copy split_with_sizes_copy slice_scatter select_scatter".split()
+    "clone _to_copy copy copy_ copy_sparse_to_sparse_ cat _cat cat_relu stack _stack contiguous roll flip repeat zeros"
+    " zeros_like new_zeros _new_zeros_with_same_feature_meta ones ones_like new_ones full full_like new_full fill fill_"
+    " zero zero_ arange range linspace logspace scalar_tensor eye slice_backward select_backward diagonal_backward"
+    " unfold_backward as_strided_scatter diagonal_scatter slice_scatter select_scatter slice_inverse pixel_shuffle"
+    " pixel_unshuffle tril tril_ triu triu_ tril_indices triu_indices block_diag diag_embed complex polar rot90 lift"
+    " im2col col2im from_file _chunk_cat chunk_cat all_gather_copy_in all_gather_copy_out split_with_sizes_copy"
+    " _pin_memory sparse_mask _sparse_mask_projection _spdiags _lazy_clone _conj_physical _mkldnn_reshape"
+    " _mkldnn_transpose _mkldnn_transpose_ _nested_compute_contiguous_strides_offsets"
+    " _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward".split()
 )
 _INDEXED = frozenset(
-    "embedding embedding_dense_backward gather scatter scatter_add scatter_ scatter_add_ index index_select index_put"
-    " index_put_ _index_put_impl_ index_add index_add_ index_copy take where_index sort topk nonzero unique"
-    " _embedding_bag max_pool2d_with_indices_backward".split()
+    "embedding embedding_dense_backward embedding_renorm embedding_renorm_ embedding_4bit embedding_byte gather scatter"
+    " scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index index_select index_select_backward"
+    " index_put index_put_ _index_put_impl _index_put_impl_ index_add index_add_ index_copy index_copy_ index_fill"
+    " index_fill_ index_reduce index_reduce_ take put put_ sort topk kthvalue mode median nanmedian nonzero"
+    " nonzero_static unique _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive _embedding_bag"
+    " _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward"
+    " _embedding_bag_per_sample_weights_backward embedding_bag_2bit_rowwise_offsets embedding_bag_4bit"
+    " embedding_bag_4bit_rowwise_offsets embedding_bag_byte embedding_bag_byte_rowwise_offsets"
+    " max_pool2d_with_indices_backward max_pool3d_with_indices_backward masked_select masked_scatter masked_scatter_"
+    " bincount histc histogram _histogramdd_from_bin_cts _histogramdd_bin_edges _histogramdd_from_bin_tensors"
+    " searchsorted bucketize isin repeat_interleave randperm one_hot nms qnms _convert_indices_from_coo_to_csr"
+    " _convert_indices_from_csr_to_coo _coalesce _unsafe_index _unsafe_index_put _unsafe_masked_index"
+    " _unsafe_masked_index_put_accumulate segment_reduce _segment_reduce_backward".split()
 )
-_WRITES_ROWS = frozenset("index_copy index_put _index_put_impl index_put_ _index_put_impl_ scatter_".split())
-_NORMS = ("layer_norm", "group_norm", "rms_norm")
-_REDUCTIONS = frozenset(
-    "sum mean var var_mean std std_mean amax amin max min argmax argmin prod all any linalg_vector_norm norm logsumexp"
-    " cumsum cumprod nll_loss_forward nll_loss_backward mse_loss".split()
+_WRITES_ROWS = frozenset(
+    "index_copy index_copy_ index_put _index_put_impl index_put_ _index_put_impl_ scatter_".split()
 )
+_BY_NAME = {  # class -> a pattern of names without the last underscore; the first that matches counts
+    "batch_norm": re.compile(r"batch_norm"),
+    "norm": re.compile(r"(layer|group|rms|instance|local_response|cross_map)_norm"),
+    "softmax": re.compile(r"softmax"),
+    "pool": re.compile(r"pool|upsample|grid_sampler|roi_(align|pool)|interpolate"),
+    "reduction": re.compile(
+        r"^(nan)?(sum|mean)$|^_sparse_(csr_)?(sum|prod)$|^_aminmax$|^_is_(all|any)_true$|^allclose$|^hash_tensor$|^native_norm$"
+        r"|_powsum$|^(var|std)(_mean)?$|^a?(max|min)$|^arg(max|min)$|^aminmax$|^prod$|^all$|^any$"
+        r"|^linalg_vector_norm$|^norm$|^logsumexp$|cum(sum|prod|max|min)|logcumsumexp|_loss(2d)?(_forward|_backward)?$"
+        r"|^count_nonzero$|^equal$|^dist$|^trace$|^renorm$|^binary_cross_entropy$|^is_nonzero$"
+    ),
+    "copy": re.compile(
+        r"_copy$|^_copy_from|_?to_(sparse|dense|mkldnn)|^_?(reflection|replication|constant|to)_?pad(ded)?"
+        r"|pad(ded)?_to_|(pre|un)?pack(ed)?_|(pre|un)pack|_pack$|channel_shuffle|reorder|flatten_weight"
+        r"|^_nested_(from|tensor_from)|convert_weight|^_cslt_compress|^_sparse_semi_structured_(apply|tile)"
+    ),
+    "elementwise": re.compile(
+        r"_backward(_data)?$|_grad$|dropout|^_foreach_|^_fused_|^_?thnn_fused|quantize|fake_quant|bernoulli|^(log_)?normal"
+        r"|^(rand|cauchy|exponential|geometric|multinomial|poisson|binomial)|^random|uniform|^_?standard_gamma|^_philox"
+        r"|^_?sample_dirichlet|^masked_fill|_masked_scale|^(linalg_)?cross$|^_?amp_|prelu|rrelu|^_weight_norm|^floor_div"
+        r"|^fmod|^remainder|^bitwise|^__i?[lr]shift|^clamp|_window$|^_?(add|mul|div|sub|rsub)(_scalar)?(_relu)?$|^glu|^_make_per"
+        r"|^int_repr|hardswish|^log_sigmoid|^(leaky_relu|relu6|celu|elu|sigmoid|threshold)$|_with_logits$|affine_grid"
+        r"|^_transform_bias|^q_per_channel|fftfreq|^box_iou"
+    ),
+}
 
 
 def is_free(call: OperatorCall) -> bool:
     """Return True if a call launches no kernel, as views and allocations do."""
-    return call.rule.is_view or call.name in _NOTHING or not call.name.startswith(("aten.", "torchvision."))
+    return call.rule.is_free
 
 
 def work_of(call: OperatorCall) -> tuple[Work, ...]:
     """Return the work of each kernel of a call; an empty tuple for a view or an allocation."""
     if is_free(call):
         return ()
-    base = call.name.partition(".")[2]
-    maker = _MAKERS.get(base)
+    namespace, _, base = call.name.rpartition(".")
+    maker = _MAKERS.get(base) if namespace in _KNOWN_NAMESPACES else None
     if maker is not None:
         try:
-            return tuple(maker(call))
-        except (IndexError, TypeError, AttributeError):  # an overload with other arguments
+            return tuple(maker(call, _bound(call)))
+        except (KeyError, IndexError, TypeError, AttributeError):  # an overload with other arguments
             pass
     return (_simple(call, base),)
 
 
+def _bound(call: OperatorCall) -> dict[str, Any]:
+    """Return the arguments of a call by the names of its schema, with defaults; of a higher-order operator by place."""
+    schema = getattr(call.func, "_schema", None)
+    if schema is None:
+        return dict(zip(_HIGHER_ORDER, call.args, strict=False))
+    defaults = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+    names = (each.name for each in schema.arguments)
+    return {**defaults, **dict(zip(names, call.args, strict=False)), **call.kwargs}
+
+
 def _dtype(call: OperatorCall) -> torch.dtype:
-    floats = [spec.dtype for spec in (*call.tensors, *call.outputs) if spec.dtype.is_floating_point]
-    return floats[0] if floats else (call.outputs[0].dtype if call.outputs else torch.float32)
+    dtypes = [spec.dtype for spec in (*call.tensors, *call.outputs)]
+    floats = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    if floats:
+        return floats[0]
+    if call.cost.macs and call.tensors and call.tensors[0].dtype.itemsize == 1:
+        return torch.int8  # products of integers, of which quantised tensors consist
+    return call.outputs[0].dtype if call.outputs else dtypes[0] if dtypes else torch.float32
 
 
 def _work(
@@ -114,31 +168,49 @@ def _work(
     return Work(name, op_class, _dtype(call), tuple(sizes), 2 * cost.macs if flops is None else flops, moved)
 
 
+def class_of(rule: OpRule) -> str:
+    """Return the class of an operator without multiply-adds, by its properties and its name.
+
+    >>> from modelsummary.costs.operators import op_rule
+    >>> class_of(op_rule(torch.ops.aten.relu_.default)), class_of(op_rule(torch.ops.aten.linalg_qr.default))
+    ('elementwise', 'other')
+    """
+    namespace, _, base = rule.name.rpartition(".")
+    if rule.matrix_like and rule.formula is None:
+        return "other"
+    if namespace not in _KNOWN_NAMESPACES:
+        return "elementwise" if rule.is_pointwise else "other"
+    if base in _COPIES or base in _INDEXED:
+        return "copy" if base in _COPIES else "index"
+    base = base.removesuffix("_")
+    by_name = next((op_class for op_class, pattern in _BY_NAME.items() if pattern.search(base)), "")
+    return by_name or ("elementwise" if rule.is_pointwise or rule.per_element else "other")
+
+
 def _simple(call: OperatorCall, base: str) -> Work:
-    base = base.removesuffix("_") if base not in _COPIES | _INDEXED else base
-    first = call.tensors[0] if call.tensors else (call.outputs[0] if call.outputs else None)
     if call.cost.macs:
         return _work(call, "gemm", _product_sizes(call))
-    if base in _COPIES:
-        return _work(call, "copy", [sum(spec.numel for spec in call.outputs)])
-    if base in _INDEXED:
-        written = _written_rows(call, base)
-        if written is not None:
-            return _work(call, "index", [written.numel], nbytes=2 * written.nbytes)
-        return _work(call, "index", [sum(spec.numel for spec in call.outputs)])
-    if "batch_norm" in base:
+    first = call.tensors[0] if call.tensors else (call.outputs[0] if call.outputs else None)
+    written = sum(spec.numel for spec in call.outputs)
+    op_class = "other" if call.cost.uncounted is not None else class_of(call.rule)
+    if op_class == "index":
+        rows = _written_rows(call, base)
+        return (
+            _work(call, "index", [written])
+            if rows is None
+            else _work(call, "index", [rows.numel], nbytes=2 * rows.nbytes)
+        )
+    if op_class in ("copy", "pool"):
+        return _work(call, op_class, [written])
+    if op_class == "batch_norm":
         return _batch_norm(call)
-    if any(norm in base for norm in _NORMS):
+    if op_class == "norm":
         return _work(call, "norm", _norm_sizes(call))
-    if "softmax" in base:
+    if op_class == "softmax":
         return _work(call, "softmax", _rows_of(first))
-    if "pool" in base or "upsample" in base or "grid_sampler" in base:
-        return _work(call, "pool", [sum(spec.numel for spec in call.outputs)])
-    if base in _REDUCTIONS:
+    if op_class == "reduction":
         return _work(call, "reduction", _rows_of(first, call.outputs))
-    is_pointwise = torch.Tag.pointwise in getattr(call.func, "tags", ()) or base.endswith(("_backward", "dropout"))
-    elements = max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)
-    return _work(call, "elementwise" if is_pointwise or call.rule.per_element else "other", [elements])
+    return _work(call, op_class, [max((spec.numel for spec in (*call.outputs, *call.tensors)), default=0)])
 
 
 def _written_rows(call: OperatorCall, base: str) -> TensorSpec | None:
@@ -190,22 +262,20 @@ def _batch_norm(call: OperatorCall) -> Work:
 
 # ------------------------------------------------------------------------------------------ matrix products
 
+_Bound = Mapping[str, Any]
 
-def _mm(call: OperatorCall, first: int = 0) -> list[Work]:
-    a, b = call.args[first], call.args[first + 1]
+
+def _mm(call: OperatorCall, bound: _Bound) -> list[Work]:
+    a, b = [each for name, each in bound.items() if name in _FACTORS and isinstance(each, TensorSpec)][-2:]
     batch = a.shape[0] if len(a.shape) == 3 else 1
     m, k = a.shape[-2:] if len(a.shape) > 1 else (1, a.shape[0])
     n = b.shape[-1] if len(b.shape) > 1 else 1
     return [_work(call, "gemm", (batch, m, n, k))]
 
 
-def _addmm(call: OperatorCall) -> list[Work]:
-    return _mm(call, 1)
-
-
-def _grouped_mm(call: OperatorCall) -> list[Work]:
+def _grouped_mm(call: OperatorCall, bound: _Bound) -> list[Work]:
     """Return the work of one product per group; rows are taken to be shared out evenly."""
-    a, b = call.args[:2]
+    a, b = [each for name, each in bound.items() if name in _FACTORS][-2:]
     groups = next((each.shape[0] for each in (a, b, call.outputs[0]) if len(each.shape) == 3), 1)
     (m, k), n = a.shape[-2:], b.shape[-1]
     if len(a.shape) == len(b.shape) == 2:
@@ -217,23 +287,34 @@ def _grouped_mm(call: OperatorCall) -> list[Work]:
     return [_work(call, "gemm", (groups, max(m, 1), max(n, 1), max(k, 1)))]
 
 
-def _linear(call: OperatorCall) -> list[Work]:
-    x, weight = call.args[:2]
+def _linear(call: OperatorCall, _: _Bound) -> list[Work]:
+    """Return a product of rows with a weight, which may be packed: the result has its columns."""
+    x, columns = call.tensors[0], call.outputs[0].shape[-1]
     k = x.shape[-1]
-    return [_work(call, "gemm", (1, x.numel // max(k, 1), weight.shape[0], k))]
+    return [_work(call, "gemm", (1, x.numel // max(k, 1), columns, k))]
 
 
-def _convolution(call: OperatorCall) -> list[Work]:
-    x, weight, bias = call.args[:3]
-    transposed, groups = (call.args[6], call.args[8]) if len(call.args) > 8 else (False, call.args[-1])
+def _convolution(call: OperatorCall, bound: _Bound) -> list[Work]:
+    x, weight = bound["input"] if "input" in bound else bound["self"], bound["weight"]
+    transposed = bound.get("transposed", "transpose" in call.name)
+    groups = bound.get("groups", 1 if transposed else x.shape[1] // weight.shape[1])
     out = call.outputs[0]
     large, small = (x, out) if transposed else (out, x)
-    small_kernel = tuple(weight.shape[2:]) == (3, 3) and groups == 1 and not transposed
-    part = _described("3x3" if small_kernel and set(call.args[3]) == set(call.args[5]) == {1} else "", x)
+    is_3x3 = tuple(weight.shape[2:]) == (3, 3) and groups == 1 and not transposed
+    is_dense = {*bound.get("stride", ()), *bound.get("dilation", ())} == {1}
+    part = _described("3x3" if is_3x3 and is_dense else "", x)
     parts = [_conv(call, part, large, small, weight, groups, 2 * call.cost.macs)]
-    if bias is not None:
+    if bound.get("bias") is not None and call.name in _ADDS_BIAS:
         parts.append(_work(call, "elementwise", [out.numel], "bias", 0, 2 * out.nbytes))
     return parts
+
+
+def _packed_convolution(call: OperatorCall, _: _Bound) -> list[Work]:
+    """Return a convolution whose weight is packed: its sizes follow from its result and its multiply-adds."""
+    out = call.outputs[0]
+    m, n = max(out.numel // max(out.shape[1], 1), 1), out.shape[1]
+    sizes = (1, m, n, max(call.cost.macs // (m * n), 1), *_image(out))
+    return [_work(call, "conv", sizes, _described("", out))]
 
 
 def _described(part: str, x: TensorSpec, *more: str) -> str:
@@ -259,16 +340,16 @@ def _image(x: TensorSpec) -> tuple[int, int]:
     return (prod(x.shape[2:-1]), x.shape[-1]) if len(x.shape) > 2 else (1, 1)
 
 
-def _convolution_backward(call: OperatorCall) -> list[Work]:
-    grad, x, weight = call.args[:3]
-    transposed, groups, mask = call.args[7], call.args[9], call.args[10]
+def _convolution_backward(call: OperatorCall, bound: _Bound) -> list[Work]:
+    grad, x, weight = (bound[name] for name in ("grad_output", "input", "weight"))
+    transposed, groups, mask = (bound[name] for name in ("transposed", "groups", "output_mask"))
     large = x if transposed else grad
     flops = 2 * large.numel * prod(weight.shape[1:])
     positions, channels = prod(weight.shape[2:]), weight.shape[1]
     parts = []
     depthwise = groups > 1 and channels == 1
     small_kernel = tuple(weight.shape[2:]) == (3, 3) and groups == 1 and not transposed
-    kind = "3x3" if small_kernel and set(call.args[4]) == set(call.args[6]) == {1} else ""
+    kind = "3x3" if small_kernel and {*bound["stride"], *bound["dilation"]} == {1} else ""
     moved = grad.nbytes + x.nbytes + weight.nbytes
     pixels = max(large.numel // max(large.shape[1], 1), 1)
     if mask[0]:
@@ -289,38 +370,66 @@ def _convolution_backward(call: OperatorCall) -> list[Work]:
     return parts
 
 
-def _attention(call: OperatorCall) -> list[Work]:
-    tensors = [spec for spec in specs_in(call.args) if len(spec.shape) >= 3]
-    query, key, value = tensors[1:4] if "backward" in call.name else tensors[:3]
-    outer = prod(query.shape[:-2])
-    sizes = (outer, query.shape[-2], key.shape[-2], max(query.shape[-1], value.shape[-1]))
-    return [_work(call, "attention", sizes, "causal" if _is_causal(call) else "")]
+def _attention(call: OperatorCall, bound: _Bound) -> list[Work]:
+    """Return the work of fused attention; blocks that a block mask excludes are not computed."""
+    query, key, value = (bound[name] for name in ("query", "key", "value"))
+    computed = call.cost.macs - (call.cost.skipped_macs or 0)
+    is_causal = bound.get("is_causal") or bound.get("custom_mask_type")
+    heads_inside = (
+        re.search(r"\._(flash|efficient|cudnn)_attention_", call.name) is not None
+    )  # (batch, length, heads, size)
+    length_dim = -3 if heads_inside else -2
+    queries, keys = query.shape[length_dim], key.shape[length_dim]
+    outer = query.numel // max(queries * query.shape[-1], 1)
+    sizes = (outer, queries, keys, max(query.shape[-1], value.shape[-1]))
+    return [_work(call, "attention", sizes, "causal" if is_causal else "", 2 * computed)]
 
 
-def _is_causal(call: OperatorCall) -> bool:
-    """Return True for attention with a causal mask; its place among the arguments differs between kernels."""
-    place = [argument.name for argument in call.func._schema.arguments].index("is_causal")
-    return bool(call.args[place] if place < len(call.args) else call.kwargs.get("is_causal", False))
-
-
-def _rnn(call: OperatorCall) -> list[Work]:
-    x = call.args[0]
+def _rnn(call: OperatorCall, bound: _Bound) -> list[Work]:
+    x = bound["input"]
     hidden = call.outputs[0].shape[-1] if call.outputs else 1
     return [_work(call, "rnn", (x.shape[0], x.shape[1], x.shape[2], hidden))]
 
 
-_MAKERS: dict[str, Callable[[OperatorCall], list[Work]]] = {
-    **dict.fromkeys("mm bmm _int_mm mv dot".split(), _mm),
-    **dict.fromkeys("addmm baddbmm addmv _addmm_activation addbmm".split(), _addmm),
-    **dict.fromkeys("_grouped_mm _scaled_grouped_mm".split(), _grouped_mm),
-    **dict.fromkeys("linear mkldnn_linear".split(), _linear),
-    "convolution": _convolution,
-    "convolution_overrideable": _convolution,
-    "convolution_backward": _convolution_backward,
-    **dict.fromkeys("mkldnn_rnn_layer mkldnn_rnn_layer_backward".split(), _rnn),
+# names of the factors of a product in the schemas of torch; ``self`` is a bias where two others follow
+_FACTORS = frozenset("self tensor mat1 mat2 mat_a mat_b batch1 batch2 mat vec vec1 vec2 other".split())
+_ADDS_BIAS = frozenset(f"aten.{name}" for name in "convolution _convolution convolution_overrideable".split())
+_MAKERS: dict[str, Callable[[OperatorCall, _Bound], list[Work]]] = {
+    **dict.fromkeys("mm bmm _int_mm mv dot vdot addmm baddbmm addmv _addmm_activation addbmm".split(), _mm),
+    **dict.fromkeys("_scaled_mm _scaled_mm_v2".split(), _mm),
+    **dict.fromkeys("_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2".split(), _grouped_mm),
+    **dict.fromkeys("linear mkldnn_linear _weight_int8pack_mm _weight_int4pack_mm linear_relu".split(), _linear),
+    **dict.fromkeys("_weight_int4pack_mm_for_cpu _dyn_quant_matmul_4bit linear_dynamic".split(), _linear),
+    **dict.fromkeys("linear_relu_dynamic linear_dynamic_fp16 linear_relu_dynamic_fp16 gemm_4bit".split(), _linear),
+    **dict.fromkeys("gemv_4bit int8_linear_matmul int8_scaled_mm int8_mixed_scaled_mm".split(), _linear),
+    **dict.fromkeys("convolution _convolution convolution_overrideable deform_conv2d".split(), _convolution),
+    **dict.fromkeys("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu".split(), _convolution),
+    **dict.fromkeys("cudnn_convolution_transpose mkldnn_convolution miopen_convolution".split(), _convolution),
+    **dict.fromkeys("miopen_convolution_relu miopen_convolution_add_relu".split(), _convolution),
+    **dict.fromkeys("miopen_convolution_transpose miopen_depthwise_convolution".split(), _convolution),
+    **dict.fromkeys(
+        "_conv_depthwise2d conv_depthwise3d _slow_conv2d_forward slow_conv3d_forward".split(), _convolution
+    ),
+    **dict.fromkeys("thnn_conv2d slow_conv3d slow_conv_dilated2d slow_conv_dilated3d".split(), _convolution),
+    **dict.fromkeys("slow_conv_transpose2d slow_conv_transpose3d".split(), _convolution),
+    **{
+        f"{kind}{size}d{suffix}": _packed_convolution
+        for kind in ("conv", "conv_transpose")
+        for size in (1, 2, 3)
+        for suffix in ("", "_relu", "_add", "_add_relu", "_dynamic")
+    },
+    **dict.fromkeys("convolution_backward convolution_backward_overrideable".split(), _convolution_backward),
+    **dict.fromkeys("mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn miopen_rnn".split(), _rnn),
+    **dict.fromkeys("flex_attention flex_attention_backward".split(), _attention),
     **{
         f"_scaled_dot_product_{kind}{suffix}": _attention
         for kind in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
         for suffix in ("", "_backward")
+    },
+    **{f"_scaled_dot_product_fused_attention_overrideable{suffix}": _attention for suffix in ("", "_backward")},
+    **{
+        f"_{kind}_attention_{suffix}": _attention
+        for kind in ("flash", "efficient", "cudnn")
+        for suffix in ("forward", "backward", "forward_no_dropout_inplace")
     },
 }

@@ -63,6 +63,19 @@ _NAMED_NAMESPACES = frozenset("aten quantized quantized_decomposed".split())
 # Words in the names of operators that only convert their arguments, in any namespace.
 _CONVERSIONS = frozenset("quant dequant quantize dequantize qparams".split())
 
+# Operators without a kernel that their schemas do not reveal: allocations, hidden views, sparse and nested tensors
+# around tensors that exist, a copy to the host, another name for a storage, checks of the compiler.
+_NO_KERNELS = re.compile(
+    r"aten::(empty|empty_like|empty_strided|empty_permuted|new_empty|new_empty_strided|_empty_affine_quantized|resize"
+    r"|_efficientzerotensor|resize_as|record_stream"
+    r"|_unsafe_view|unsafe_(split|split_with_sizes|chunk)|_nested_(get_|view_from|tensor_(size|strides|storage_off)).*"
+    r"|_?sparse_(coo|compressed|csr|csc|bsr|bsc)_tensor.*|sparse_resize.*|resize_as_sparse_?|_?resize_output_?|_coalesced_?"
+    r"|_local_scalar_dense|_functional_(assert|sym_constrain).*|_make_dep_token|set|shallow_copy_data_)"
+)
+# Namespaces whose operators on tensors only look at metadata if they return plain values, except for some.
+_ASKING_NAMESPACES = frozenset({"aten", "prim"})
+_READS_ELEMENTS = frozenset({"aten::equal", "aten::allclose", "aten::is_nonzero"})
+
 _MOVES_DATA = frozenset("clone _to_copy copy lift_fresh_copy equal".split())
 _PER_INPUT = re.compile(
     r".*(batch|layer|group|instance|rms)_norm|_?(safe_|log_)?softmax$|.*pool[123]?d|cum(sum|prod|max|min)"
@@ -78,6 +91,8 @@ _SOMETIMES_DYNAMIC = frozenset({"index", "linalg_lstsq"})
 _UNTAGGED_DYNAMIC = frozenset("nms _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc".split())
 # These read the rows they select, not the whole table.
 _GATHERS = frozenset("embedding gather index index_select take _unsafe_index".split())
+# These write all elements of their first argument without reading them.
+_OVERWRITES = frozenset("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ trunc_normal_".split())
 # The negative log-likelihood reads one score per target in the forward, and none in the backward, for which only their
 # shape matters (aten/src/ATen/native/LossNLL.cpp): the position of the scores, and the scores read per target.
 _SCORES = {
@@ -107,7 +122,11 @@ class OpRule:
         makes_tensor: has a ``device`` argument.
         per_element: elements that count as element-wise operations: "in" (input), "out" (result) or "" (none).
         gathers: reads only the rows it returns.
+        overwrites: does not read its first argument, which it writes, or whose shape it takes.
         is_composite: consists of other operators; runs undecomposed only under ``torch.inference_mode``.
+        is_free: a device runs no kernel for it: a view, an allocation, a question about metadata, bookkeeping. The time
+            of a collective is the network's.
+        is_pointwise: computes each element of the result from those of the arguments.
     """
 
     name: str
@@ -124,7 +143,10 @@ class OpRule:
     makes_tensor: bool = False
     per_element: str = ""
     gathers: bool = False
+    overwrites: bool = False
     is_composite: bool = False
+    is_free: bool = False
+    is_pointwise: bool = False
 
     @property
     def is_view(self) -> bool:
@@ -154,6 +176,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
     )
     moves_shape = torch.Tag.inplace_view in func.tags or base in {"set_", "resize_", "resize_as_"}
     name = f"{namespace}.{base}"
+    is_pointwise = _is_pointwise(func, namespace, base)
     return OpRule(
         name=name,
         formula=formula,
@@ -171,10 +194,40 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
             and (torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags)
         ),
         makes_tensor=any(argument.name == "device" for argument in arguments),
-        per_element=_per_element(func, base) if formula in (None, outer_product_macs) else "",
+        per_element=_per_element(func, base, is_pointwise=is_pointwise)
+        if formula in (None, outer_product_macs)
+        else "",
         gathers=base in _GATHERS,
+        overwrites=base in _OVERWRITES or base.startswith("new_") or base.endswith("_like"),
         is_composite=_is_composite(func, namespace),
+        is_free=moves_shape or namespace in _COLLECTIVES or _has_no_kernel(func, namespace, writes=bool(writes)),
+        is_pointwise=is_pointwise,
     )
+
+
+def _is_pointwise(func: OpOverload, namespace: str, base: str) -> bool:
+    """Return True for an operator with the tag; the in-place variants of some lack it."""
+    variants = [func]
+    if base.endswith("_"):
+        packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
+        variants.append(getattr(packet, func._overloadname, None))
+    return any(torch.Tag.pointwise in getattr(variant, "tags", ()) for variant in variants)
+
+
+def _has_no_kernel(func: OpOverload, namespace: str, *, writes: bool) -> bool:
+    """Return True for views, allocations, and operators that neither return nor write elements of tensors."""
+    schema = func._schema
+    if _NO_KERNELS.fullmatch(schema.name):
+        return True
+    if writes:
+        return False
+    if any(result.alias_info is not None for result in schema.returns):
+        return True
+    if any("Tensor" in str(result.type) for result in schema.returns):
+        return False
+    if not any("Tensor" in str(argument.type) for argument in schema.arguments):
+        return True
+    return namespace in _ASKING_NAMESPACES and schema.name not in _READS_ELEMENTS  # foreign ones may read elements
 
 
 def _is_composite(func: Any, namespace: str) -> bool:
@@ -195,15 +248,14 @@ def _may_multiply(namespace: str, base: str) -> bool:
     return namespace not in _FREE_NAMESPACES and (looks_like_product or words.isdisjoint(_CONVERSIONS))
 
 
-def _per_element(func: OpOverload, base: str) -> str:
+def _per_element(func: OpOverload, base: str, *, is_pointwise: bool) -> str:
     base = base.removesuffix("_")
-    pointwise = torch.Tag.pointwise in func.tags
     takes_two = any(argument.name == "other" for argument in func._schema.arguments)
     if _PER_OUTPUT.match(base):
         return "out"
-    if _PER_INPUT.match(base) and not (pointwise and takes_two):  # max(a, b) is pointwise, max(a) a reduction
+    if _PER_INPUT.match(base) and not (is_pointwise and takes_two):  # max(a, b) is pointwise, max(a) a reduction
         return "in"
-    return "out" if pointwise and base not in _MOVES_DATA else ""
+    return "out" if is_pointwise and base not in _MOVES_DATA else ""
 
 
 def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> OpCost:
@@ -227,14 +279,22 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
             if not is_own(rule.formula) and not isinstance(error, NotImplementedError):
                 said = f"{type(error).__name__}: {error}"
                 warnings.warn(f"the formula of {rule.name} failed, the call is not counted: {said}", stacklevel=2)
-    written = _bytes_of(out)
+    written = _bytes_of((out, _written(rule, args, kwargs)) if rule.writes else out)
     read = _bytes_read(rule, args, kwargs, written)
     return OpCost(macs, 0 if macs else _elementwise_ops(rule, args, out), read, written, uncounted)
+
+
+def _written(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments that are written in place; some operators do not return them."""
+    arguments = {**dict(enumerate(args)), **kwargs}
+    return [arguments[key] for key in rule.writes if key in arguments]
 
 
 def _bytes_read(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], written: int) -> int:
     if rule.gathers:
         return min(written, _bytes_of(args[0])) + _bytes_of(args[1:])
+    if rule.overwrites:
+        return _bytes_of((args[1:], kwargs))
     if rule.name in _SCORES and len(args) > 2:
         place, per_target = _SCORES[rule.name]
         scores, target = args[place], args[place + 1]

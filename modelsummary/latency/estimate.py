@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 __all__ = ["LatencyEstimate"]
 
+_NAMED = 3  # operators in the printed line
+
 
 class LatencyEstimate(float):
     """Predicted milliseconds of a forward or a training step: a float with attributes.
@@ -13,12 +15,14 @@ class LatencyEstimate(float):
     Attributes:
         device: name of the device.
         mode: ``"eager"`` or ``"compiled"``.
-        forward_ms, backward_ms, step_ms: parts of the sum: forward, backward and optimizer's step; 0 for a part that
-            was not requested.
+        step_ms: the whole step, as the float itself.
+        forward_ms, backward_ms, optimizer_ms: its parts; 0 for a part that was not requested.
         source: name of the fit, or of the kernel table of this machine.
         typical_error: mean error of such predictions against measurements they had not seen, as a fraction.
         shares: fraction of the time per source: ``"measured"``, ``"interpolated"`` between measured calls, ``"fit"``.
         limited_by: ``"device"``, or ``"host"`` if dispatching takes longer than computing.
+        uncounted_ops: operators whose work is not known -> number of runs. They take the time of their bytes, which is
+            a lower bound, and collectives none: their time is the network's.
 
     >>> estimate = LatencyEstimate({"forward": 42.1}, "A100 80GB", "eager", "fit: A100", 0.09)
     >>> print(estimate)
@@ -34,29 +38,38 @@ class LatencyEstimate(float):
         typical_error: float,
         shares: Mapping[str, float] | None = None,
         limited_by: str = "device",
+        uncounted_ops: Mapping[str, int] | None = None,
     ) -> LatencyEstimate:
         """Return the sum of the phases, in milliseconds."""
         made = super().__new__(cls, sum(phases.values()))
         made.forward_ms = phases.get("forward", 0.0)
         made.backward_ms = phases.get("backward", 0.0)
-        made.step_ms = phases.get("step", 0.0)
+        made.optimizer_ms = phases.get("step", 0.0)
         made.device, made.mode, made.source, made.typical_error = device, mode, source, typical_error
         made.shares, made.limited_by = dict(shares or {"fit": 1.0}), limited_by
+        made.uncounted_ops = dict(uncounted_ops or {})
         return made
 
     forward_ms: float
     backward_ms: float
-    step_ms: float
+    optimizer_ms: float
     device: str
     mode: str
     source: str
     typical_error: float
     shares: dict[str, float]
     limited_by: str
+    uncounted_ops: dict[str, int]
+
+    @property
+    def step_ms(self) -> float:
+        """The milliseconds of the whole step."""
+        return float(self)
 
     def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
-        phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.step_ms}
-        return phases, self.device, self.mode, self.source, self.typical_error, self.shares, self.limited_by
+        phases = {"forward": self.forward_ms, "backward": self.backward_ms, "step": self.optimizer_ms}
+        device = self.device, self.mode, self.source, self.typical_error
+        return phases, *device, self.shares, self.limited_by, self.uncounted_ops
 
     def __str__(self) -> str:
         parts = [self.source]
@@ -66,6 +79,10 @@ class LatencyEstimate(float):
         if self.limited_by == "host":
             parts.append("bound by the host")
         parts.append(f"typical error {100 * self.typical_error:.0f} %")
+        if self.uncounted_ops:
+            names = sorted(self.uncounted_ops)
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            parts.append(f"a lower bound for {', '.join(names[:_NAMED])}{more}")
         return f"{float(self):,.4g} ms ({', '.join(parts)})"
 
     __repr__ = __str__

@@ -79,4 +79,10 @@ class Kernels(Printed, tuple[Kernel, ...]):
             "Share",
             "Source",
         ]
-        return Report([row for _, row in rows], headers, "lllllrrrrrl")
+        is_unknown = any(kernel.op_class == "other" for kernel in self)
+        below = (
+            ["The work of kernels of class other is not known: they take the time of their bytes."]
+            if is_unknown
+            else []
+        )
+        return Report([row for _, row in rows], headers, "lllllrrrrrl", below=below)

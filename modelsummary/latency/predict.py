@@ -169,7 +169,15 @@ def estimate(live: LiveModel, root: LayerInfo, target: Target, mode: str, plan: 
     else:
         source, error = f"kernel table of {target.name}", TABLE_ERROR
     phases = {phase: 1e3 * by_phase[phase] for phase in _PHASES}
-    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by)
+    unknown = _uncounted(kernels, operators)
+    return LatencyEstimate(phases, target.name, mode, source, error, shares, limited_by, unknown)
+
+
+def _uncounted(kernels: Sequence[Kernel], operators: Sequence[StepOperator]) -> Counter[str]:
+    """Return the runs of operators whose time is not known: not measured, of unknown work, or the network's."""
+    counts = Counter(kernel.name for kernel in kernels if kernel.op_class == "other" and kernel.source != "measured")
+    counts.update(each.run.call.name for each in operators if each.run.call.rule.is_collective)
+    return counts
 
 
 Own = dict[tuple[str, tuple[str, int]], float]  # phase and row -> seconds

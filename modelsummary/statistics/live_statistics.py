@@ -195,7 +195,7 @@ class LiveStatistics(ModelStatistics):
         >>> from torch import nn
         >>> from modelsummary import Statistics
         >>> estimate = Statistics(nn.Linear(64, 32), (8, 64)).estimate_latency("A100", backward=True)
-        >>> estimate.device, estimate.backward_ms > 0, estimate.step_ms, estimate.limited_by
+        >>> estimate.device, estimate.backward_ms > 0, estimate.optimizer_ms, estimate.limited_by
         ('A100 80GB', True, 0.0, 'host')
         """
         from modelsummary import latency

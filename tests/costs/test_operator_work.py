@@ -7,8 +7,10 @@ from threading import Thread
 import pytest
 import torch
 
+from modelsummary import Statistics, register_op_cost
 from modelsummary.costs.operator_calls import OperatorLog
-from modelsummary.costs.operator_work import work_of
+from modelsummary.costs.operator_work import class_of, work_of
+from modelsummary.costs.operators import op_rule
 
 aten = torch.ops.aten
 
@@ -133,3 +135,121 @@ def test_nodes_of_a_backward_in_another_thread():
     backward.join()
     note()
     assert [run.nodes for run in log.runs] == [1, 0, 0]
+
+
+def overloads():
+    """Every operator of torch and torchvision that a mode may see: not composite, without ``out=``."""
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    for full in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full.partition("::")
+        base, _, overload = name.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), base, None)
+        func = getattr(packet, overload or "default", None)
+        is_test = "_test_" in base or base == "_foobar"
+        if (
+            namespace in ("aten", "torchvision", "quantized")
+            and func is not None
+            and "out" not in overload
+            and not is_test
+        ):
+            rule = op_rule(func)
+            if not rule.is_composite and not base.endswith("_out"):
+                yield rule
+
+
+# Their work depends on an algorithm or on values; or another device runs them.
+UNKNOWN = (
+    "_fft_ linalg_ cholesky_ geqrf ormqr _spsolve _compute_linear_combination mps _triton_ sparse_mm _sparse_semi"
+    " _sparse_sparse _cudnn_attention no_dropout_inplace rnn_backward quantized_ mkldnn_linear_backward matmul_backward"
+    " _slow_conv2d_backward _nnpack_ _foreach_mm linear_dynamic_fp16_unpacked linear_with_input_q_dq"
+).split()
+
+
+def test_every_operator_has_a_kernel_or_is_known_to_have_none():
+    rules = list(overloads())
+    assert len(rules) > 1500
+    unknown = {rule.name for rule in rules if not rule.is_free and rule.formula is None and class_of(rule) == "other"}
+    assert sorted(name for name in unknown if not any(part in name for part in UNKNOWN)) == []
+
+
+def test_operators_without_a_kernel_are_told_by_their_schemas():
+    assert op_rule(aten.t_.default).is_free
+    assert op_rule(aten.split.Tensor).is_free
+    assert op_rule(aten.resize_.default).is_free
+    assert op_rule(aten.sym_size.int).is_free
+    assert op_rule(torch.ops.profiler._record_function_enter_new.default).is_free
+    assert not op_rule(aten.equal.default).is_free  # reads both tensors
+    assert not op_rule(aten._foreach_add_.List).is_free
+    with torch.library._scoped_library("told_by_schema", "DEF") as library:
+        library.define("view(Tensor(a) x) -> Tensor(a)")
+        library.define("new(Tensor x) -> Tensor")
+        library.define("write(Tensor(a!) x) -> ()")
+        library.define("look(Tensor x) -> int")
+        ops = torch.ops.told_by_schema
+        assert op_rule(ops.view.default).is_free
+        assert not any(op_rule(op.default).is_free for op in (ops.new, ops.write, ops.look))
+
+
+@pytest.fixture(scope="module")
+def product():
+    """An operator of another library with a formula, and one without."""
+    with torch.library._scoped_library("foreign", "FRAGMENT") as library:
+        library.define("product(Tensor a, Tensor b) -> Tensor")
+        library.define("mystery(Tensor(a!) a, Tensor b) -> ()")
+        library.impl("product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), "CompositeExplicitAutograd")
+        library.impl("mystery", lambda _a, _b: None, "CompositeExplicitAutograd")
+        register_op_cost(torch.ops.foreign.product)(lambda a, b, out: a.numel() * b.shape[1])
+        yield torch.ops.foreign
+
+
+def test_operators_of_other_libraries_take_the_time_of_their_multiply_adds_and_bytes(product):
+    (work,) = work_of(call(product.product.default, meta(8, 16), meta(16, 4)))
+    assert facts(work) == ("gemm", (1, 8, 4, 16), 2 * 8 * 16 * 4, 4 * (8 * 16 + 16 * 4 + 8 * 4))
+    # reads 8 + 8 floats and writes 8, though it returns nothing
+    (work,) = work_of(call(product.mystery.default, meta(8), meta(8)))
+    assert facts(work) == ("other", (8,), 0, 4 * 3 * 8)
+
+
+def test_convolutions_of_every_library_are_convolutions():
+    x, weight, one = meta(2, 6, 8, 8), meta(10, 6, 3, 3), [1, 1]
+    same = ("conv", (1, 128, 10, 54, 8, 8), 2 * 128 * 10 * 54, 4 * (768 + 540 + 1280))
+    for func, arguments in (
+        (aten.mkldnn_convolution.default, (None, one, one, one, 1)),
+        (aten.cudnn_convolution.default, (one, one, one, 1, True, False, True)),  # (..., groups, benchmark, ...)
+        (aten.miopen_convolution.default, (None, one, one, one, 1, True, False)),
+        (aten._slow_conv2d_forward.default, ([3, 3], None, one, one)),
+        (aten.slow_conv_dilated2d.default, ([3, 3], None, one, one, one)),
+    ):
+        log = OperatorLog(id, set())
+        log.note(func, (x, weight, *arguments), {}, meta(2, 10, 8, 8))
+        (work,) = work_of(log.runs[0].call)
+        assert facts(work) == same, func
+        assert "3x3" in work.name or "_slow" in work.name
+    log.note(aten._conv_depthwise2d.default, (x, meta(6, 1, 3, 3), [3, 3], None, one, one, one), {}, x)
+    (work,) = work_of(log.runs[-1].call)
+    assert facts(work)[:3] == ("depthwise", (768, 9), 2 * 768 * 9)
+
+
+def test_integer_products_compute_with_integers():
+    (work,) = work_of(call(aten._int_mm.default, meta(32, 16, dtype=torch.int8), meta(16, 8, dtype=torch.int8)))
+    assert (work.op_class, work.sizes, work.dtype) == ("gemm", (1, 32, 8, 16), torch.int8)
+
+
+class Flex(torch.nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x):
+        flex = pytest.importorskip("torch.nn.attention.flex_attention")
+        return flex.flex_attention(x, x, x, block_mask=self.mask)
+
+
+def test_flex_attention_is_a_kernel_without_the_blocks_that_its_mask_excludes():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    mask = flex.create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 256, 256, device="cpu")
+    for block_mask, part in ((None, 1.0), (mask, 0.75)):  # of 2 x 2 blocks of 128, one is excluded
+        stats = Statistics(Flex(block_mask), (torch.rand(2, 4, 256, 16),))
+        (kernel,) = [each for each in stats.kernels("A100") if each.op_class == "attention"]
+        assert kernel.sizes == (8, 256, 256, 16)
+        assert kernel.flops == part * 2 * 2 * 8 * 256 * 256 * 16 == 2 * (stats.root.macs - stats.root.skipped_macs)

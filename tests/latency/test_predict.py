@@ -56,8 +56,9 @@ def test_attention_is_one_kernel():
 def test_rows_add_up():
     stats = Statistics(block().train(), (2, 3, 16, 16))
     estimate = stats.estimate_latency("A100", backward=True, optimizer="adamw")
-    assert estimate == pytest.approx(estimate.forward_ms + estimate.backward_ms + estimate.step_ms)
-    assert min(estimate.forward_ms, estimate.backward_ms, estimate.step_ms) > 0
+    assert estimate == pytest.approx(estimate.forward_ms + estimate.backward_ms + estimate.optimizer_ms)
+    assert min(estimate.forward_ms, estimate.backward_ms, estimate.optimizer_ms) > 0
+    assert estimate.step_ms == float(estimate)  # the whole step, not its last part
     assert stats.root.estimated_latency_ms == pytest.approx(estimate.forward_ms)
     assert stats.root.estimated_backward_latency_ms == pytest.approx(estimate.backward_ms)
     assert sum(row.self_estimated_latency_ms for row in stats.root.walk()) == pytest.approx(estimate.forward_ms)
@@ -70,6 +71,59 @@ def test_an_estimate_says_where_it_is_from():
     assert "typical error" in repr(estimate)
     assert 0 < estimate.typical_error < 1
     assert pickle.loads(pickle.dumps(estimate)).__dict__ == estimate.__dict__
+
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x).abs()
+
+
+def test_an_estimate_names_operators_of_unknown_work():
+    stats = Statistics(nn.Sequential(nn.Linear(1024, 1024), Spectrum()), (1024, 1024))
+    estimate = stats.estimate_latency("A100")
+    assert estimate.uncounted_ops == stats.uncounted_ops == {"aten._fft_r2c": 1}
+    assert str(estimate).endswith("a lower bound for aten._fft_r2c)")
+    kernel = stats.kernels("A100")[1]
+    assert kernel.op_class == "other"
+    # reads 1024 x 1024 floats and writes 1024 x 513 complex numbers, with at most 2 TB/s
+    assert kernel.moved_bytes == 4 * 1024 * 1024 + 8 * 1024 * 513
+    assert kernel.seconds > kernel.moved_bytes / 2.04e12
+    assert "not known" in str(stats.kernels("A100"))
+    assert statistics().estimate_latency("A100").uncounted_ops == {}
+
+
+MODELS = {
+    "convolutions": (lambda: nn.Sequential(block(), nn.ConvTranspose2d(8, 4, 2)), (2, 3, 16, 16)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), (2, 16, 64)),
+    "lstm": (lambda: LastOf(nn.LSTM(8, 16, 2, batch_first=True)), (2, 5, 8)),
+    "bilinear": (lambda: Pair(nn.Bilinear(6, 6, 4)), (3, 6)),
+}
+
+
+class LastOf(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)[0]
+
+
+class Pair(LastOf):
+    def forward(self, x):
+        return self.model(x, x)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_have_the_multiply_adds_of_the_table(name):
+    make, size = MODELS[name]
+    for device in ("cpu", "meta"):
+        stats = Statistics(make().to(device), size)
+        kernels = stats.kernels("A100", backward=True)
+        assert sum(each.flops for each in kernels if each.phase == "forward") == 2 * stats.root.macs
+        # two products for each of the forward; the first layer needs no gradient of its input
+        backward = sum(each.flops for each in kernels if each.phase == "backward")
+        assert 2 * stats.root.macs <= backward <= 5 * stats.root.macs
 
 
 def test_small_kernels_are_bound_by_the_host():
