@@ -156,7 +156,8 @@ def run_step(
     if wanted.type == "cuda" and not torch.cuda.is_available():
         device = torch.device("cpu")
         notes.append(
-            "No CUDA device here: the kernels of the CPU are assumed (its attention and norms keep similar tensors)"
+            "No CUDA device here: attention runs as on CUDA; for other operators, the kernels of the CPU are assumed"
+            " (its norms keep similar tensors)"
         )
     given = (*tensors_of_modules(modules_of(model)), *call.tensors())
     is_absent = wanted != device

@@ -1,34 +1,128 @@
-"""Attention with dropout on shapes as CUDA runs it: one fused kernel, which draws the dropout itself.
+"""Attention on shapes as CUDA runs it, where no CUDA device is present and operators run as on the CPU.
 
-The CPU has no fused kernel with dropout. Torch would compute and keep the matrices of scores.
+The CPU has one fused kernel, without dropout and without gradients of a mask. Torch chooses among the kernels of CUDA
+in ``transformers/cuda/sdp_utils.cpp`` and prepares their arguments in ``transformers/attention.cpp`` (both in
+``aten/src/ATen/native``). This module makes the same choice for a device since the Ampere generation: FlashAttention-2,
+else the memory-efficient kernel of xFormers, else products and a softmax. cuDNN's kernels, which torch prefers on some
+devices, keep the same tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
-from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from modelsummary import _torch
+
 __all__ = ["fused_attention"]
 
-_DROPOUT = 4  # position of the argument
+aten = torch.ops.aten
+_KEY = "AutogradCPU"  # above the kernels of shape tensors
+_HALF = (torch.float16, torch.bfloat16)
+_LARGEST_HEAD = 256  # of FlashAttention-2
+_ALIGNED_HEAD, _ALIGNED_MASK, _ALIGNED_BYTES = 8, 16, 16
+# The memory-efficient kernel takes fewer heads of keys than of queries, and both kernels one head of keys for all.
+_GROUPS_IN_ALL = torch.__version__ >= "2.15"
 
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
-    """Return a context in which attention runs without its dropout, so that torch chooses a fused kernel."""
-    original = F.scaled_dot_product_attention
+    """Return a context in which attention on the CPU calls the operators that it calls on CUDA.
 
-    def attention(*args: Any, **kwargs: Any) -> Tensor:
-        if "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-        if len(args) > _DROPOUT:
-            args = (*args[:_DROPOUT], 0.0, *args[_DROPOUT + 1 :])
-        return original(*args, **kwargs)
+    Attention in other threads is as usual.
+    """
+    thread, original = get_ident(), aten.scaled_dot_product_attention.default
 
-    with patch.object(F, "scaled_dot_product_attention", attention):
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        attend = _attend if get_ident() == thread else original.decompose
+        result: Tensor = attend(*args, **kwargs)
+        return result
+
+    with _torch.scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", kernel, _KEY)
         yield
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    tensors = (query, key, value)
+    is_fused = _may_fuse(*tensors, grouped=enable_gqa) and (attn_mask is None or not is_causal)
+    if is_fused and attn_mask is None and _takes_flash(*tensors, is_causal=is_causal):
+        size = query.shape[-1]
+        scale = size**-0.5 if scale is None else scale
+        padded = (F.pad(each, (0, -size % _ALIGNED_HEAD)) if size % _ALIGNED_HEAD else each for each in tensors)
+        attend = aten._scaled_dot_product_flash_attention
+        out: Tensor = attend(*padded, dropout_p, is_causal, scale=scale)[0]
+        return out[..., :size] if size % _ALIGNED_HEAD else out
+    bias = attn_mask
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        excluded = torch.scalar_tensor(float("-inf"), dtype=query.dtype, device=query.device)
+        bias = torch.where(attn_mask, 0.0, excluded)
+    if is_fused and _takes_efficient(*tensors, grouped=enable_gqa):
+        bias = None if bias is None else _aligned(bias, query, key)
+        keeps_sums = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+        attend = aten._scaled_dot_product_efficient_attention
+        return attend(*tensors, bias, keeps_sums, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    attend = aten._scaled_dot_product_attention_math
+    return attend(*tensors, bias, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
+
+
+def _may_fuse(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> bool:
+    """Return True for tensors that both fused kernels take."""
+    tensors = (query, key, value)
+    if any(each.dim() != 4 or each.is_nested or each.layout is not torch.strided for each in tensors):
+        return False
+    heads, of_keys, of_values = (each.shape[1] for each in tensors)
+    if grouped:
+        fits = of_keys == of_values > 0 and heads % of_keys == 0
+    else:
+        fits = heads == of_keys == of_values or (_GROUPS_IN_ALL and of_keys == of_values == 1)
+    same = key.shape[0] == value.shape[0] == query.shape[0] and key.dtype is value.dtype is query.dtype
+    return fits and same and query.shape[-1] == key.shape[-1] and 0 not in (query.shape[-2], key.shape[-2])
+
+
+def _takes_flash(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> bool:
+    return (
+        bool(_torch.is_flash_sdp_enabled())
+        and query.dtype in _HALF
+        and query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
+        and (not is_causal or query.shape[-2] == key.shape[-2])
+        and all(each.stride(-1) == 1 or each.shape[-1] == 1 for each in (query, key, value))
+    )
+
+
+def _takes_efficient(query: Tensor, key: Tensor, value: Tensor, *, grouped: bool) -> bool:
+    """Return True if products on tensor cores can load the rows of heads, 16 bytes at a time."""
+    tensors = (query, key, value)
+    width = _ALIGNED_BYTES // query.element_size()
+    return (
+        bool(_torch.is_mem_efficient_sdp_enabled())
+        and query.dtype in (*_HALF, torch.float32)
+        and (not grouped or _GROUPS_IN_ALL)
+        and all(each.shape[-1] > 0 and each.shape[-1] % width == 0 for each in (query, value))
+        and all(each.stride(-1) == 1 and each.storage_offset() % width == 0 for each in tensors)
+    )
+
+
+def _aligned(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return a mask with a row for each query of each head, as a view if the rows are aligned, else as a copy."""
+    bias = bias.expand(*query.shape[:3], key.shape[-2])
+    missing = -bias.shape[-1] % _ALIGNED_MASK
+    if missing:
+        return F.pad(bias, (0, missing))[..., : key.shape[-2]]
+    return bias.contiguous() if any(step % _ALIGNED_MASK for step in bias.stride()[:3]) else bias
