@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 
 from modelsummary import _torch
@@ -47,6 +48,10 @@ class Call(Costs):
         self.finished = False
 
 
+def _is_foreign_autocast() -> bool:
+    return _torch.is_any_autocast_enabled() and not torch.is_autocast_enabled("cpu")
+
+
 _OTHER_THREAD = "calls in another thread"
 
 
@@ -75,7 +80,7 @@ class Watch:
     Attributes:
         calls: all calls in the order in which they began; the first is the call of the model.
         running: the innermost running call.
-        under_autocast: whether a call began while autocast was on.
+        under_foreign_autocast: whether a call began while autocast was on, but not for the CPU.
         failed: the innermost call that raised, followed by the calls around it, innermost first.
     """
 
@@ -84,7 +89,7 @@ class Watch:
         self.calls = [self.root]
         self.failed: list[Call] = []
         self.running: Call = self.root
-        self.under_autocast = _torch.is_any_autocast_enabled()
+        self.under_foreign_autocast = _is_foreign_autocast()
         self._root_began = False
         self._operators = Operators(self, execution)
 
@@ -103,7 +108,7 @@ class Watch:
         root.finished = True
 
     def _wrapper(self, call_module: Callable[..., Any]) -> Callable[..., Any]:
-        thread, calls, is_autocast = get_ident(), self.calls, _torch.is_any_autocast_enabled
+        thread, calls, is_foreign = get_ident(), self.calls, _is_foreign_autocast
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if get_ident() != thread:
@@ -112,8 +117,8 @@ class Watch:
             if module is self.root.module and not self._root_began:
                 self._root_began = True  # ``run`` ends the call, so that the user's hooks count as its work
                 return call_module(module, *args, **kwargs)
-            if not self.under_autocast and is_autocast():
-                self.under_autocast = True
+            if not self.under_foreign_autocast and is_foreign():
+                self.under_foreign_autocast = True
             parent = self.running
             self.running = call = Call(module, parent)
             calls.append(call)

@@ -17,6 +17,7 @@ from torch.distributions import Distribution
 
 from modelsummary.capture.calls import Watch
 from modelsummary.capture.devices import device_of, takes_gradients
+from modelsummary.capture.execution.cuda_autocast import cuda_autocast
 from modelsummary.capture.execution.flex_attention import plain_flex_attention
 from modelsummary.capture.execution.real import RealExecution
 from modelsummary.capture.execution.shape_only import ShapeOnly
@@ -43,8 +44,8 @@ __all__ = [
     "running",
 ]
 
-_META = torch.device("meta")
-_AUTOCAST = "autocast was on, and it does not support meta tensors"
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+_AUTOCAST = "autocast of an accelerator was on, and operators of a model on meta run as on the CPU"
 # Matches torch's errors for a forward that computes, retains or hooks a gradient.
 WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
 
@@ -131,9 +132,7 @@ def _obstacle(run: _Run) -> str | None:
     """Return why a shape-only run is not valid: it failed, or the model caught the exception; None if it is valid."""
     assert isinstance(run.execution, ShapeOnly)
     reason = obstacle_of(run.execution, run.error)
-    if reason is None and run.watch.under_autocast and run.execution.device.type == "meta":
-        return _AUTOCAST
-    return reason
+    return _AUTOCAST if reason is None and run.lacks_autocast else reason
 
 
 def obstacle_of(shapes: ShapeOnly, error: Exception | None) -> str | None:
@@ -157,7 +156,7 @@ def _with_obstacle(run: _Run) -> Recording:
     if shapes.needs_values and shapes.obstacle is not None and run.error is None:
         run.error = DataDependentError(shapes.obstacle)
     recording = _recording(run, "shape")
-    if run.watch.under_autocast and shapes.device.type == "meta":
+    if run.lacks_autocast:
         recording.root.note = f"{_AUTOCAST}: dtypes and bytes are given as without autocast"
     return recording
 
@@ -185,6 +184,7 @@ class _Run:
     execution: ShapeOnly | RealExecution
     error: Exception | None
     facts: dict[int, ModuleFacts]
+    lacks_autocast: bool = False  # that an accelerator would have
 
 
 def _recording(run: _Run, execution: Literal["shape", "real"]) -> Recording:
@@ -223,8 +223,10 @@ def _run_once(
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
     error: Exception | None = None
     on = running(modules, call, on_shapes=on_shapes, raw_arrays=raw_arrays, grad=grad)
+    is_on_meta = on_shapes and _device_of(modules, call).type == "meta"
     seen = nullcontext() if on_shapes else counted("real run", "operator")
-    with seen as ran, on as (execution, args, kwargs):
+    casts = _autocast_of_cuda() if is_on_meta else nullcontext()
+    with casts, seen as ran, on as (execution, args, kwargs):
         if isinstance(execution, RealExecution) and ran is not None:
             execution.ran = ran
         watch = Watch(model, execution)
@@ -233,7 +235,22 @@ def _run_once(
         except Exception as raised:
             error = raised
         facts = module_facts(model)
-    return _Run(watch, execution, error, facts)
+    return _Run(watch, execution, error, facts, is_on_meta and watch.under_foreign_autocast)
+
+
+@contextmanager
+def _autocast_of_cuda() -> Iterator[None]:
+    """Return a context in which operators on the CPU are cast as on CUDA, if autocast is on for CUDA alone."""
+    if not torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        yield
+        return
+    with torch.autocast("cpu", torch.get_autocast_dtype("cuda")), cuda_autocast():
+        yield
+
+
+def _device_of(modules: Sequence[nn.Module], call: CallArguments) -> torch.device:
+    own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
+    return (mesh_device(modules) or own) if own.type == "meta" else own  # FSDP2 refuses parameters on meta
 
 
 @contextmanager
@@ -253,15 +270,16 @@ def running(
     Args:
         grad: whether gradients are enabled; on shapes, only for a device on which autograd can record operators.
         as_is: whether to keep fused fast paths and compiled functions, which hide operators.
-        device: on shapes, the device that tensors report, which need not exist; None: the model's device.
+        device: on shapes, the device that tensors report, which need not exist; None: the model's device, or the CPU
+            for a model on meta.
         dtype: on shapes, the dtype of floating point parameters, buffers and inputs; None: their own dtypes.
 
     Yields:
         The execution, and the positional and keyword arguments to call the model with.
     """
-    own = device_of((*tensors_of_modules(modules), *(each for each in call.tensors() if not each.is_meta)))
-    if own.type == "meta":
-        own = mesh_device(modules) or own  # FSDP2 refuses parameters on meta
+    own = _device_of(modules, call)
+    if own.type == "meta" and on_shapes:  # meta has neither fused attention nor autocast
+        own = _CPU
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
     with pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:

@@ -18,6 +18,7 @@ from torch import nn
 
 from modelsummary.capture.devices import device_of
 from modelsummary.capture.execution.real import RealExecution
+from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
@@ -195,7 +196,8 @@ def _tracing(model: nn.Module, execution: str, rules: TraceRules = WHOLE_LAYERS,
                 owner, _, name = fqn.rpartition(".")
                 vars(model.get_submodule(owner))[name] = Unreadable()
             folded = None if equal is None or isinstance(runner, RealExecution) else FoldedCalls(model, equal, runner)
-            tracer = Tracer(model, runner, own, rules, folded)
+            devices = {own, runner.device} if isinstance(runner, ShapeOnly) else {own}  # a run on meta reports the CPU
+            tracer = Tracer(model, runner, devices, rules, folded)
             with nullcontext() if folded is None else folded.checked():
                 tracer.run(args, kwargs, other_mode=other_mode)
             if equal is not None and tracer.root is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
@@ -68,14 +69,14 @@ class TensorsOfRun:
     """The names of a run's tensors. All tensors seen are kept alive, so that no other tensor gets the same id.
 
     Args:
-        device: device of the model.
+        devices: devices that mean the model's own.
 
     Attributes:
         storages_of: FQN of each tensor of the model -> id of its memory.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, model: nn.Module, devices: Collection[torch.device]) -> None:
+        self._devices = devices
         self._attributes: dict[int, Attribute] = {}
         self.storages_of: dict[str, int] = {}
         self._tokens: dict[int, Token] = {}
@@ -129,7 +130,7 @@ class TensorsOfRun:
             self._kept_alive.append(leaf)
             return Foreign(leaf)
         if isinstance(leaf, torch.device):
-            return OwnDevice() if leaf == self._device else leaf
+            return OwnDevice() if leaf in self._devices else leaf
         if isinstance(leaf, CONSTANTS) or not _holds_tensors(leaf):
             return leaf
         return Unknown(f"a {type(leaf).__name__} that holds tensors")

@@ -7,7 +7,7 @@ that a list of calls cannot repeat (read values, assign attributes, draw random 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
@@ -61,7 +61,7 @@ class Tracer(TorchFunctionMode):
     """The trace of one run of ``model``.
 
     Args:
-        device: device of the model in a real run.
+        devices: devices that mean the model's own.
         rules: modules to open, and functions to substitute.
         folded: calls that are replaced by the result of an equal one; None if every call runs.
 
@@ -76,7 +76,7 @@ class Tracer(TorchFunctionMode):
         self,
         model: nn.Module,
         execution: Execution,
-        device: torch.device,
+        devices: Collection[torch.device],
         rules: TraceRules = WHOLE_LAYERS,
         folded: FoldedCalls | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class Tracer(TorchFunctionMode):
         self._regions: list[int] = []  # of activation checkpointing, around the running code
         self._next_region: Counter[tuple[int, ...]] = Counter()  # regions -> number of the next one inside them
         self._names = {id(module): fqn for fqn, module in named_modules(model)}
-        self.tensors = TensorsOfRun(model, device)
+        self.tensors = TensorsOfRun(model, devices)
         self._calls: Counter[str] = Counter()
         self._dtypes: defaultdict[Event, set[torch.dtype]] = defaultdict(set)  # read by a module's forward
         self._on_shapes = isinstance(execution, ShapeOnly)

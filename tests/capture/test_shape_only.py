@@ -273,7 +273,50 @@ def test_under_autocast_bytes_are_those_of_autocast():
         stats = Statistics(model, (2, 4))
         on_meta = Statistics(nn.Linear(4, 4, device="meta"), (2, 4))
     assert (stats.execution, stats["0"].output_bytes) == ("shape", 16)
-    assert "without autocast" in on_meta.root.note
+    assert (on_meta.root.output_bytes, on_meta.root.note) == (16, "")
+
+
+def test_a_model_on_meta_is_cast_by_the_autocast_of_cuda_around_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).to("meta")
+    inside = Call(lambda self, x: under_cuda(lambda: self.linear(x)), linear=nn.Linear(4, 4, device="meta"))
+    stats = under_cuda(lambda: Statistics(model, (2, 4)))
+    assert [row.output_bytes for row in stats.root.walk()] == [32, 16, 32]  # CUDA's norms run in float32
+    assert stats.root.note == ""
+    assert "without autocast" in Statistics(inside, (2, 4)).root.note
+
+
+def under_cuda(run):
+    """Run with autocast on for CUDA, which ``torch.autocast`` switches off without a device."""
+    dtype = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        return run()
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", dtype)
+
+
+def test_fused_attention_moves_the_same_bytes_on_meta():
+    size = batch, length, width = 1, 512, 64
+    model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+    stats, on_meta = Statistics(model, size), Statistics(model.to("meta"), size)
+    figures = ("macs", "bytes_read", "bytes_written", "elementwise_ops")
+    for row, other in zip(stats.root.walk(), on_meta.root.walk(), strict=True):
+        assert [getattr(row, name) for name in figures] == [getattr(other, name) for name in figures]
+    scores = batch * 4 * length * length * 4  # of 4 heads; to write and read them once takes twice these bytes
+    attention = on_meta["self_attn"]
+    assert attention.self_bytes_read + attention.self_bytes_written < scores + 40 * batch * length * width
+
+
+def test_a_forward_on_meta_may_ask_for_autocast_and_for_the_device_of_its_tensors():
+    model = Call(
+        lambda self, x: self.linear(x) + torch.ones(4, device=self.device) * torch.is_autocast_enabled(x.device.type),
+        linear=nn.Linear(4, 4, device="meta"),
+    )
+    model.device = torch.device("meta")
+    stats = Statistics(model, (2, 4))
+    assert (stats.execution, stats.root.macs) == ("shape", 32)
 
 
 def test_gradients_are_taken_where_the_forward_needs_them():
