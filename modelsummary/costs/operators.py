@@ -207,7 +207,7 @@ def _classify(func: Any, formula: Formula | None) -> OpRule:
 
 def _is_pointwise(func: OpOverload, namespace: str, base: str) -> bool:
     """Return True for an operator with the tag; the in-place variants of some lack it."""
-    variants = [func]
+    variants: list[Any] = [func]
     if base.endswith("_"):
         packet = getattr(getattr(torch.ops, namespace), base.removesuffix("_"), None)
         variants.append(getattr(packet, func._overloadname, None))
@@ -286,7 +286,7 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
 
 def _written(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments that are written in place; some operators do not return them."""
-    arguments = {**dict(enumerate(args)), **kwargs}
+    arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
     return [arguments[key] for key in rule.writes if key in arguments]
 
 
