@@ -126,7 +126,7 @@ class OpRule:
         is_composite: consists of other operators; runs undecomposed only under ``torch.inference_mode``.
         is_free: a device runs no kernel for it: a view, an allocation, a question about metadata, bookkeeping. The time
             of a collective is the network's.
-        is_pointwise: computes each element of the result from those of the arguments.
+        is_pointwise: computes each element of the result from one element of each argument.
     """
 
     name: str
