@@ -39,6 +39,7 @@ def apply_plan(
         stages = plan._stages
         if stages is None or stages.model is not model:
             raise InputError("a plan with stages applies only to the model it was made from; make a plan of this one")
+        _check_shared(plan, stages)
         rank, group = mesh["pipeline"].get_local_rank(), mesh["pipeline"].get_group()
         device = torch.device(mesh.device_type)
         stage = stages.pipeline_stage(rank, device, group, checkpoint=values, init=init)
@@ -72,6 +73,10 @@ def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, Dev
         _apply_tensor_parallel(plan, module, meshes["tensor"])
     if "expert" in meshes:
         _parallelize(plan, module, "expert", meshes["expert"])
+    if meshes.keys() & {"tensor", "expert"}:
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        parallelize_module(module, meshes.get("tensor", meshes.get("expert")), style_of("ReplicateParallel", {}))
     apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
     if "shard" in meshes:
         _apply_fsdp(plan, module, meshes["shard"])
@@ -111,6 +116,18 @@ def _check_ties(plan: ParallelPlan, model: nn.Module) -> None:
             raise InputError(
                 f"{first!r} and {apart!r} are one parameter in the plan and two in this model; tie them first: "
                 "module.to('meta') unties parameters"
+            )
+
+
+def _check_shared(plan: ParallelPlan, stages: Any) -> None:
+    """Refuse a parameter of several stages that is not sharded alike in all: their gradients are summed."""
+    dims = {f"{layer.fqn}.{name}": dim for layer in plan.layers for name, dim in layer.shards.items()}
+    for shared in stages.shared_parameters:
+        if len({dims.get(name) for name in shared.names}) > 1:
+            first, other = shared.names[:2]
+            raise InputError(
+                f"{first!r} and {other!r} are one parameter in several stages, and are sharded along different "
+                f"dimensions: {dims.get(first)} and {dims.get(other)}; use pipeline=1, or tensor=1"
             )
 
 

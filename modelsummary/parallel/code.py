@@ -25,6 +25,7 @@ _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tenso
     "LinearParallel": ("DTensor", "Partial", "Replicate", "Shard"),
     "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
+    "ReplicateParallel": ("DTensor", "Replicate", "distribute_tensor"),
 }
 _IMPORTS = {  # lines that the styles of this package need besides, in order
     "import math": ("SizesOfRank",),
@@ -32,7 +33,7 @@ _IMPORTS = {  # lines that the styles of this package need besides, in order
     "from typing import Any": tuple(_OWN_STYLES),
     "import torch": ("AttentionParallel", "ExpertListParallel", "LocalParallel", "ReduceGradient"),
     "import torch.nn.functional as F": ("AttentionParallel",),
-    "from torch import nn": ("AttentionParallel", "LocalParallel"),
+    "from torch import nn": ("AttentionParallel", "LocalParallel", "ReplicateParallel"),
     "from torch.overrides import TorchFunctionMode": ("SizesOfRank",),
 }
 
@@ -106,6 +107,8 @@ def _own_names(plan: ParallelPlan) -> list[str]:
         used.add("LocalParallel")
     if "LocalSizes" in used:
         used.add("SizesOfRank")
+    if plan.tensor > 1 or plan.expert > 1:
+        used.add("ReplicateParallel")
     return [name for name in _OWN_STYLES if name in used]
 
 
@@ -140,6 +143,9 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield "    model.get_parameter(name).requires_grad_(False)"
     if plan.expert > 1:
         yield from _parallelized(plan, "expert")
+    if plan.tensor > 1 or plan.expert > 1:
+        name = "tensor" if plan.tensor > 1 else "expert"
+        yield f"parallelize_module(model, mesh[{name!r}], ReplicateParallel())"
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"
         yield "module.forward = partial(checkpoint, module.forward, use_reentrant=False)"

@@ -25,6 +25,7 @@ __all__ = [
     "LocalParallel",
     "LocalSizes",
     "ReduceGradient",
+    "ReplicateParallel",
     "SizesOfRank",
 ]
 
@@ -304,3 +305,59 @@ class CopyOutput(ParallelStyle):
     def _apply(self, module: Any, device_mesh: Any) -> Any:  # noqa: ARG002
         module.register_forward_hook(lambda _module, _args, result: result.clone())
         return module
+
+
+class ReplicateParallel(ParallelStyle):
+    """A model whose other parameters are whole on each rank: ``DTensor`` to optimizers, tensors to its own forward.
+
+    Torch's ``clip_grad_norm_``, its foreach and fused optimizers and its checkpoints take either kind alone. While a
+    module runs, its class's properties give the local tensors. The classes have the names of the modules' own.
+    """
+
+    def _apply(self, module: Any, device_mesh: Any) -> Any:
+        source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since torch 2.7
+        made: dict[int, Any] = {}  # id of a parameter -> it, and the distributed one
+        running = {"calls": 0}
+        readers: dict[Any, dict[str, Any]] = {}
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is None or isinstance(parameter, DTensor) or isinstance(part, torch.jit.ScriptModule):
+                    continue
+                if id(parameter) not in made:
+                    whole = distribute_tensor(parameter, device_mesh, [Replicate()], **source)
+                    made[id(parameter)] = parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                part._parameters[name] = made[id(parameter)][1]
+                readers.setdefault(part, {})[name] = self._reader(name, running)
+        whole_ones = {id(whole) for _, whole in made.values()}
+        for part in list(module.modules()):
+            if not isinstance(part, torch.jit.ScriptModule) and not whole_ones.isdisjoint(map(id, part.parameters())):
+                part.__class__ = self._class_of(part, readers.get(part, {}), running)
+        return module
+
+    def _reader(self, name: str, running: dict[str, int]) -> Any:
+        """Return a property that gives a parameter: as a local tensor in a forward, unless FSDP has not gathered it."""
+
+        def read(module: Any) -> Any:
+            value = module._parameters[name]
+            is_whole = isinstance(value, DTensor) and value.device_mesh.ndim == 1
+            return value.to_local() if running["calls"] and is_whole else value
+
+        return property(read)
+
+    def _class_of(self, module: Any, readers: dict[str, Any], running: dict[str, int]) -> Any:
+        """Return a subclass of the module's class that has these properties, and counts the calls that run."""
+        kind = type(module)
+
+        def call(own: Any, *args: Any, **kwargs: Any) -> Any:
+            running["calls"] += 1
+            try:
+                return kind.__call__(own, *args, **kwargs)
+            finally:
+                running["calls"] -= 1
+
+        if isinstance(module, nn.RNNBase) and readers:  # its forward reads a list of parameters
+            names = list(module._flat_weights_names)
+            readers["_flat_weights"] = property(
+                lambda own: [getattr(own, name) for name in names], lambda _own, _value: None
+            )
+        return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__call__": call, **readers})

@@ -20,8 +20,7 @@ from modelsummary.split.stage import Slot
 from modelsummary.split.stage_facts import Crossing
 
 if TYPE_CHECKING:
-    from torch.distributed.pipelining import PipelineStage
-
+    from modelsummary.split.engine_stage import EngineStage, SharedOwners
     from modelsummary.split.stages import Stages
 
 __all__ = ["ENGINE_SCHEDULES", "Pipeline", "pipeline_stages"]
@@ -60,13 +59,13 @@ def pipeline_stages(
     microbatch_size: int | None = None,
     checkpoint: Checkpoint | None = None,
     init: Init | None = None,
-) -> list[PipelineStage]:
+) -> list[EngineStage]:
     """Return the stages of this rank as ``PipelineStage``, on their device.
 
     Raises:
         SplitError: the stages cannot be dealt evenly to the ranks of the group.
     """
-    from torch.distributed.pipelining import PipelineStage
+    from modelsummary.split.engine_stage import EngineStage, RankGradients
 
     rank, n_ranks = dist.get_rank(group), dist.get_world_size(group)
     if len(stages) % n_ranks or (in_v and len(stages) != 2 * n_ranks):
@@ -75,11 +74,9 @@ def pipeline_stages(
     own = [number for number in range(len(stages)) if rank_of(number, n_ranks, in_v=in_v) == rank]
     materialize([stages[number] for number in own], device, checkpoint, init)
     size = _checked_size(stages, microbatch_size)
-    for number in own:
-        if number < len(stages) - 1 and _contiguous not in stages[number]._forward_hooks.values():
-            stages[number].register_forward_hook(_contiguous)
-    return [
-        PipelineStage(
+    gradients = RankGradients(_owners(stages, rank, n_ranks, in_v=in_v), group)
+    engine_stages = [
+        EngineStage(
             stages[number],
             number,
             len(stages),
@@ -87,14 +84,13 @@ def pipeline_stages(
             input_args=tuple(each.at(size) for each in _positional(stages, number)),
             output_args=tuple(each.at(size) for each in stages.crossing[number + 1]),
             group=group,
+            gradients=gradients,
         )
         for number in own
     ]
-
-
-def _contiguous(_module: nn.Module, _args: Any, out: Any) -> Any:
-    """Return the results made contiguous: other tensors cannot be sent."""
-    return tuple(each.contiguous() for each in out) if isinstance(out, tuple) else out.contiguous()
+    if init is not None:  # which may draw other random numbers on each rank
+        gradients.copy_from_first()
+    return engine_stages
 
 
 def _positional(stages: Stages, number: int) -> Sequence[Any]:
@@ -176,7 +172,6 @@ class Pipeline:
         if kind is None:
             raise SplitError(f"torch {torch.__version__} has no {class_name}; choose another schedule")
         given: Any = self.stages[0] if is_single else self.stages
-        # The engine scales the gradients of each stage: twice for a parameter that two stages of a rank share.
         self._batch_dims = _batch_dims(stages)
         args_spec, kwargs_spec = _chunk_specs(stages, self._batch_dims)
         self.schedule: Any = kind(
@@ -185,11 +180,8 @@ class Pipeline:
             loss_fn=loss_fn,
             args_chunk_spec=args_spec,
             kwargs_chunk_spec=kwargs_spec,
-            scale_grads=False,
         )
         self.schedule._merge_outputs = self._merge
-        self._trains = loss_fn is not None
-        self._owners = _owner_groups(stages, n_ranks, in_v, group)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -226,17 +218,16 @@ class Pipeline:
             own_args, own_kwargs = self._all.inputs.as_recorded(args, kwargs)
         if is_last:
             own_kwargs = {**own_kwargs, "target": target, "losses": losses}
-        accumulated = [(parameter, parameter.grad) for parameter in self.parameters]
-        for parameter, _ in accumulated:
-            parameter.grad = None
-        out = self.schedule.step(*own_args, **own_kwargs)
-        if self._trains:
-            self._reduce_shared()
-            self._scale()
-        for parameter, grad in accumulated:
-            if grad is not None:
-                parameter.grad = grad if parameter.grad is None else grad.add_(parameter.grad)
-        return out
+        return self.schedule.step(*own_args, **own_kwargs)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradients of this rank by the norm over all stages. Every rank of the pipeline calls it.
+
+        Returns:
+            The norm over all parameters of the model, each counted once, as ``torch.nn.utils.clip_grad_norm_`` does.
+        """
+        norm: Tensor = self.stages[0].clip_grad_norm_(max_norm, norm_type)
+        return norm
 
     def _check_batch(self, values: Mapping[int, Tensor]) -> None:
         size = next((values[index].shape[dim] for index, dim in self._batch_dims.items()), 0)
@@ -263,27 +254,6 @@ class Pipeline:
         known = iter(self._all.crossing[-1])
         merged = [_merged(each, next(known, None)) if isinstance(each[0], Tensor) else each[0] for each in every]
         return with_leaves(outputs[0], merged)
-
-    @torch.no_grad()
-    def _reduce_shared(self) -> None:
-        """Sum the gradients of shared parameters over the ranks that hold them."""
-        for fqn, owners in self._owners:
-            own = next(each for stage in self.stages for name, each in _parameters(stage.submod) if name in fqn)
-            if own.requires_grad:
-                if own.grad is None:
-                    own.grad = torch.zeros_like(own)
-                dist.all_reduce(own.grad, group=owners)
-
-    @torch.no_grad()
-    def _scale(self) -> None:
-        """Divide gradients summed over the micro-batches by their number."""
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad.div_(self.n_microbatches)
-
-
-def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(module.named_parameters(remove_duplicate=False))
 
 
 def _merged(parts: Sequence[Tensor], crossing: Crossing | None) -> Tensor:
@@ -345,16 +315,13 @@ def _check_crossing(stages: Stages, name: str) -> None:
             )
 
 
-def _owner_groups(
-    stages: Stages, n_ranks: int, in_v: bool, group: dist.ProcessGroup | None
-) -> list[tuple[set[str], dist.ProcessGroup]]:
-    """Return the names of each parameter shared with other ranks, and the group of the ranks that hold it."""
-    rank = dist.get_rank(group)
+def _owners(stages: Stages, rank: int, n_ranks: int, *, in_v: bool) -> list[SharedOwners]:
+    """Return the parameters that a rank shares with other ranks."""
+    from modelsummary.split.engine_stage import SharedOwners
+
     found = []
     for shared in stages.shared_parameters:
         ranks = sorted({rank_of(stage, n_ranks, in_v=in_v) for stage in shared.stages})
         if rank in ranks and len(ranks) > 1:
-            everywhere = [dist.get_global_rank(group or dist.group.WORLD, each) for each in ranks]  # type: ignore[arg-type]
-            owners: Any = dist.new_group(everywhere, use_local_synchronization=True)
-            found.append((set(shared.names), owners))
+            found.append(SharedOwners(dict(zip(shared.stages, shared.names, strict=True)), ranks))
     return found

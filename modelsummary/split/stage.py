@@ -382,6 +382,9 @@ def find(module: nn.Module, path: str) -> Any:
     """Return the module, parameter, buffer or attribute at a path."""
     found: Any = module
     for name in path.split("."):
+        if isinstance(getattr(type(found), name, None), property):  # of a sharded parameter, or of the model
+            found = getattr(found, name)
+            continue
         # An attribute or method of the stage may have the name of a child.
         for table in (found._modules, found._parameters, found._buffers):
             if name in table:

@@ -239,7 +239,7 @@ class Stages(Printed, Sequence[nn.Sequential]):
     ) -> PipelineStage:
         """Return stage ``rank`` as a ``torch.distributed.pipelining.PipelineStage``, for one stage per rank.
 
-        Only this stage is moved to ``device``. ``schedule`` sums gradients of ``shared_parameters``; this does not.
+        Only this stage is moved to ``device``. Gradients of ``shared_parameters`` are summed, as by ``schedule``.
 
         Args:
             rank: rank of this process in the group.

@@ -558,7 +558,7 @@ def test_code_is_torch_alone():
     assert callable(compiled["make_mesh"])
     assert "modelsummary" not in code
     modules = Counter(line.split()[1].split(".")[0] for line in code.splitlines() if line.startswith("from "))
-    assert set(modules) == {"torch"}
+    assert set(modules) == {"torch", "typing"}
 
 
 def test_stages_begin_with_blocks():

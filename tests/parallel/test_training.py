@@ -1,0 +1,167 @@
+"""The training loop around a plan: three steps with clipping are those of one process, on every parameter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modelsummary import Statistics
+from tests.parallel import processes, training
+
+needs_engine = pytest.mark.skipif(torch.__version__ < "2.13", reason="the engine of torch 2.11 compares strides")
+
+
+def _check(results):
+    differences = [pair for found in results for pair in found.items()]
+    assert differences
+    for case, (difference, name) in differences:
+        assert difference <= 1e-9, (case, name)
+
+
+# torch takes fused and foreach optimizers, and norms over all gradients, of distributed tensors alone or of plain ones.
+@pytest.mark.parametrize("optimizer", [{"fused": True}, {"foreach": True}])
+def test_clipping_and_fast_optimizers_after_tensor_parallelism(optimizer):
+    _check(processes.run(training.trained, 2, [("decoder", {"tensor": 2})], optimizer))
+
+
+@needs_engine
+def test_stages_train_like_one_process():
+    cases = [("fused", {"pipeline": 2, "schedule": schedule}) for schedule in ("1f1b", "zb")]
+    _check(processes.run(training.trained, 2, [*cases, ("t5", {"pipeline": 2, "schedule": "zb"})]))
+
+
+@needs_engine
+@pytest.mark.slow
+def test_stages_train_like_one_process_with_each_other_dimension():
+    plans = [{"pipeline": 2, "schedule": "zb", other: 2} for other in ("shard", "data", "tensor")]
+    plans += [{"pipeline": 2, "schedule": "zb", "shard": 2, "reshard_after_forward": False}]
+    plans += [{"pipeline": 2, "schedule": "1f1b", other: 2} for other in ("shard", "tensor")]
+    _check(processes.run(training.trained, 4, [(name, sizes) for name in ("gpt2", "vit") for sizes in plans]))
+
+
+@pytest.mark.slow
+def test_plans_train_like_one_process():
+    cases = [(name, {"tensor": 2}) for name in ("gpt2", "fused", "hf_llama", "t5", "bert", "mixture", "vit", "grouped")]
+    cases += [(name, {"tensor": 2, "sequence": True}) for name in ("decoder", "fused", "mixture", "bert", "hf_qwen3")]
+    _check(processes.run(training.trained, 2, cases))
+    both = {"tensor": 2, "shard": 2}
+    cases = [(name, both) for name in ("decoder", "gpt2", "mixture", "vit")]
+    cases += [("decoder", {**both, "sequence": True}), ("gpt2", {"tensor": 2, "data": 2})]
+    _check(processes.run(training.trained, 4, cases))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Chain(nn.Module):
+    """Embedding, four blocks, head. The forward takes a keyword, and returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.tok = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(16, 32, bias=False)
+
+    def forward(self, input_ids):
+        x = self.tok(input_ids.clamp(min=0))
+        for block in self.blocks:
+            x = block(x)
+        return {"logits": self.head(x), "scale": 2.0}
+
+
+def _loss(out, target):
+    return F.cross_entropy(out["logits"].flatten(0, 1), target.flatten()) * out["scale"]
+
+
+def _pipelined(rank, n, schedule, per_rank, boundaries, ties, accumulates=1):
+    """Differences of gradients after steps of a schedule whose loss takes the result of the model."""
+    torch.manual_seed(0)
+    model, whole = Chain(), Chain()
+    whole.load_state_dict(model.state_dict())
+    for each in (model, whole):
+        for one, other in ties:
+            each.get_submodule(other).weight = each.get_submodule(one).weight
+    ids = torch.randint(0, 32, (8, 5), generator=torch.Generator().manual_seed(0))
+    options = {"boundaries": boundaries} if boundaries else {"single_tensor_cuts": True}
+    stages = Statistics(model, {"input_ids": ids[:2]}).split(n * per_rank, **options)
+    pipeline = stages.schedule(schedule, 4, _loss, device="cpu")
+    for _ in range(accumulates):
+        pipeline.step(input_ids=ids, target=ids)
+        _loss(whole(ids), ids).backward()
+    norm = pipeline.clip_grad_norm_(0.1)
+    expected_norm = nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+    expected = dict(whole.named_parameters(remove_duplicate=False))
+    own = [pair for stage in pipeline.stages for pair in stage.submod.named_parameters(remove_duplicate=False)]
+    assert all(each.grad is not None for _, each in own), [name for name, each in own if each.grad is None]
+    differences = [processes.difference(expected[name].grad, each.grad) for name, each in own]
+    return max([*differences, abs(float(norm - expected_norm))])
+
+
+TIES = [("blocks.0.up", "blocks.1.up"), ("blocks.1.down", "blocks.3.down"), ("tok", "head")]
+EACH_BLOCK = ["blocks.1", "blocks.2", "blocks.3"]
+
+
+@needs_engine
+def test_keywords_and_results_of_any_class_in_two_stages_per_rank():
+    assert max(processes.run(_pipelined, 2, "interleaved1f1b", 2, EACH_BLOCK, TIES)) <= 1e-12
+
+
+@needs_engine
+def test_gradients_are_accumulated_over_steps_of_a_schedule():
+    assert max(processes.run(_pipelined, 2, "zb", 2, EACH_BLOCK, TIES, 2)) <= 1e-12
+
+
+@needs_engine
+@pytest.mark.slow
+def test_overlapping_owners_of_shared_weights_and_an_empty_first_stage():
+    assert max(processes.run(_pipelined, 4, "1f1b", 1, EACH_BLOCK, TIES)) <= 1e-12
+    assert max(processes.run(_pipelined, 4, "zb", 1, ["tok", "blocks.1", "blocks.3"], TIES)) <= 1e-12
+    assert max(processes.run(_pipelined, 2, "zbv", 2, ["tok", "blocks.1", "blocks.3"], TIES)) <= 1e-12
+
+
+def _permuted(_rank, _n):
+    """Whether a gradient that does not lie in order is sent."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), _Permute(), nn.Linear(8, 8))
+    x = torch.randn(8, 3, 8, 8)
+    stages = Statistics(model, x[:2]).split(2, boundaries=["1"])
+    pipeline = stages.schedule("zb", 4, lambda out, _: out.square().mean(), device="cpu")
+    pipeline.step(x, target=x)
+    gradients = {name: each.grad.clone() for name, each in pipeline.stages[0].submod.named_parameters()}
+    model.zero_grad()
+    model(x).square().mean().backward()
+    return max(processes.difference(model.get_parameter(name).grad, each) for name, each in gradients.items())
+
+
+class _Permute(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1)
+
+
+@needs_engine
+def test_gradients_that_are_not_contiguous_are_sent():
+    assert max(processes.run(_permuted, 2)) <= 1e-12
+
+
+def _parameters_outside(_rank, _n):
+    """Parameters of a module that are read while no forward runs are those that the optimizer has."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    plan = Statistics(model, torch.randn(2, 3, 16)).parallel_plan(tensor=2)
+    plan.apply(model, plan.device_mesh("cpu"))
+    own = {id(each) for each in model.parameters()}
+    same = id(model[0].norm.weight) in own and isinstance(model[0].norm.weight, nn.Parameter)
+    model(torch.randn(2, 3, 16)).sum().backward()
+    return same and model[0].norm.weight.grad is not None and type(model[0].norm).__name__ == "LayerNorm"
+
+
+def test_parameters_are_themselves_outside_of_forwards():
+    assert all(processes.run(_parameters_outside, 2))
