@@ -9,19 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from modelsummary.errors import ModelFileError
 
 __all__ = ["Budget"]
 
 _BETWEEN_LOOKS = 512  # steps between two looks at the clock
+_LARGEST = 8_000_000  # bytes that are read: the graph of the largest models
 
 
 class Budget:
     """Steps, bytes, depth and seconds that are left for reading a file.
 
     Args:
-        seconds: processor time of the thread that makes the budget, from now on.
+        seconds: processor time of this thread, from now on.
         steps: units of work, such as nodes, tokens or values, each of about a microsecond.
         bytes: bytes of what is unpacked or built from the file.
         depth: levels of nesting.
@@ -34,12 +36,29 @@ class Budget:
     """
 
     def __init__(
-        self, *, seconds: float = 1.5, steps: int = 1_000_000, bytes: int = 256 * 2**20, depth: int = 100
+        self, *, seconds: float = 1.5, steps: int = 1_500_000, bytes: int = 400 * 2**20, depth: int = 64
     ) -> None:
         self.seconds, self.steps, self.bytes, self.depth = seconds, steps, bytes, depth
-        self._end = time.thread_time() + seconds
         self._steps_left, self._bytes_left, self._depth = steps, bytes, 0
         self._next_look = steps
+        self.seconds_left = seconds
+        self.restart()
+
+    @classmethod
+    def of_size(cls, nbytes: int) -> Budget:
+        """Return the budget for a file with so many bytes that are read, such as a graph without its weights.
+
+        Reading is linear: a large file may take longer, and a small one may not.
+
+        >>> Budget.of_size(100).seconds < 2 < Budget.of_size(10_000_000).seconds
+        True
+        """
+        size = min(nbytes, _LARGEST)
+        return cls(seconds=1.5 + size / 500_000, steps=1_500_000 + 4 * size, bytes=2**20 * 400 + 40 * size)
+
+    def restart(self) -> None:
+        """Count the seconds that are left from now on: a copied process has a clock of its own."""
+        self._began = time.thread_time()
 
     def spend(self, steps: int = 1) -> None:
         """Count steps; raise ``ModelFileError`` if they, or the seconds, are used up."""
@@ -52,8 +71,19 @@ class Budget:
 
     def look(self) -> None:
         """Raise ``ModelFileError`` if the seconds are used up."""
-        if time.thread_time() > self._end:
-            self._refuse(f"more than {self.seconds:.1f} s")
+        now = time.thread_time()
+        self.elapse(now - self._began)
+        self._began = now
+
+    def elapse(self, seconds: float) -> None:
+        """Count seconds of processor time; raise ``ModelFileError`` if they are used up."""
+        self.seconds_left -= seconds
+        if self.seconds_left <= 0:
+            self.refuse_time()
+
+    def refuse_time(self) -> NoReturn:
+        """Raise ``ModelFileError`` because the seconds are used up."""
+        self._refuse(f"more than {self.seconds:.1f} s")
 
     def take(self, nbytes: int) -> None:
         """Count bytes; raise ``ModelFileError`` if they are used up."""
@@ -72,5 +102,5 @@ class Budget:
         finally:
             self._depth -= 1
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str) -> NoReturn:
         raise ModelFileError(f"reading it takes {what}, more than a model of its size needs")

@@ -1,0 +1,165 @@
+"""Run code of other libraries on an untrusted file where it can do no harm: in a child process with limits.
+
+The shape inference of onnx is C++ that ends the process on some graphs, and torch restores an exported program with
+formulas and operators that a file chooses. Neither can be interrupted. A child is a copy of this process, which takes
+milliseconds: it has a limit on seconds and memory, writes no file, and its output is discarded. Where a process cannot
+be copied safely (macOS, Windows) the function runs here, without limits.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import io
+import logging
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from modelsummary import errors
+from modelsummary.errors import ModelFileError, ModelSummaryError
+from modelsummary.files.budget import Budget
+
+__all__ = ["contained"]
+
+T = TypeVar("T")
+
+_NO_MEMORY = 77  # exit status of a child
+_LENGTH = 8  # bytes of the length of an answer
+_MODULES = ("modelsummary.files.program", "collections", "sympy.", "torch.utils._sympy.")
+_PATIENCE = 20  # seconds of the clock for one of the processor: the machine may be busy
+
+
+def contained(function: Callable[[], T], budget: Budget) -> T:
+    """Return what a function returns in a child process: plain data, a ``Program``, or formulas.
+
+    Args:
+        function: what to run; it may use any object of this process, and changes none of them.
+        budget: the seconds and bytes that the child may take.
+
+    Raises:
+        ModelFileError: the function takes more than the budget, or ends its process.
+        ModelSummaryError: the function raises it.
+
+    >>> contained(lambda: sum(range(10)), Budget())
+    45
+    >>> import os
+    >>> contained(os.abort, Budget())
+    Traceback (most recent call last):
+    modelsummary.errors.ModelFileError: a library that reads it ends its process (SIGABRT)
+    """
+    if not sys.platform.startswith("linux"):
+        return function()
+    receiver, sender = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: the child uses none
+        child = os.fork()
+    if not child:
+        _run(function, sender, budget)
+    os.close(sender)
+    answer = b""
+    try:
+        answer = _received(receiver, time.monotonic() + _PATIENCE * budget.seconds)
+    finally:
+        os.close(receiver)
+        if not answer:
+            os.kill(child, signal.SIGKILL)
+        _, status, used = os.wait4(child, 0)
+    budget.elapse(used.ru_utime + used.ru_stime)
+    if not answer:
+        _refuse(os.waitstatus_to_exitcode(status), budget)
+    kind, value = _Plain(io.BytesIO(answer)).load()
+    if kind is not None:
+        raise getattr(errors, kind)(value)
+    result: T = value
+    return result
+
+
+def _received(receiver: int, end: float) -> bytes:
+    """Return the answer of a child; empty if the child ends without one, or at the end of its time."""
+    parts, missing = [], _LENGTH
+    is_length = True
+    while missing:
+        ready, _, _ = select.select([receiver], [], [], max(end - time.monotonic(), 0))
+        part = os.read(receiver, min(missing, 2**20)) if ready else b""
+        if not part:
+            return b""
+        parts.append(part)
+        missing -= len(part)
+        if not missing and is_length:
+            parts, missing, is_length = [], int.from_bytes(b"".join(parts), "little"), False
+    return b"".join(parts)
+
+
+def _refuse(status: int, budget: Budget) -> NoReturn:
+    if status in (-signal.SIGPROF, -signal.SIGKILL):
+        budget.refuse_time()
+    if status == _NO_MEMORY:
+        raise ModelFileError(f"a library that reads it needs more than {budget.bytes:,} bytes of memory")
+    how = signal.Signals(-status).name if status < 0 else f"status {status}"
+    raise ModelFileError(f"a library that reads it ends its process ({how})")
+
+
+# ------------------------------------------------------------------------------------------- in the child
+
+
+def _run(function: Callable[[], Any], sender: int, budget: Budget) -> NoReturn:
+    """Write the pickled result of a function and end the process, whatever happens."""
+    status = 1
+    try:
+        _limit(budget)
+        answer: tuple[str | None, Any]
+        try:
+            answer = (None, function())
+        except MemoryError:
+            raise
+        except ModelSummaryError as error:
+            answer = (type(error).__name__, str(error))
+        except Exception as error:  # any error of a library on a broken file
+            answer = ("ModelFileError", f"a library that reads it fails: {errors.in_short(error)}")
+        data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        with os.fdopen(sender, "wb") as stream:
+            stream.write(len(data).to_bytes(_LENGTH, "little") + data)
+        status = 0
+    except MemoryError:
+        status = _NO_MEMORY
+    finally:
+        os._exit(status)
+
+
+def _limit(budget: Budget) -> None:
+    """Limit the time, memory and files of this process, and discard its output."""
+    import resource
+
+    gc.disable()  # objects of the other process are not to be finalized twice
+    faulthandler.disable()
+    logging.disable()
+    warnings.simplefilter("ignore")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * resource.getpagesize() + budget.bytes
+    for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        hard = resource.getrlimit(what)[1]
+        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, budget.seconds_left)
+    budget.restart()
+
+
+class _Plain(pickle.Unpickler):
+    """A reader of pickles of plain data, programs and formulas; it calls nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        kind = super().find_class(module, name) if module.startswith(_MODULES) else None
+        if not isinstance(kind, type):
+            raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
+        return kind
