@@ -8,16 +8,23 @@ from typing import Any
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["Made", "good", "onnx_files"]
+__all__ = ["Made", "good", "info", "ints", "node", "onnx_files", "onnx_of", "scalar"]
 
 Made = tuple[str, str, bytes]
 node, info = helper.make_node, helper.make_tensor_value_info
 
 
-def onnx_of(nodes: list[Any], weights: list[Any] = [], *, outputs: Any = None, opset: int = 18, **rest: Any) -> Any:  # noqa: B006
-    made = helper.make_graph(
-        nodes, "g", [info("x", 1, [2, 3])], outputs or [info(nodes[-1].output[0], 1, None)], weights
-    )
+def onnx_of(
+    nodes: list[Any],
+    weights: list[Any] = [],  # noqa: B006
+    *,
+    inputs: Any = None,
+    outputs: Any = None,
+    opset: int = 18,
+    **rest: Any,
+) -> Any:
+    last = nodes[-1].output[0] if nodes[-1].output else ""
+    made = helper.make_graph(nodes, "g", inputs or [info("x", 1, [2, 3])], outputs or [info(last, 1, None)], weights)
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=9, **rest)
 
 

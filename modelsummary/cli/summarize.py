@@ -10,6 +10,7 @@ from collections.abc import Callable
 from modelsummary.cli.models import statistics_of
 from modelsummary.cli.output import red, write
 from modelsummary.errors import InputError
+from modelsummary.files.statistics import FileStatistics
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.split import Stages
 from modelsummary.statistics import ModelStatistics, as_live
@@ -80,6 +81,16 @@ def _report(
     return writers[options.format](columns=options.columns, depth=options.depth, units=options.units).rstrip()
 
 
+def _check_closed(stats: FileStatistics) -> None:
+    """Raise ``InputError`` if multiply-adds depend on open dimensions, which the table counts as 1."""
+    names = stats.open_dimensions()
+    if names:
+        inputs = [each for each in stats.program.inputs if any(isinstance(dim, str) for dim in each.shape or ())]
+        sizes = " ".join(f"--input {each.name}={','.join(map(str, each.shape or ()))}" for each in inputs[:4])
+        listed = ", ".join(names[:8])
+        raise InputError(f"--max-macs cannot be checked: multiply-adds depend on {listed}; pass numbers in {sizes}")
+
+
 def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: argparse.Namespace) -> int:
     """Print which budgets are exceeded, and return the exit status."""
     found = {
@@ -87,6 +98,8 @@ def _exceeded(stats: ModelStatistics, memory: MemoryEstimate | None, options: ar
         "macs": (stats.root.macs, options.max_macs),
         "memory": (memory.peak if memory is not None else 0, options.max_memory),
     }
+    if options.max_macs is not None and isinstance(stats, FileStatistics):
+        _check_closed(stats)
     status = 0
     for what, (value, most) in found.items():
         if most is not None and value > most:

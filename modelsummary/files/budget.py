@@ -36,7 +36,7 @@ class Budget:
     """
 
     def __init__(
-        self, *, seconds: float = 1.5, steps: int = 1_500_000, bytes: int = 400 * 2**20, depth: int = 64
+        self, *, seconds: float = 1.5, steps: int = 1_500_000, bytes: int = 300 * 2**20, depth: int = 64
     ) -> None:
         self.seconds, self.steps, self.bytes, self.depth = seconds, steps, bytes, depth
         self._steps_left, self._bytes_left, self._depth = steps, bytes, 0
@@ -54,7 +54,7 @@ class Budget:
         True
         """
         size = min(nbytes, _LARGEST)
-        return cls(seconds=1.5 + size / 500_000, steps=1_500_000 + 4 * size, bytes=2**20 * 400 + 40 * size)
+        return cls(seconds=1.5 + size / 500_000, steps=1_500_000 + 4 * size, bytes=300 * 2**20 + 20 * size)
 
     def restart(self) -> None:
         """Count the seconds that are left from now on: a copied process has a clock of its own."""
@@ -94,13 +94,17 @@ class Budget:
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Return a context one level deeper; raise ``ModelFileError`` if it is too deep."""
-        if self._depth >= self.depth:
-            raise ModelFileError(f"it is nested more than {self.depth} deep")
+        self.check_depth(self._depth + 1)
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
+
+    def check_depth(self, depth: int) -> None:
+        """Raise ``ModelFileError`` for something at this depth if it is too deep."""
+        if depth > self.depth:
+            raise ModelFileError(f"it is nested more than {self.depth} deep")
 
     def _refuse(self, what: str) -> NoReturn:
         raise ModelFileError(f"reading it takes {what}, more than a model of its size needs")

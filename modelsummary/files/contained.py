@@ -75,7 +75,10 @@ def contained(function: Callable[[], T], budget: Budget) -> T:
     budget.elapse(used.ru_utime + used.ru_stime)
     if not answer:
         _refuse(os.waitstatus_to_exitcode(status), budget)
-    kind, value = _Plain(io.BytesIO(answer)).load()
+    try:
+        kind, value = _Plain(io.BytesIO(answer)).load()
+    except (pickle.UnpicklingError, AttributeError, TypeError, ValueError) as error:
+        raise ModelFileError(f"what a library reads from it is not plain data: {error}") from None
     if kind is not None:
         raise getattr(errors, kind)(value)
     result: T = value
@@ -145,9 +148,9 @@ def _limit(budget: Budget) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    pages = int(Path("/proc/self/statm").read_text().split()[5])  # files that are mapped to be read count nothing
     memory = pages * resource.getpagesize() + budget.bytes
-    for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+    for what, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

@@ -34,9 +34,9 @@ class FileFormulas:
             return sympy.Integer(getattr(row, CONSTANT[figure]))
         if figure in ("macs", "flops"):
             parts = (each.macs if each.macs_expr is None else each.macs_expr for each in self._operations(row))
-            return sympy.Integer(2 if figure == "flops" else 1) * sum(parts, sympy.Integer(0))
+            return sympy.Integer(2 if figure == "flops" else 1) * sympy.Add(*parts)
         if figure == "total_output_bytes":
-            return sum((_bytes(each.outputs) for each in self._operations(row) if each.executed), sympy.Integer(0))
+            return sympy.Add(*(_bytes(each.outputs) for each in self._operations(row) if each.executed))
         if figure in ("input_bytes", "output_bytes") and not layer:
             return _bytes(self._program.inputs if figure == "input_bytes" else self._program.outputs)
         raise FormulaError(f"no formula of {figure}{f' of {layer}' if layer else ''}: files have none")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-from modelsummary.errors import InputError, printable
+from modelsummary.errors import InputError, ModelFileError, printable
 
 __all__ = ["Activations", "GivenSizes", "Operation", "Program", "Scope", "Stored", "Tensor", "Traffic", "sizes_by_name"]
 
@@ -20,6 +20,7 @@ GivenSizes = Mapping[str | int, Sequence[int]]
 """Sizes of inputs, by name or by position."""
 
 Kind = Literal["input", "parameter", "buffer", "activation"]
+_MOST = 2**63  # elements of a tensor, and runs of an operator: no address space holds more
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +58,9 @@ class Tensor:
         if self.shape is not None and any(isinstance(dim, str) and not dim.isprintable() for dim in self.shape):
             self.shape = tuple(printable(dim) if isinstance(dim, str) else dim for dim in self.shape)
         self.numel = prod(self.size) if self.size is not None else 0
+        if self.numel >= _MOST:
+            size = str(list(self.size or ()))[:80]
+            raise ModelFileError(f"tensor {self.name[:80]!r} has the size {size}: 2**63 elements or more")
         self.nbytes = (self.numel * self.bits + 7) // 8
 
     @property
@@ -118,6 +122,8 @@ class Operation:
 
     def __post_init__(self) -> None:
         self.name, self.op_type = printable(self.name), printable(self.op_type)
+        if self.repeats >= _MOST:
+            raise ModelFileError(f"operator {self.name[:80]!r} runs 2**63 times or more")
 
     def reads(self) -> Iterator[tuple[Tensor, int]]:
         """Yield each input once, with the bytes read from it in one run."""

@@ -150,6 +150,22 @@ class FileStatistics(ModelStatistics):
         found = self.formula("macs")
         return found if found.free_symbols else int(found)
 
+    def open_dimensions(self, figure: str = "macs") -> list[str]:
+        """Return the names of the open dimensions that a figure depends on; empty if the figure is one number.
+
+        A figure that depends on open dimensions counts each with 1 (ONNX) or its exported size (``.pt2``).
+
+        Raises:
+            InputError: ``figure`` is unknown.
+            FormulaError: the figure has no formula.
+
+        >>> from modelsummary.files.program import Tensor
+        >>> x = Tensor("x", ("batch", 3), (1, 3), "float32", 32)
+        >>> FileStatistics(Program("Net", [x], [x], []), Path("net.onnx")).open_dimensions("input_bytes")
+        ['batch']
+        """
+        return sorted(map(str, self.formula(figure).free_symbols))
+
     def formula(self, figure: str = "macs", layer: str = "") -> Any:
         """Return a figure as a sympy expression of the open dimensions.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import value_of
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.reading import import_onnx, read_model
@@ -118,7 +119,7 @@ def proto_of(model: ModelLike) -> Any:
     proto = read_model(path)
     try:
         check_texts(proto)
-        check_model(proto, path)
+        check_model(proto, path, Budget.of_size(path.stat().st_size))
         onnx.external_data_helper.load_external_data_for_model(proto, str(path.resolve().parent))
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None

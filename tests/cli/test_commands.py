@@ -16,6 +16,7 @@ from torch import nn
 from modelsummary import InputError, MissingExtraError, ModelStatistics, Statistics
 from modelsummary.cli.arguments import parse_budget
 from modelsummary.cli.commands import run
+from tests.files.test_onnx import conv
 from tests.models import Call
 
 
@@ -166,6 +167,15 @@ def test_a_budget_is_not_kept_by_what_is_not_counted(capsys):
 
 
 @pytest.mark.slow
+def test_a_budget_of_a_file_needs_the_open_dimensions(capsys, tmp_path):
+    path = conv(tmp_path, batch="batch")  # 4608 multiply-adds of one image
+    said = output(capsys, str(path), "--max-macs", "5000", status=2).err
+    assert "multiply-adds depend on batch; pass numbers in --input x=batch,3,8,8" in said
+    assert output(capsys, str(path), "--max-params", "1M").err == ""
+    assert output(capsys, str(path), "--max-macs", "9216", "--input", "x=2,3,8,8").err == ""
+    assert "exceeded" in output(capsys, str(path), "--max-macs", "9215", "--input", "x=2,3,8,8", status=1).err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_the_budgets_of_the_example(tmp_path):
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))

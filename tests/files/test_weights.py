@@ -280,9 +280,9 @@ def test_bombs_in_gguf(tmp_path):
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
     nested = b"".join(struct.pack("<IQ", 9, 1) for _ in range(1000))
     for array, message in {
-        struct.pack("<IIQ", 9, 8, 2**40): "more than 4,000,000 values",
+        struct.pack("<IIQ", 9, 8, 2**40): "truncated",
         struct.pack("<IIQ", 9, 0, 2**62): "truncated",
-        struct.pack("<I", 9) + nested: "unknown type 9",
+        struct.pack("<I", 9) + nested: "nested more than 64 deep",
         struct.pack("<IQ", 8, 2**63): "truncated",
         struct.pack("<I", 99): "unknown type 99",
     }.items():

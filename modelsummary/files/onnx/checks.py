@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.dtypes import element_of
 from modelsummary.files.onnx.reading import import_onnx
 from modelsummary.files.onnx.stripping import LeftOut
 
 __all__ = ["check_model", "check_texts", "constants_of", "quoted", "subgraphs_of", "tensors_of", "walk_graphs"]
 
-_DEEPEST = 16  # subgraphs within subgraphs
-_MOST_NODES = 1_000_000
 _MOST_DIMENSIONS = 256  # of one tensor: libraries have 64 at the most
 _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
 _SIZES = (6, 7)  # int32 and int64, which shape inference reads of any length
@@ -24,13 +23,19 @@ Names = tuple[set[str], ...]
 
 
 def check_model(
-    model: Any, path: Path, *, left_out: Mapping[int, LeftOut] | None = None, drop_weights: bool = False
+    model: Any,
+    path: Path,
+    budget: Budget,
+    *,
+    left_out: Mapping[int, LeftOut] | None = None,
+    drop_weights: bool = False,
 ) -> set[str]:
     """Check tensors, names and order of operators in all graphs of a model.
 
     Args:
         model: a ``ModelProto``.
         path: the model's file; external weights must lie in its directory.
+        budget: what reading the file may cost.
         left_out: position of an initializer -> place of its data in the file, for data that were not read.
         drop_weights: drop long values other than sizes and indices after checking their length, and make sparse weights
             dense, as runtimes do.
@@ -45,11 +50,9 @@ def check_model(
     graph = model.graph
     if not model.HasField("graph") or not (graph.node or graph.output):
         raise ModelFileError("the model has no graph")
-    nodes = 0
     for inner, around in walk_graphs(graph):
-        nodes += len(inner.node)
-        if nodes > _MOST_NODES:
-            raise ModelFileError(f"more than {_MOST_NODES:,} operators")
+        budget.spend(len(inner.node))
+        budget.check_depth(len(around))
         places = left_out or {} if inner is graph else {}
         for position, tensor in enumerate(tensors_of(inner)):  # initializers come first
             _check_tensor(tensor, path, places.get(position), drop_weights)
@@ -119,8 +122,6 @@ def walk_graphs(graph: Any) -> Iterator[tuple[Any, Names]]:
     pending: list[tuple[Any, Names]] = [(graph, ())]
     while pending:
         graph, around = pending.pop()
-        if len(around) > _DEEPEST:
-            raise ModelFileError(f"subgraphs are nested more than {_DEEPEST} deep")
         yield graph, around
         inner = [sub for node in graph.node for sub in subgraphs_of(node).values()]
         if inner:

@@ -7,13 +7,12 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.files.onnx.stripping import NODE_STEPS
 
 __all__ = ["inline_functions"]
-
-_DEEPEST = 64
-_MOST_NODES = 1_000_000
 
 Key = tuple[str, str, str]
 
@@ -46,19 +45,19 @@ class _Frame(NamedTuple):
                 yield copy
 
 
-def inline_functions(model: Any) -> dict[str, str]:
+def inline_functions(model: Any, budget: Budget) -> dict[str, str]:
     """Expand all calls in place; return the path of each call -> the name of its function.
 
     The inliners of onnx and of onnx-ir do not keep which call a node comes from, refuse functions written for another
-    opset, and have no limit on what a file expands to.
+    opset, and have no limit on what a file expands to. Here every node that is made is charged to the budget.
 
     Raises:
-        ModelFileError: functions call each other in a cycle, or expand to too many operators.
+        ModelFileError: functions call each other in a cycle, or what they expand to is over the budget.
     """
     functions: dict[Key, Any] = {(each.domain, each.name, each.overload): each for each in model.functions}
-    inliner = _Inliner(functions)
+    inliner = _Inliner(functions, budget)
     if functions:
-        _check_size(model.graph, functions)
+        _check_cycles(functions)
         nodes = list(inliner.expanded(model.graph.node, _Frame("", {}, {})))
         del model.graph.node[:]
         model.graph.node.extend(nodes)
@@ -70,24 +69,15 @@ def inline_functions(model: Any) -> dict[str, str]:
     return inliner.called
 
 
-def _check_size(graph: Any, functions: Mapping[Key, Any]) -> None:
+def _check_cycles(functions: Mapping[Key, Any]) -> None:
     calls = {
         key: [each for each in map(_key, _all_nodes(body.node)) if each in functions] for key, body in functions.items()
     }
     try:
-        order = list(TopologicalSorter(calls).static_order())
+        TopologicalSorter(calls).prepare()
     except CycleError as error:
         circle = " -> ".join(key[1][:40] for key in error.args[1][:5])
         raise ModelFileError(f"functions call each other in a cycle: {circle}") from None
-    depth: dict[Key, int] = {}
-    size: dict[Key, int] = {}
-    for key in order:
-        depth[key] = 1 + max((depth[each] for each in calls[key]), default=0)
-        size[key] = sum(1 for _ in _all_nodes(functions[key].node)) + sum(size[each] for each in calls[key])
-    total = sum(size.get(_key(node), 1) for node in _all_nodes(graph.node))
-    if total > _MOST_NODES or max(depth.values()) > _DEEPEST:
-        limits = f"more than {_MOST_NODES:,} operators, or are nested more than {_DEEPEST} deep"
-        raise ModelFileError(f"its functions expand to {limits}")
 
 
 def _key(node: Any) -> Key:
@@ -110,14 +100,16 @@ class _Inliner:
         called: path of each call -> the name of its function.
     """
 
-    def __init__(self, functions: Mapping[Key, Any]) -> None:
+    def __init__(self, functions: Mapping[Key, Any], budget: Budget) -> None:
         self.functions = functions
+        self.budget = budget
         self.called: dict[str, str] = {}
 
     def expanded(self, nodes: Iterable[Any], frame: _Frame) -> Iterator[Any]:
         """Yield the nodes of a graph or body, with calls replaced by the nodes of their functions."""
         for position, node in enumerate(nodes):
             name = f"{frame.path}{node.name or f'{node.op_type}_{position}'}"
+            self.budget.spend(NODE_STEPS)
             function = self.functions.get(_key(node))
             if function is None:
                 yield self._copy(node, name, frame)
@@ -131,7 +123,8 @@ class _Inliner:
             names |= {inside: outside for inside, outside in outputs if outside}
             defaults = {each.name: each for each in function.attribute_proto}
             given = {each.name: each for each in frame.attributes_of(node)}
-            yield from self.expanded(function.node, _Frame(f"{name}/", names, defaults | given))
+            with self.budget.enter():
+                yield from self.expanded(function.node, _Frame(f"{name}/", names, defaults | given))
 
     def _copy(self, node: Any, name: str, frame: _Frame) -> Any:
         copy = import_onnx().NodeProto()
@@ -145,7 +138,8 @@ class _Inliner:
         for graph in subgraphs_of(copy).values():
             for each in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
                 each.name = frame.renamed(each.name)
-            body = list(self.expanded(graph.node, frame))
+            with self.budget.enter():
+                body = list(self.expanded(graph.node, frame))
             del graph.node[:]
             graph.node.extend(body)
         return copy

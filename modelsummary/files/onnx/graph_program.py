@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ShapeMismatchError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import attributes_of, input_names, small_value, value_of
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.dtypes import Element, element_of, is_weight_type
@@ -26,15 +27,16 @@ _LOOKS_AT_SHAPES = frozenset({"Shape", "Size"})
 _GATHERS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 
-def program_of(model: Any, called: Mapping[str, str], copies: Mapping[str, str]) -> Program:
+def program_of(model: Any, called: Mapping[str, str], copies: Mapping[str, str], budget: Budget) -> Program:
     """Return the program of a model whose shapes were inferred.
 
     Args:
         model: a ``ModelProto`` without functions.
         called: path of each call of a function -> the name of the function, as ``inline_functions`` returned it.
         copies: name of a weight -> name of the weight that it repeats.
+        budget: what reading the file may cost.
     """
-    return _Builder(model, called, copies).built()
+    return _Builder(model, called, copies, budget).built()
 
 
 class _Names(NamedTuple):
@@ -52,7 +54,8 @@ class _Names(NamedTuple):
 class _Builder:
     """A program under construction."""
 
-    def __init__(self, model: Any, called: Mapping[str, str], copies: Mapping[str, str]) -> None:
+    def __init__(self, model: Any, called: Mapping[str, str], copies: Mapping[str, str], budget: Budget) -> None:
+        self.budget = budget
         self.graph = model.graph
         self.called = called
         self.copies = copies
@@ -146,6 +149,7 @@ class _Builder:
                 continue
             given = [names.tensors.get(name) for name in node.input]
             made = [names.tensors.setdefault(name, _unknown(name)) if name else None for name in node.output]
+            self.budget.spend(len(node.input) + len(node.output) + len(node.attribute))
             version = self.versions.get("" if node.domain in _ONNX else node.domain, 1)
             _sort_weights(node, given, input_names(node.op_type, version, node.domain))
             name = self._unique(node.name or node.op_type)
@@ -199,12 +203,14 @@ class _Builder:
             around = Scope(operation.name, operation.name, operation.op_type)
             body = Scope(f"{operation.name}.{key}", f"{operation.name}.{key}", key)
             inside = self._names(graph, names)
-            self._add(graph, inside, (*operation.scopes, around, body), operation.repeats * (times or 1))
+            with self.budget.enter():
+                self._add(graph, inside, (*operation.scopes, around, body), operation.repeats * (times or 1))
             bodies[key] = self.operations[start:]
         if operation.op_type == "If":
-            counted = marks.get(TAKEN) or max(bodies, key=lambda key: sum(each.macs for each in bodies[key]))
+            costs = {key: sum(each.macs for each in body) for key, body in bodies.items()}
+            counted = marks.get(TAKEN) or max(costs, key=costs.__getitem__, default="")
             operation.attributes["counted"] = counted
-            if TAKEN not in marks and len({sum(each.macs for each in body) for body in bodies.values()}) > 1:
+            if TAKEN not in marks and len(set(costs.values())) > 1:
                 self.undecided.append(operation.name)
             for each in (each for key, body in bodies.items() if key != counted for each in body):
                 each.executed, each.macs, each.macs_expr, each.elementwise_ops = False, 0, None, 0

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import InputError, ModelFileError, ShapeMismatchError
+from modelsummary.files.budget import Budget
+from modelsummary.files.contained import contained
 from modelsummary.files.onnx.checks import check_model, check_texts
 from modelsummary.files.onnx.functions import inline_functions
 from modelsummary.files.onnx.graph_program import program_of
 from modelsummary.files.onnx.inputs import bind, name_open_dimensions, values_of_inputs
-from modelsummary.files.onnx.reading import read_outline
+from modelsummary.files.onnx.reading import Outline, import_onnx, read_outline
 from modelsummary.files.onnx.shapes import infer_types
 from modelsummary.files.onnx.weights import copies_in, stored_in
-from modelsummary.files.program import GivenSizes
+from modelsummary.files.program import GivenSizes, Program
 from modelsummary.files.statistics import FileStatistics
 
 __all__ = ["load_onnx"]
@@ -35,26 +37,37 @@ def load_onnx(path: Path, sizes: GivenSizes, tensors: Mapping[str | int, Any]) -
         ModelFileError: the file is broken.
         MissingExtraError: onnx is not installed.
     """
-    model, left_out = read_outline(path)
+    import_onnx()
+    outline = read_outline(path)
+    budget = Budget.of_size(len(outline.data))
+    values = {name: each.detach().cpu() for name, each in tensors.items() if not each.is_meta}
     try:
-        check_texts(model)
-        stored = stored_in(model)
-        called = inline_functions(model)
-        files = check_model(model, path, left_out=left_out, drop_weights=True)
-        copies = copies_in(model.graph, path, left_out)
-        missing = sorted(name for name in files if not (path.parent / name).exists())
-        name_open_dimensions(model.graph)
-        if sizes:
-            bind(model.graph, sizes)
-        values = values_of_inputs(model.graph, tensors) if tensors else {}
-        notes = infer_types(model, values)
-        program = program_of(model, called, copies)
+        program = contained(lambda: _program(path, outline, sizes, values, budget), budget)
     except (InputError, ModelFileError) as error:
         is_of_user = isinstance(error, InputError) or (sizes and isinstance(error, ShapeMismatchError))
         kind = InputError if is_of_user else ModelFileError
         raise kind(f"{str(path)!r}: {error}") from None
+    return FileStatistics(program, path)
+
+
+def _program(
+    path: Path, outline: Outline, sizes: GivenSizes, tensors: Mapping[str | int, Any], budget: Budget
+) -> Program:
+    model = outline.parsed()
+    check_texts(model)
+    stored = stored_in(model)
+    called = inline_functions(model, budget)
+    files = check_model(model, path, budget, left_out=outline.left_out, drop_weights=True)
+    copies = copies_in(model.graph, path, outline.left_out)
+    missing = sorted(name for name in files if not (path.parent / name).exists())
+    name_open_dimensions(model.graph)
+    if sizes:
+        bind(model.graph, sizes)
+    values = values_of_inputs(model.graph, tensors) if tensors else {}
+    notes = infer_types(model, values, budget)
+    program = program_of(model, called, copies, budget)
     if missing:
         notes.append(f"weights are missing: {', '.join(missing)[:80]}")
     program.notes += notes
     program.stored = stored
-    return FileStatistics(program, path)
+    return program

@@ -11,23 +11,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelsummary.errors import ModelFileError, ShapeMismatchError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.attributes import attributes_of
 from modelsummary.files.onnx.checks import quoted, subgraphs_of
 from modelsummary.files.onnx.contrib_types import ALIKE, RULES, Kind
 from modelsummary.files.onnx.known_values import computed, constant_value
 from modelsummary.files.onnx.reading import import_onnx
+from modelsummary.files.onnx.stripping import NODE_STEPS
 
 __all__ = ["RUNS", "TAKEN", "infer_nodes"]
 
 RUNS, TAKEN = "modelsummary.runs", "modelsummary.taken"  # marks on a node: iterations of a Loop, branch of an If
-_MOST_VISITS = 200_000  # of operators: bodies of loops are visited more than once
 _ONNX = ("", "ai.onnx")
 
 Types = ChainMap[str, Any]
 Values = ChainMap[str, Any]
 
 
-def infer_nodes(model: Any, opsets: Mapping[str, int], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def infer_nodes(
+    model: Any, opsets: Mapping[str, int], given: Mapping[str, Any], known: Mapping[str, Any], budget: Budget
+) -> None:
     """Write the types of all results into the ``value_info`` of their graphs, and mark ``If`` and ``Loop``.
 
     Args:
@@ -36,22 +39,23 @@ def infer_nodes(model: Any, opsets: Mapping[str, int], given: Mapping[str, Any],
         given: name -> array of the inputs whose values are given.
         known: name -> ``TypeProto`` from inference of the whole graph; it fills in dimensions that inference of the
             single operator leaves open.
+        budget: what reading the file may cost; bodies of loops are visited more than once.
 
     Raises:
         ModelFileError: an operator cannot have inputs of these types.
     """
-    _Pass(opsets, known).graph(model.graph, ChainMap(), ChainMap(dict(given)), {})
+    _Pass(opsets, known, budget).graph(model.graph, ChainMap(), ChainMap(dict(given)), {})
 
 
 class _Pass:
     """One pass over all graphs."""
 
-    def __init__(self, opsets: Mapping[str, int], known: Mapping[str, Any]) -> None:
+    def __init__(self, opsets: Mapping[str, int], known: Mapping[str, Any], budget: Budget) -> None:
         self.onnx = import_onnx()
         self.opsets = opsets
         self.known = known
         self.imports = [self.onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-        self.visits = 0
+        self.budget = budget
         self.protos: dict[int, Any] = {}  # identity of an array -> its TensorProto, and the array, which keeps it alive
 
     def graph(self, graph: Any, around: Types, values: Values, inputs: Mapping[str, Any]) -> Types:
@@ -74,9 +78,7 @@ class _Pass:
                 types[value.name] = inputs.get(value.name, value.type)
                 values.setdefault(value.name, None)
         for node in graph.node:
-            self.visits += 1
-            if self.visits > _MOST_VISITS:
-                break
+            self.budget.spend(NODE_STEPS)
             self._node(node, types, values)
             for name in filter(None, node.output):
                 types[name] = _merged(types.maps[0].get(name), self.known.get(name) or declared.get(name))
@@ -215,7 +217,8 @@ class _Pass:
         found = []
         for body in bodies.values():
             inner = values.new_child()
-            own = self.graph(body, types, inner, {})
+            with self.budget.enter():
+                own = self.graph(body, types, inner, {})
             found.append([(own.get(each.name), inner.get(each.name)) for each in body.output])
         for name, *branches in zip(node.output, *found, strict=False):
             kinds = [kind for kind, _ in branches]
@@ -245,7 +248,8 @@ class _Pass:
         for _ in range(2):
             known = dict(zip((each.name for each in body.input), [*first, *carried, *slices], strict=False))
             known = {name: kind for name, kind in known.items() if kind is not None}
-            own = self.graph(body, types, values.new_child(), known)
+            with self.budget.enter():
+                own = self.graph(body, types, values.new_child(), known)
             made = [own.get(each.name) for each in body.output[1 if is_loop else 0 :]][: len(carried)]
             after = [_common([one, other]) for one, other in zip(carried, made, strict=False)]
             if all(_size(one) == _size(other) for one, other in zip(carried, after, strict=True)):

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from functools import cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from modelsummary.errors import MissingExtraError, ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.stripping import LeftOut, without_weights
 
-__all__ = ["import_onnx", "read_model", "read_outline"]
+__all__ = ["Outline", "import_onnx", "read_model", "read_outline"]
 
 # The limit of Protocol Buffers; larger models keep their weights in separate files.
 _LARGEST = 2**31 - 1
@@ -43,22 +44,37 @@ def read_model(path: Path) -> Any:
     return _read(path, import_onnx().ModelProto.FromString)
 
 
-def read_outline(path: Path) -> tuple[Any, dict[int, LeftOut]]:
-    """Return the ``ModelProto`` in a file without the data of long initializers, which are not read.
+class Outline(NamedTuple):
+    """An ONNX file without the data of long initializers.
 
-    Returns:
-        The model, and position -> place of the data of each initializer whose data were left out.
+    Attributes:
+        data: the encoded ``ModelProto``.
+        left_out: position -> place of the data of each initializer whose data were left out.
+    """
+
+    data: bytes
+    left_out: dict[int, LeftOut]
+
+    def parsed(self) -> Any:
+        """Return the ``ModelProto``; raise ``ModelFileError`` if it cannot be decoded."""
+        try:
+            return import_onnx().ModelProto.FromString(self.data)
+        except Exception:  # the DecodeError of whichever protobuf is installed
+            raise ModelFileError("it is not an ONNX file, or is truncated") from None
+
+
+def read_outline(path: Path) -> Outline:
+    """Return a file without the data of long initializers, which are not read.
 
     Raises:
-        ModelFileError: the file cannot be read or parsed.
+        ModelFileError: the file cannot be read, or its graph is over the budget.
     """
-    parsed = import_onnx().ModelProto.FromString
 
-    def parse(data: Any) -> tuple[Any, dict[int, LeftOut]]:
-        outline, left_out = without_weights(data)
-        return parsed(outline), left_out
+    def stripped(data: Any) -> Outline:
+        outline, left_out = without_weights(data, Budget.of_size(len(data)))
+        return Outline(bytes(outline), left_out)
 
-    outline: tuple[Any, dict[int, LeftOut]] = _read(path, parse)
+    outline: Outline = _read(path, stripped)
     return outline
 
 
@@ -66,13 +82,13 @@ def _read(path: Path, parse: Callable[[Any], Any]) -> Any:
     try:
         size = path.stat().st_size
         if size > _LARGEST:
-            raise ModelFileError(f"{str(path)!r} has {size:,} bytes; an ONNX file has at most {_LARGEST:,}")
+            raise ModelFileError(f"it has {size:,} bytes; an ONNX file has at most {_LARGEST:,}")
         with path.open("rb") as file, _memory_of(file, size) as data:
             return parse(data)
     except OSError as error:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except ModelFileError:
-        raise
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r}: {error}") from None
     except Exception:  # the DecodeError of whichever protobuf is installed
         raise ModelFileError(f"{str(path)!r} is not an ONNX file, or is truncated") from None
 

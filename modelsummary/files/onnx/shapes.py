@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelsummary.errors import ModelFileError, ShapeMismatchError
+from modelsummary.files.budget import Budget
 from modelsummary.files.onnx.checks import subgraphs_of
 from modelsummary.files.onnx.node_types import infer_nodes
 from modelsummary.files.onnx.reading import import_onnx
@@ -17,12 +18,13 @@ _KEEP_LISTS = frozenset("Add Cast Gather Identity Mul Reshape Slice Squeeze Sub 
 _OLDEST_IR = 4  # from this version on weights need not be inputs
 
 
-def infer_types(model: Any, values: Mapping[str, Any]) -> list[str]:
+def infer_types(model: Any, values: Mapping[str, Any], budget: Budget) -> list[str]:
     """Write all inferred types into the graphs of a model; drop its weights before.
 
     Args:
         model: a ``ModelProto``, which is changed.
         values: name -> array of the inputs whose values are given.
+        budget: what reading the file may cost.
 
     Returns:
         Notes on wrong declarations in the file.
@@ -47,7 +49,7 @@ def infer_types(model: Any, values: Mapping[str, Any]) -> list[str]:
         except ModelFileError:  # infer_nodes names the operator
             known = {}
     if is_contradicted or values or _is_unknown(graph, known):
-        infer_nodes(model, opsets, values, known)
+        infer_nodes(model, opsets, values, known, budget)
     else:
         del graph.value_info[:]
         outputs = {each.name: each for each in graph.output}

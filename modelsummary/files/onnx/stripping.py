@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.budget import Budget
 
-__all__ = ["LeftOut", "without_weights"]
+__all__ = ["NODE_STEPS", "LeftOut", "without_weights"]
 
 _GRAPH, _NODE, _INITIALIZER, _RAW_DATA = 7, 1, 5, 9  # fields of ModelProto, GraphProto, TensorProto in onnx.proto
 _LONGEST_KEPT = 1024  # bytes of a constant that shape inference may read
-_MOST_NODES = 1_000_000  # parsing more takes gigabytes, however few bytes they have
+NODE_STEPS = 120  # a node costs a hundred microseconds until it is a row of the tree
+_FIELD_STEPS = 8  # any other part of a graph
 _FIXED = {1: 8, 5: 4}  # kind of content -> its bytes
 
 
@@ -26,17 +28,17 @@ class LeftOut(NamedTuple):
     length: int
 
 
-def without_weights(data: Any) -> tuple[Any, dict[int, LeftOut]]:
-    """Remove the raw data of long initializers from an encoded ``ModelProto``.
+def without_weights(data: Any, budget: Budget) -> tuple[Any, dict[int, LeftOut]]:
+    """Remove the raw data of long initializers from an encoded ``ModelProto``, and charge the budget for its graph.
 
     Returns:
         The data, and position of the initializer -> the place of what was removed. Data that cannot be decoded are
         returned as they are.
 
     Raises:
-        ModelFileError: there are more than a million operators.
+        ModelFileError: the graph is over the budget.
 
-    >>> without_weights(b"not a model")
+    >>> without_weights(b"not a model", Budget())
     (b'not a model', {})
     """
     left_out: dict[int, LeftOut] = {}
@@ -45,7 +47,7 @@ def without_weights(data: Any) -> tuple[Any, dict[int, LeftOut]]:
         if len(graphs) != 1:
             return data, {}
         _, start, content, end = graphs[0]
-        graph = _shorter(data, content, end, left_out)
+        graph = _shorter(data, content, end, left_out, budget)
         return b"".join([data[:start], _encoded(_GRAPH, graph), data[end:]]), left_out
     except ModelFileError:  # a ValueError, too
         raise
@@ -53,14 +55,12 @@ def without_weights(data: Any) -> tuple[Any, dict[int, LeftOut]]:
         return data, {}
 
 
-def _shorter(data: Any, place: int, end: int, left_out: dict[int, LeftOut]) -> bytes:
+def _shorter(data: Any, place: int, end: int, left_out: dict[int, LeftOut], budget: Budget) -> bytes:
     """Return the content of a graph without the raw data of long initializers."""
     parts = []
-    position = nodes = 0
+    position = 0
     for number, start, content, after in _fields(data, place, end):
-        nodes += number == _NODE
-        if nodes > _MOST_NODES:
-            raise ModelFileError(f"more than {_MOST_NODES:,} operators")
+        budget.spend(NODE_STEPS if number == _NODE else _FIELD_STEPS)
         if number != _INITIALIZER:
             continue
         raw = [field for field in _fields(data, content, after) if field[0] == _RAW_DATA]

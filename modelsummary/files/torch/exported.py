@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from modelsummary.errors import ModelFileError
 from modelsummary.files.program import Stored
 from modelsummary.files.torch.archive import Archive
 
-__all__ = ["read_exported", "stored_in"]
+__all__ = ["prepare", "read_exported", "stored_in"]
 
 _CONFIGS = ("data/weights/", "data/constants/")
 # The texts that torch writes for sizes, in sympy's notation (newer versions: ``srepr``): symbols, integers, functions
@@ -38,11 +37,26 @@ _TOKEN = re.compile(
     rf"\s*(?:[suz][a-z]*\d{{1,9}}(?:\*\*\d(?!\d|\s*\*\*))?|{_SYMBOL}|Pow\({_SYMBOL}, Integer\(\d\)\)"
     rf"|(?:{'|'.join(_FUNCTIONS.split())})\b|\d{{1,19}}|//|[<>=!]=|[-+*/%(),<>&|~](?!\*))"
 )
+_NAME = re.compile(r"\w+")
 _LONGEST = 10_000
 _OPERATOR = re.compile(r"torch\.ops\.(?!higher_order\b)([a-z_]\w{0,80})\.(\w{1,80})")
 _LIBRARIES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}  # whose import registers
 _MODULES = "nn_module_stack"
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+
+
+def prepare(archive: Archive) -> None:
+    """Import what reading an archive needs: torch's reader, and the libraries that register operators named in it."""
+    _torch.export_serializer()
+    text = b"".join(archive.read(name) for name in _models_in(archive))
+    for namespace, library in _LIBRARIES.items():
+        if f"torch.ops.{namespace}.".encode() in text:
+            with suppress(ImportError):
+                importlib.import_module(library)
+
+
+def _models_in(archive: Archive) -> list[str]:
+    return [name for name in archive.names if re.fullmatch(r"models/[^/]+\.json", name)]
 
 
 def read_exported(archive: Archive) -> Any:
@@ -51,8 +65,7 @@ def read_exported(archive: Archive) -> Any:
     Raises:
         ModelFileError: the file is broken, has an older format, or holds a tensor that only a pickle can restore.
     """
-    path = archive.path
-    models = [name for name in archive.names if re.fullmatch(r"models/[^/]+\.json", name)]
+    models = _models_in(archive)
     if len(models) != 1:
         found = "no exported program" if not models else f"{len(models)} programs"
         hints = {
@@ -60,11 +73,12 @@ def read_exported(archive: Archive) -> Any:
             "constants.pkl": "; it is TorchScript: rename it to .pt",
         }
         hint = next((hint for name, hint in hints.items() if name in archive.names), "")
-        raise ModelFileError(f"{str(path)!r} holds {found}{hint}")
+        raise ModelFileError(f"it holds {found}{hint}")
     facts = archive.read_json(models[0])
-    _prepare(facts, path)
     try:
+        _prepare(facts)
         _forget_containers(facts)
+        _forget_constraints(facts)
         weights, constants = (
             {key: tensor for name in _entries(archive, folder) for key, tensor in _tensors(archive.read_json(name))}
             for folder in _CONFIGS
@@ -75,10 +89,10 @@ def read_exported(archive: Archive) -> Any:
             return serializer.deserialize(
                 serializer.SerializedArtifact(json.dumps(facts).encode(), weights, constants, b"")
             )
-    except ModelFileError as error:
-        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    except ModelFileError:
+        raise
     except Exception as error:  # any error of torch on a broken program
-        raise ModelFileError(f"{str(path)!r} is not an exported program: {type(error).__name__} {error}") from None
+        raise ModelFileError(f"it is not an exported program: {type(error).__name__} {error}") from None
 
 
 def stored_in(archive: Archive) -> Stored:
@@ -101,7 +115,7 @@ def _entries(archive: Archive, folder: str) -> list[str]:
     return [name for name in archive.names if name.startswith(folder) and name.endswith(".json")]
 
 
-def _prepare(facts: Any, path: Path) -> None:
+def _prepare(facts: Any) -> None:
     """Check the parts that torch evaluates or looks up, and remove metadata that nothing here needs.
 
     Every text that torch evaluates must be a formula of sizes. Every operator must be registered; the known libraries
@@ -111,7 +125,7 @@ def _prepare(facts: Any, path: Path) -> None:
     for each in _dicts_in(facts):
         text = each.get("expr_str", "0")
         if not isinstance(text, str) or not _is_formula(text):
-            raise ModelFileError(f"{str(path)!r}: expected a formula of sizes, got {str(text)[:80]!r}")
+            raise ModelFileError(f"expected a formula of sizes, got {str(text)[:80]!r}")
         found = _OPERATOR.match(str(each.get("target", "")))
         if found is not None and not _is_registered(found[1], found[2]):
             missing.add(f"{found[1]}.{found[2]}")
@@ -120,7 +134,7 @@ def _prepare(facts: Any, path: Path) -> None:
     if missing:
         name = min(missing)
         remedy = f"import the library that registers it, such as {name.partition('.')[0]}, before reading the file"
-        raise ModelFileError(f"{str(path)!r} uses the operator {name!r}, which torch does not know; {remedy}")
+        raise ModelFileError(f"it uses the operator {name!r}, which torch does not know; {remedy}")
 
 
 def _dicts_in(facts: Any) -> Iterator[dict[str, Any]]:
@@ -135,9 +149,6 @@ def _dicts_in(facts: Any) -> Iterator[dict[str, Any]]:
 
 
 def _is_registered(namespace: str, name: str) -> bool:
-    if namespace in _LIBRARIES and not hasattr(getattr(torch.ops, namespace), name):
-        with suppress(ImportError):
-            importlib.import_module(_LIBRARIES[namespace])
     return hasattr(getattr(torch.ops, namespace), name)
 
 
@@ -163,6 +174,14 @@ def _forget_containers(facts: Any) -> None:
                 each |= {"type": "builtins.tuple", "context": "null"}
             pending.extend(each["children_spec"])
         signature[key] = json.dumps([version, spec])
+
+
+def _forget_constraints(facts: Any) -> None:
+    """Remove the ranges of symbols that no formula names: torch makes a symbol of each."""
+    named: set[str] = set()
+    for each in _dicts_in(facts["graph_module"]):
+        named.update(_NAME.findall(each.get("expr_str", "")))
+    facts["range_constraints"] = {name: each for name, each in facts["range_constraints"].items() if name in named}
 
 
 def _tensors(config: Any) -> Iterator[tuple[str, Tensor]]:

@@ -15,10 +15,12 @@ from modelsummary.capture.execution.shape_only import ShapeOnly
 from modelsummary.capture.operator_mode import Operators, Uncounted
 from modelsummary.costs.operators import op_rule
 from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.budget import Budget
+from modelsummary.files.contained import contained
 from modelsummary.files.program import GivenSizes, Operation, Program, Scope, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
-from modelsummary.files.torch.exported import read_exported, stored_in
+from modelsummary.files.torch.exported import prepare, read_exported, stored_in
 from modelsummary.files.torch.symbols import Symbols
 
 __all__ = ["load_exported"]
@@ -36,15 +38,27 @@ def load_exported(path: Path, sizes: GivenSizes) -> FileStatistics:
         ModelFileError: the file is broken.
     """
     archive = Archive(path)
+    prepare(archive)
+    budget = Budget.of_size(sum(archive.size(name) for name in archive.names if name.endswith(".json")))
+    try:
+        program = contained(lambda: _program(archive, sizes), budget)
+    except InputError as error:
+        raise InputError(f"{str(path)!r}: {error}") from None
+    except ModelFileError as error:
+        raise ModelFileError(f"{str(path)!r}: {error}") from None
+    return FileStatistics(program, path)
+
+
+def _program(archive: Archive, sizes: GivenSizes) -> Program:
     exported = read_exported(archive)
     try:
         program = _Builder(exported, sizes).built()
         program.stored = stored_in(archive)
-        return FileStatistics(program, path)
-    except InputError as error:
-        raise InputError(f"{str(path)!r}: {error}") from None
+    except InputError:
+        raise
     except Exception as error:  # any error of torch on an inconsistent graph
-        raise ModelFileError(f"{str(path)!r} contradicts itself: {type(error).__name__} {error}") from None
+        raise ModelFileError(f"it contradicts itself: {type(error).__name__} {error}") from None
+    return program
 
 
 class _Builder:
@@ -166,6 +180,8 @@ class _Builder:
         costs = Uncounted()
         try:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self.symbols.meta(each.meta.get("val")))
+            if _reaches_outside(node.target):
+                raise InputError("an operator on files is not run")
             with torch.no_grad(), Operators(costs, ShapeOnly()):
                 node.target(*args, **kwargs)  # type: ignore[operator]
         except Exception:  # the operator needs values, or has no meta kernel
@@ -185,6 +201,12 @@ class _Builder:
             operation.macs_expr = _expression(node)
 
 
+def _reaches_outside(target: Any) -> bool:
+    """Return True for an operator that takes a text, which may name a file: ``aten.from_file`` makes files."""
+    types = {str(each.type) for each in target._schema.arguments}
+    return any("str" in each for each in types) and (target.namespace != "aten" or "Tensor" not in " ".join(types))
+
+
 def _type_of(target: Any) -> str:
     return op_rule(target).name if isinstance(target, OpOverload) else str(target.name())
 
@@ -195,7 +217,12 @@ def _constants_of(node: fx.Node) -> dict[str, Any]:
     values = {each.name: each.default_value for each in schema if each.has_default_value()}
     values |= dict(zip((each.name for each in schema), node.args, strict=False))
     values |= node.kwargs
-    return {name: value for name, value in values.items() if _is_plain(value)}
+    return {name: _plain(value) for name, value in values.items() if _is_plain(value)}
+
+
+def _plain(value: Any) -> Any:
+    """Return the immutable lists of torch.fx as lists."""
+    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modelsummary.errors import ModelFileError, printable
+from modelsummary.files.budget import Budget
 from modelsummary.files.weights.stored import (
     StoredTensor,
     WeightStatistics,
@@ -24,10 +25,9 @@ __all__ = ["TYPES", "load_gguf"]
 
 _MAGIC = b"GGUF"
 _LARGEST_HEADER = 256 * 2**20  # bytes; vocabularies are in it
-_MOST_VALUES = 4_000_000
-_MOST_TENSORS = 1_000_000
+_LEAST = 12  # bytes of a tensor or a pair
+_STEPS = 4  # of a value
 _MOST_DIMENSIONS = 4
-_DEEPEST_ARRAY = 4
 _ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -81,7 +81,8 @@ def load_gguf(path: Path) -> WeightStatistics:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header = _Header(file, size)
+            budget = Budget.of_size(size)
+            header = _Header(file, size, budget)
             facts, tensors = header.read()
     except OSError as error:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
@@ -89,7 +90,7 @@ def load_gguf(path: Path) -> WeightStatistics:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     architecture = facts.get("general.architecture")
     name = architecture if isinstance(architecture, str) and 0 < len(architecture) <= 100 else "Module"
-    return weight_statistics(tensors, printable(name), path)
+    return weight_statistics(tensors, printable(name), path, budget)
 
 
 class _Header:
@@ -98,13 +99,13 @@ class _Header:
     Args:
         file: the open file.
         size: its bytes.
+        budget: what reading it may cost.
     """
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
+    def __init__(self, file: BinaryIO, size: int, budget: Budget) -> None:
+        self._file, self._size, self._budget = file, size, budget
         self._place = 0
         self._order = "<"
-        self._values_left = _MOST_VALUES
 
     def read(self) -> tuple[dict[str, Any], list[StoredTensor]]:
         """Return the kept key-value pairs, and the tensors."""
@@ -116,7 +117,7 @@ class _Header:
         if version not in (2, 3):
             raise ModelFileError(f"it has version {version} of GGUF; versions 2 and 3 are read")
         n_tensors, n_pairs = self._number("Q"), self._number("Q")
-        if n_tensors > _MOST_TENSORS or n_pairs > _MOST_VALUES:
+        if (n_tensors + n_pairs) * _LEAST > self._size:
             raise ModelFileError(f"it declares {grouped(n_tensors)} tensors and {grouped(n_pairs)} key-value pairs")
         facts = self._pairs(n_pairs)
         found: dict[str, StoredTensor] = {}
@@ -138,33 +139,35 @@ class _Header:
             if key in seen:
                 raise ModelFileError(f"two key-value pairs have the key {key[:80]!r}")
             seen.add(key)
-            value = self._value(self._number("I"), 0)
+            value = self._value(self._number("I"))
             if key in _KEPT:
                 facts[key] = value
         return facts
 
-    def _value(self, kind: int, depth: int) -> Any:
+    def _value(self, kind: int) -> Any:
         """Return a number or text; skip an array, and return None."""
-        self._count(1)
+        self._budget.spend(_STEPS)
         if kind in _SCALARS:
             return self._number(_SCALARS[kind])
         if kind == _STRING:
             return self._text()
-        if kind != _ARRAY or depth > _DEEPEST_ARRAY:
+        if kind != _ARRAY:
             raise ModelFileError(f"a key-value pair has the unknown type {kind}")
         inner, length = self._number("I"), self._number("Q")
         if inner in _SCALARS:
             self._skip(length * struct.calcsize(f"={_SCALARS[inner]}"))
             return None
-        self._count(length)
-        for _ in range(length):
-            if inner == _STRING:
-                self._skip(self._number("Q"))
-            else:
-                self._value(inner, depth + 1)
+        with self._budget.enter():
+            for _ in range(length):
+                self._budget.spend(_STEPS)
+                if inner == _STRING:
+                    self._skip(self._number("Q"))
+                else:
+                    self._value(inner)
         return None
 
     def _tensor(self, alignment: int, known: dict[str, StoredTensor]) -> StoredTensor:
+        self._budget.spend(_STEPS * 8)
         name = self._text()
         check_name(name, known)
         n_dims = self._number("I")
@@ -184,11 +187,6 @@ class _Header:
         for size in sizes:
             count *= size
         return StoredTensor(name, tuple(reversed(sizes)), dtype, begin, count // elements * nbytes)
-
-    def _count(self, number: int) -> None:
-        self._values_left -= number
-        if self._values_left < 0:
-            raise ModelFileError(f"its key-value pairs hold more than {grouped(_MOST_VALUES)} values")
 
     def _text(self) -> str:
         try:

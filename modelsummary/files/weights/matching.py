@@ -23,9 +23,10 @@ def mismatches(weights: WeightStatistics, model: nn.Module) -> list[str]:
     file's names match, only shapes are compared: GGUF has names of its own.
 
     >>> from pathlib import Path
+    >>> from modelsummary.files.budget import Budget
     >>> from modelsummary.files.weights.stored import StoredTensor, weight_statistics
     >>> stored = [StoredTensor("0.weight", (3, 2), "float16", 0, 12)]
-    >>> mismatches(weight_statistics(stored, "Net", Path("net.safetensors")), nn.Sequential(nn.Linear(2, 3)))
+    >>> mismatches(weight_statistics(stored, "Net", Path("net.safetensors"), Budget()), nn.Sequential(nn.Linear(2, 3)))
     ["1 tensors of the model are missing: '0.bias'", '1 tensors are float16 in the file and float32 in the model']
     """
     own, not_saved = _tensors_of(model), _not_saved(model)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.weights.stored import (
     MOST_DIMENSIONS,
     StoredTensor,
@@ -27,7 +28,8 @@ __all__ = ["INDEX", "load_index", "load_safetensors", "read_header"]
 
 INDEX = ".safetensors.index.json"
 _LARGEST_HEADER = 32 * 2**20  # bytes
-_MOST_FILES = 10_000
+_STEPS = 2  # of a value in JSON
+_FILE_STEPS = 100  # of opening a file
 _DTYPES = {
     "BOOL": ("bool", 8),
     "U8": ("uint8", 8),
@@ -60,7 +62,8 @@ def load_safetensors(path: Path) -> WeightStatistics:
     Raises:
         ModelFileError: the file is broken, truncated, or contradicts itself.
     """
-    return weight_statistics(list(read_header(path).values()), "Module", path)
+    budget = Budget.of_size(_size(path))
+    return weight_statistics(list(read_header(path, budget).values()), "Module", path, budget)
 
 
 def load_index(path: Path) -> WeightStatistics:
@@ -73,12 +76,11 @@ def load_index(path: Path) -> WeightStatistics:
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
         raise ModelFileError(f"{str(path)!r}: 'weight_map' must map names of tensors to names of files")
-    names = list(dict.fromkeys(places.values()))
-    if len(names) > _MOST_FILES:
-        raise ModelFileError(f"{str(path)!r} names {len(names):,} files; at most {_MOST_FILES:,} are read")
+    budget = Budget.of_size(_size(path))
     stored: dict[str, StoredTensor] = {}
-    for name in names:
-        for fqn, tensor in _part(path, name).items():
+    for name in dict.fromkeys(places.values()):
+        budget.spend(_FILE_STEPS)
+        for fqn, tensor in _part(path, name, budget).items():
             check_name(fqn, stored)
             if places.get(fqn) != name:
                 raise ModelFileError(f"{str(path)!r}: tensor {fqn[:80]!r} is in {name[:80]!r}, which the index denies")
@@ -86,17 +88,17 @@ def load_index(path: Path) -> WeightStatistics:
     missing = next((fqn for fqn in places if fqn not in stored), None)
     if missing is not None:
         raise ModelFileError(f"{str(path)!r}: tensor {missing[:80]!r} is not in {places[missing][:80]!r}")
-    return weight_statistics([stored[fqn] for fqn in places], "Module", path, _wrong_total(index, stored))
+    return weight_statistics([stored[fqn] for fqn in places], "Module", path, budget, _wrong_total(index, stored))
 
 
-def _part(index: Path, name: str) -> dict[str, StoredTensor]:
+def _part(index: Path, name: str, budget: Budget) -> dict[str, StoredTensor]:
     """Return the tensors in a file that an index names; the file must lie beside the index."""
     if not name or name in (".", "..") or any(each in name for each in "/\\:\0") or len(name) > 255:
         raise ModelFileError(f"{str(index)!r} names the file {name[:80]!r}; files must lie beside the index")
     place = index.parent / name
     if not place.is_file():
         raise ModelFileError(f"{str(index)!r} names the file {name[:80]!r}, which does not exist")
-    return read_header(place)
+    return read_header(place, budget)
 
 
 def _wrong_total(index: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
@@ -109,7 +111,7 @@ def _wrong_total(index: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -
     return [f"the index declares {str(declared)[:40]} bytes, the files have {grouped(total)}"]
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path, budget: Budget) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file by name, from its header.
 
     Raises:
@@ -133,10 +135,15 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     try:
+        budget.spend(_STEPS * header.count(b","))
         return _tensors(_json(header, path), size - 8 - length)
     except ModelFileError as error:
         text = str(error)
         raise ModelFileError(text if text.startswith(repr(str(path))) else f"{str(path)!r}: {text}") from None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _bytes_of(path: Path) -> bytes:

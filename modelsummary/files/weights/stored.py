@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modelsummary.errors import ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.program import Kind, Program, Scope, Stored, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.units import grouped
@@ -16,6 +17,7 @@ __all__ = ["MOST_DIMENSIONS", "StoredTensor", "WeightStatistics", "check_layout"
 
 MOST_DIMENSIONS = 64
 _LONGEST_NAME = 1000  # characters
+_TENSOR_STEPS, _MODULE_STEPS = 20, 40  # microseconds of a tensor, and of a module around tensors
 _DEEPEST = 100  # modules within modules
 _STATISTICS = frozenset({"running_mean", "running_var"})  # buffers of torch's batch normalisation
 _NOTE = "a file of weights: it has no forward, and does not say which tensors are buffers"
@@ -46,7 +48,7 @@ class WeightStatistics(FileStatistics):
         tensors: FQN -> the tensor, with its shape, dtype and bytes, in the order of the file.
 
     >>> stored = [StoredTensor("fc.weight", (2, 3), "bfloat16", 0, 12)]
-    >>> stats = weight_statistics(stored, "Net", Path("net.safetensors"))
+    >>> stats = weight_statistics(stored, "Net", Path("net.safetensors"), Budget())
     >>> stats.tensors["fc.weight"].dtype, stats.total_params, stats.total_param_bytes
     ('bfloat16', 6, 12)
     >>> stats.bytes_by_dtype()
@@ -90,7 +92,7 @@ def check_layout(tensors: Iterable[StoredTensor], data_bytes: int) -> None:
 
 
 def weight_statistics(
-    stored: Sequence[StoredTensor], model: str, path: Path, notes: Sequence[str] = ()
+    stored: Sequence[StoredTensor], model: str, path: Path, budget: Budget, notes: Sequence[str] = ()
 ) -> WeightStatistics:
     """Return the statistics of stored tensors, with one module for each part of their names.
 
@@ -101,12 +103,14 @@ def weight_statistics(
         stored: the tensors of all files.
         model: name of the model's class or architecture; ``"Module"`` if it is not known.
         path: the file.
+        budget: what reading it may cost; each tensor and each module charges it.
         notes: further notes on the file.
     """
     tensors: dict[str, Tensor] = {}
     owned: dict[tuple[str, ...], list[Tensor]] = {}
     for each in stored:
         *around, name = each.name.split(".")
+        budget.spend(_TENSOR_STEPS)
         trained = not _is_buffer(each, name)
         bits = -(-8 * each.nbytes // max(prod(each.shape), 1))
         kind: Kind = "parameter" if trained else "buffer"
@@ -114,7 +118,10 @@ def weight_statistics(
         tensor.nbytes = each.nbytes  # blocks of quantised elements have fractions of bits per element
         tensors[each.name] = tensor
         owned.setdefault(tuple(around), []).append(tensor)
-    modules = [(_scopes(parts), found) for parts, found in owned.items()]
+    modules: list[tuple[tuple[Scope, ...], list[Tensor]]] = []
+    for parts, found in owned.items():
+        budget.spend(_MODULE_STEPS * len(parts))
+        modules.append((_scopes(parts), found))
     held = Stored(sum(prod(each.shape) for each in stored), sum(each.nbytes for each in stored))
     program = Program(model, [], [], [], owned=modules, notes=[_NOTE, *notes], stored=held)
     return WeightStatistics(program, path, tensors)

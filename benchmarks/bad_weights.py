@@ -1,0 +1,163 @@
+# ruff: noqa: E501 - a line for each bad file
+"""Bad files of weights (GGUF, safetensors and their indices) and of statistics; ``bad_files.py`` reads them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from bad_onnx import Made
+
+__all__ = ["weight_files"]
+
+HUGE = (0, 1, 2**31, 2**40, 2**62, 2**63, 2**64 - 1)
+
+
+def text(value: bytes | str) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(data)) + data
+
+
+def gguf(pairs: bytes = b"", tensors: bytes = b"", n_pairs: int = 0, n_tensors: int = 0, data: int = 64) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_pairs) + pairs + tensors
+    return head + bytes(-len(head) % 32) + bytes(data)
+
+
+def pair(key: bytes | str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def tensor(name: bytes | str, dims: Any, kind: int = 0, begin: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, begin)
+
+
+def weight_files() -> Iterator[Made]:
+    for name, data in (*gguf_files(), *gguf_tensors()):
+        yield f"gguf: {name}", ".gguf", data
+    for name, data in (*safetensors_files(), *safetensors_headers()):
+        yield f"safetensors: {name}", ".safetensors", data
+    for name, data in index_files():
+        yield f"index: {name}", ".safetensors.index.json", data
+
+
+def gguf_files() -> Iterator[tuple[str, bytes]]:
+    for count in HUGE:
+        yield f"{count} tensors", gguf(n_tensors=count)
+        yield f"{count} pairs", gguf(n_pairs=count)
+        for inner in (0, 8, 9, 12, 99):
+            yield f"an array of {count} of {inner}", gguf(pair("a", 9, struct.pack("<IQ", inner, count)), n_pairs=1)
+        yield f"a text of {count}", gguf(struct.pack("<Q", count) + b"abc", n_pairs=1)
+        yield f"an alignment of {count}", gguf(pair("general.alignment", 10, struct.pack("<Q", count)), n_pairs=1)
+    for depth in (4, 100, 100_000):
+        nested = struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 0, 1) + b"\0"
+        yield f"arrays {depth} deep", gguf(pair("a", 9, nested), n_pairs=1)
+    wide = struct.pack("<IQ", 9, 3_000_000) + struct.pack("<IQ", 0, 0) * 3_000_000
+    yield "three million empty arrays", gguf(pair("a", 9, wide), n_pairs=1)
+    yield (
+        "three million empty texts",
+        gguf(pair("a", 9, struct.pack("<IQ", 8, 3_000_000) + bytes(24_000_000)), n_pairs=1),
+    )
+    yield "a million pairs", gguf(b"".join(pair(f"{n}", 0, b"\0") for n in range(1_000_000)), n_pairs=1_000_000)
+    yield "the same key", gguf(pair("a", 0, b"\0") * 2, n_pairs=2)
+    yield "a long text", gguf(pair("a", 8, text(b"x" * 50_000_000)), n_pairs=1)
+    yield "a long key", gguf(pair(b"k" * 10_000_000, 0, b"\0"), n_pairs=1)
+    yield "a hostile architecture", gguf(pair("general.architecture", 8, text("\x1b[31m\u202e<b>")), n_pairs=1)
+    yield "not UTF-8", gguf(pair(b"\xff\xfe", 0, b"\0"), n_pairs=1)
+    yield "an alignment of text", gguf(pair("general.alignment", 8, text("32")), n_pairs=1)
+
+
+def gguf_tensors() -> Iterator[tuple[str, bytes]]:
+    for size in HUGE:
+        yield f"sizes of {size}", gguf(tensors=tensor("a", [size % 2**64] * 4), n_tensors=1)
+        yield f"a place of {size}", gguf(tensors=tensor("a", [2], begin=size), n_tensors=1)
+    for count in (5, 1000, 2**32 - 1):
+        yield f"{count} dimensions", gguf(tensors=text("a") + struct.pack("<I", count) + bytes(100), n_tensors=1)
+    yield "overlapping", gguf(tensors=tensor("a", [16]) + tensor("b", [16]), n_tensors=2)
+    yield "two of a name", gguf(tensors=tensor("a", [2]) + tensor("a", [2], begin=32), n_tensors=2)
+    yield "400,000 of no bytes", gguf(tensors=b"".join(tensor(f"t{n}", [0]) for n in range(400_000)), n_tensors=400_000)
+    yield "900,000 of no bytes", gguf(tensors=b"".join(tensor(f"t{n}", [0]) for n in range(900_000)), n_tensors=900_000)
+    deep = b"".join(tensor(".".join([f"m{n}"] * 90), [0]) for n in range(20_000))
+    yield "20,000 names of 90 modules", gguf(tensors=deep, n_tensors=20_000)
+    for name in ("", ".", "a" * 900, "." * 99, "\x1b[2J", "\u202ea", "=cmd|'/c calc'!A0", "</script><script>", "a\nb"):
+        yield f"the name {name[:9]!r}", gguf(tensors=tensor(name, [4]), n_tensors=1)
+    for kind in (4, 5, 36, 1000, 2**32 - 1):
+        yield f"type {kind}", gguf(tensors=tensor("a", [256], kind), n_tensors=1)
+    for part in range(0, 200, 10):
+        yield f"cut at {part}", gguf(pair("a", 8, text("b")), tensor("a", [4]), 1, 1)[:part]
+
+
+def safetensors(header: Any, data: int = 8, length: int | None = None) -> bytes:
+    found = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(found) if length is None else length) + found + bytes(data)
+
+
+def entry(shape: Any = (2,), begin: Any = 0, end: Any = 8, dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def safetensors_files() -> Iterator[tuple[str, bytes]]:
+    for length in HUGE:
+        yield f"a header of {length}", safetensors({"a": entry()}, length=length)
+    for depth in (500, 100_000, 3_000_000):
+        yield f"lists {depth} deep", safetensors(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
+        yield f"objects {depth} deep", safetensors(b'{"a":' * depth + b"1" + b"}" * depth)
+    yield "a number of a million digits", safetensors(b'{"a":{"dtype":"F32","shape":[' + b"9" * 1_000_000 + b"]}}")
+    yield "numbers of 4,000 digits", safetensors(b'{"a":[' + b",".join([b"9" * 4_000] * 5_000) + b"]}")
+    yield "exponents", safetensors(b'{"a":[' + b",".join([b"1e999999999"] * 100_000) + b"]}")
+    yield "five million numbers", safetensors(b'{"a":[' + b"1," * 5_000_000 + b"1]}")
+    yield "five million objects", safetensors(b'{"a":[' + b"{}," * 5_000_000 + b"{}]}")
+    yield "a million names", safetensors(b"{" + b",".join(b'"%d":1' % n for n in range(1_000_000)) + b"}")
+    yield "surrogates", safetensors(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}')
+    yield "a text that never ends", safetensors(b'{"' + b"\\" * 20_000_000)
+    yield "blanks", safetensors(b" " * 30_000_000)
+    for value in (b"NaN", b"-Infinity", b"null", b"[]", b"3", b'"x"', b"{", b"\xff\xfe{}", b"\xef\xbb\xbf{}"):
+        yield f"only {value!r}", safetensors(value)
+    yield "an entry twice", safetensors(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{}}')
+
+
+def safetensors_headers() -> Iterator[tuple[str, bytes]]:
+    for shape in (
+        [2**62, 2**62],
+        [2**63],
+        [-2],
+        [1] * 65,
+        [0] * 64,
+        [2**62] * 60 + [0],
+        [1.5],
+        ["2"],
+        [True],
+        None,
+        {},
+    ):
+        yield f"the shape {str(shape)[:20]}", safetensors({"a": entry(shape)})
+    for begin, end in ((8, 0), (-8, 0), (0, 2**63), (0, 2**64), (0.0, 8.0), ("0", "8"), (None, 8), (4, 12)):
+        yield f"the place {begin} to {end}", safetensors({"a": entry(begin=begin, end=end)})
+    yield "overlapping", safetensors({"a": entry(), "b": entry()})
+    yield "overlapping by half", safetensors({"a": entry(), "b": entry((2,), 4, 12)}, 12)
+    for dtype in ("", "F3", None, 3, "F32" * 1000, ["F32"]):
+        yield f"the dtype {str(dtype)[:9]}", safetensors({"a": entry(dtype=dtype)})
+    many = {f"t{n}": entry((0,), 0, 0) for n in range(300_000)}
+    yield "300,000 tensors of no bytes", safetensors(many, 0)
+    yield (
+        "30,000 names of 90 modules",
+        safetensors({".".join([f"m{n}"] * 90): entry((0,), 0, 0) for n in range(30_000)}, 0),
+    )
+    for name in ("", ".", "a" * 2000, "." * 99, "\x1b[2J\x9b31m", "\u202ea", "=1+1", "</script>", "a\r\nb", "\0"):
+        yield f"the name {name[:9]!r}", safetensors({name: entry()})
+    for metadata in (3, [], {"a": [[]]}, {"x": "\x1b[31m"}, None):
+        yield f"the metadata {metadata!r}", safetensors({"__metadata__": metadata, "a": entry()})
+
+
+def index_files() -> Iterator[tuple[str, bytes]]:
+    for value in (b"", b"[]", b"null", b'{"weight_map": []}', b'{"weight_map": {"a": 3}}', b'{"weight_map": {"a": ""}}',
+                  b'{"weight_map": {"a": "../secret"}}', b'{"weight_map": {"a": "pipe"}}', b'{"weight_map": {"a": "link"}}',
+                  b'{"weight_map": {"a": "zero"}}', b'{"weight_map": {"a": "/etc/passwd"}}',
+                  b'{"weight_map": {"a": "file.safetensors.index.json"}}', b'{"weight_map": {"a": "a\\u0000b"}}',
+                  b'{"weight_map": {}}', b"[" * 1_000_000, b'{"a":' * 500_000,
+                  b'{"weight_map": {"a": "' + b"n" * 100_000 + b'"}}'):  # fmt: skip
+        yield f"{value[:40]!r}", value
+    for count in (9_000, 300_000):
+        yield f"{count} files", json.dumps({"weight_map": {f"t{n}": f"f{n}" for n in range(count)}}).encode()
+    yield "9,000 times a pipe", json.dumps({"weight_map": {f"t{n}": "pipe" for n in range(9_000)}}).encode()
