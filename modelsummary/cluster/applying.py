@@ -3,86 +3,215 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from modelsummary.cluster.plan import Plan
-from modelsummary.errors import InputError
+import torch
+from torch import nn
+
+from modelsummary.cluster.plan import Plan, Recipe
+from modelsummary.costs.tensor_bytes import is_wrapper
+from modelsummary.errors import InputError, ModelSummaryError
 
 if TYPE_CHECKING:
     from modelsummary.parallel import ParallelPlan
 
-__all__ = ["MakePlan", "parallel_plan", "to_code"]
+__all__ = ["Applier", "MakePlan"]
 
 MakePlan = Callable[..., "ParallelPlan"]  # Statistics.parallel_plan
+_ENGINE_CLASSES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved1f1b": "ScheduleInterleaved1F1B",
+    "zb": "ScheduleInterleavedZeroBubble",
+}
+_TAKES_LISTS = ("interleaved1f1b", "zb")
 
 
-def parallel_plan(plan: Plan, make: MakePlan | None) -> ParallelPlan:
-    """Return the parallel plan of the model for the ranks of a plan.
+class Applier:
+    """Makes parallel plans of one model for plans of a cluster.
 
-    Raises:
-        InputError: the plan has several stages per rank, context or expert parallelism, recomputation of a part of the
-            blocks, or sequence parallelism with stages; or the model was not kept.
+    The optimizer updates float32 weights if the recipe has master weights: these are the parameters, whole or sharded,
+    and FSDP's mixed precision casts those of a unit for its forward and backward. Frozen parameters have the dtype of
+    the recipe.
+
+    Args:
+        make: ``parallel_plan`` of the model's statistics.
+        model: the model.
+        recipe: what it is trained with.
     """
-    if make is None:
-        raise InputError("the estimate was loaded without its model; call plan or simulate in this process")
-    for name in ("context", "expert", "virtual_stages"):
-        if getattr(plan, name) > 1:
-            raise InputError(
-                f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to apply"
+
+    def __init__(self, make: MakePlan, model: nn.Module, recipe: Recipe) -> None:
+        self._make, self._model, self._recipe = make, model, recipe
+        self._obstacles: dict[object, str] = {}
+
+    def obstacle(self, plan: Plan) -> str:
+        """Return why a plan cannot be applied; an empty string if it can.
+
+        Plans that differ only in how many ranks share the data are made once.
+        """
+        try:
+            self._check(plan)
+        except InputError as error:
+            return str(error)
+        arguments = self._arguments(plan)
+        shard = min(arguments.pop("shard", 1), 2)
+        for name in ("data", "checkpoint", "reshard_after_forward"):
+            arguments.pop(name, None)
+        key = (tuple(arguments.items()), shard)
+        if key not in self._obstacles:
+            try:
+                self._make(**arguments, shard=shard)
+                self._obstacles[key] = ""
+            except ModelSummaryError as error:
+                self._obstacles[key] = str(error)
+        return self._obstacles[key]
+
+    def parallel_plan(self, plan: Plan) -> ParallelPlan:
+        """Return the parallel plan of the model for the ranks of a plan.
+
+        Raises:
+            InputError: the plan or the recipe has a part that ``parallel_plan`` does not apply.
+        """
+        self._check(plan)
+        return self._make(**self._arguments(plan))
+
+    def cast(self, model: nn.Module) -> None:
+        """Give the parameters of a model the dtypes in which they are stored."""
+        for trained, dtype in self._casts(model).items():
+            for parameter in model.parameters():
+                if _may_cast(parameter) and parameter.requires_grad == trained:
+                    parameter.data = parameter.data.to(dtype)
+
+    def to_code(self, plan: Plan) -> str:
+        """Return code that trains by a plan; with stages, it needs this library besides torch.
+
+        Raises:
+            InputError: as for ``parallel_plan``.
+        """
+        applied = self.parallel_plan(plan)
+        casts = [
+            line
+            for trained, dtype in self._casts(self._model).items()
+            for line in (
+                "    for parameter in model.parameters():",
+                f"        if {'' if trained else 'not '}parameter.requires_grad and parameter.is_floating_point():",
+                f"            parameter.data = parameter.data.to({dtype})",
             )
-    if plan.recompute not in ("none", "full", 0):
-        raise InputError(
-            f"parallel_plan does not apply recompute={plan.recompute!r}; search with recompute=['none', 'full'] for a "
-            "plan to apply"
-        )
-    if plan.sequence_parallel and plan.pipeline > 1:
-        raise InputError(
-            f"parallel_plan does not apply sequence_parallel=True with pipeline={plan.pipeline}; search with "
-            "sequence_parallel=[False] or pipeline=[1] for a plan to apply"
-        )
-    return make(**_arguments(plan))
-
-
-def _arguments(plan: Plan) -> dict[str, object]:
-    is_sharded = plan.zero > 0 and plan.data > 1
-    arguments: dict[str, object] = {"tensor": plan.tensor, "pipeline": plan.pipeline}
-    if is_sharded:
-        arguments["shard"] = plan.shards
-    if plan.data > 1 and (not is_sharded or plan.replicas > 1):
-        arguments["data"] = plan.replicas if is_sharded else plan.data
-    if plan.sequence_parallel:
-        arguments["sequence"] = True
-    if is_sharded and plan.zero < 3:
-        arguments["reshard_after_forward"] = False
-    if plan.recompute == "full":
-        arguments["checkpoint"] = "every"
-    return arguments
-
-
-def to_code(plan: Plan, make: MakePlan | None) -> str:
-    """Return code that trains by a plan; with stages, it needs this library besides torch.
-
-    Raises:
-        InputError: as for ``parallel_plan``.
-    """
-    made = parallel_plan(plan, make)
-    if plan.pipeline == 1:
-        return made.to_code()
-    given = ", ".join(f"{name}={value!r}" for name, value in _arguments(plan).items())
-    kind = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "zb": "ScheduleInterleavedZeroBubble"}[plan.schedule]
-    return "\n".join(
-        [
-            f'"""Train {made.model_class} over {plan.devices} ranks, under torchrun."""',
-            "",
-            f"from torch.distributed.pipelining import {kind}",
-            "",
-            "from modelsummary import Statistics",
-            "",
-            "",
-            "def make_schedule(model, inputs, loss_fn, n_microbatches, device_type):",
-            f"    plan = Statistics(model, inputs).parallel_plan({given})",
-            "    stage = plan.apply(model, plan.device_mesh(device_type))",
-            f"    return {kind}({'[stage]' if plan.schedule == 'zb' else 'stage'}, n_microbatches, loss_fn=loss_fn)",
-            "",
         ]
-    )
+        if plan.pipeline == 1:
+            code = applied.to_code()
+            head = "def parallelize(model, mesh):\n"
+            imported = "" if not casts or "\nimport torch\n" in code else "import torch\n"
+            before, after = code.split(head)
+            begin = before.index("\n\n") + 2
+            return before[:begin] + imported + before[begin:] + head + "".join(f"{line}\n" for line in casts) + after
+        written = ", ".join(f"{name}={value!r}" for name, value in self._arguments(plan).items())
+        kind = _ENGINE_CLASSES[plan.schedule]
+        stages = "[stage]" if plan.schedule in _TAKES_LISTS else "stage"
+        return "\n".join(
+            [
+                f'"""Train {applied.model_class} over {plan.devices} ranks, under torchrun."""',
+                "",
+                *(["import torch"] if casts or self._precision else []),
+                f"from torch.distributed.pipelining import {kind}",
+                "",
+                "from modelsummary import Statistics",
+                "",
+                "",
+                "def make_schedule(model, inputs, loss_fn, n_microbatches, device_type):",
+                f"    plan = Statistics(model, inputs).parallel_plan({written})",
+                *casts,
+                "    stage = plan.apply(model, plan.device_mesh(device_type))",
+                f"    return {kind}({stages}, n_microbatches, loss_fn=loss_fn)",
+                "",
+            ]
+        )
+
+    def _arguments(self, plan: Plan) -> dict[str, Any]:
+        """Return the arguments of ``parallel_plan``.
+
+        Where ZeRO shards no weights, the copies in which they compute stay for a step, as on other ranks the weights
+        do. One rank alone frees copies of frozen weights: these have the dtype of the copies already.
+        """
+        is_sharded = plan.zero > 0 and plan.data > 1
+        arguments: dict[str, Any] = {"tensor": plan.tensor, "pipeline": plan.pipeline}
+        if is_sharded:
+            arguments["shard"] = plan.shards
+        if plan.data > 1 and (not is_sharded or plan.replicas > 1):
+            arguments["data"] = plan.replicas if is_sharded else plan.data
+        if plan.sequence_parallel:
+            arguments["sequence"] = True
+        if self._precision is not None:
+            arguments["precision"] = self._precision
+        is_cast = self._precision is not None and all(each.requires_grad for each in self._model.parameters())
+        if not plan.is_fsdp and (is_sharded or is_cast):
+            arguments["reshard_after_forward"] = False
+        if plan.recompute == "full":
+            arguments["checkpoint"] = "every"
+        return arguments
+
+    # -------------------------------------------------------------------------------------------- dtypes
+
+    @property
+    def _trained(self) -> torch.dtype:
+        """The dtype in which trained parameters compute: the recipe's, or their own."""
+        own = [each.dtype for each in self._model.parameters() if each.requires_grad]
+        return self._recipe.dtype or (own[0] if own else torch.float32)
+
+    @property
+    def _stored(self) -> torch.dtype:
+        """The dtype in which trained parameters are stored between steps."""
+        is_narrow = self._trained.itemsize < torch.float32.itemsize
+        return torch.float32 if self._recipe.master_weights and is_narrow else self._trained
+
+    @property
+    def _precision(self) -> torch.dtype | None:
+        return None if self._trained == self._stored else self._trained
+
+    def _casts(self, model: nn.Module) -> dict[bool, torch.dtype]:
+        """Return the dtype of trained (True) and frozen (False) parameters, where some of them have another one."""
+        wanted = {True: self._stored}
+        if self._recipe.dtype is not None:
+            wanted[False] = self._recipe.dtype
+        return {
+            trained: dtype
+            for trained, dtype in wanted.items()
+            if any(
+                _may_cast(each) and each.requires_grad == trained and each.dtype != dtype for each in model.parameters()
+            )
+        }
+
+    def _check(self, plan: Plan) -> None:
+        """Raise ``InputError`` if the plan or the recipe has a part that ``parallel_plan`` does not apply."""
+        for name in ("context", "expert", "virtual_stages"):
+            if getattr(plan, name) > 1:
+                raise InputError(
+                    f"parallel_plan does not apply {name}={getattr(plan, name)}; search with {name}=[1] for a plan to "
+                    "apply"
+                )
+        if plan.recompute not in ("none", "full", 0):
+            raise InputError(
+                f"parallel_plan does not apply recompute={plan.recompute!r}; search with recompute=['none', 'full'] "
+                "for a plan to apply"
+            )
+        if plan.sequence_parallel and plan.pipeline > 1:
+            raise InputError(
+                f"parallel_plan does not apply sequence_parallel=True with pipeline={plan.pipeline}; search with "
+                "sequence_parallel=[False] or pipeline=[1] for a plan to apply"
+            )
+        recipe = self._recipe
+        if recipe.dtype is not None and recipe.dtype.itemsize == 1:
+            raise InputError(
+                f"parallel_plan does not apply Recipe(dtype={recipe.dtype}): convert the layers with "
+                "torchao.float8.convert_to_float8_training, and plan with dtype=torch.bfloat16"
+            )
+        summed = recipe.gradient_dtype or self._trained
+        if summed != self._stored:
+            raise InputError(
+                f"parallel_plan does not apply Recipe(gradient_dtype={recipe.gradient_dtype}): torch gives gradients "
+                f"the dtype of the stored weights, here {self._stored}; pass gradient_dtype={self._stored}"
+            )
+
+
+def _may_cast(parameter: nn.Parameter) -> bool:
+    return parameter.is_floating_point() and not is_wrapper(parameter)

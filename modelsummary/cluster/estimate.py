@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from modelsummary.cluster.applying import MakePlan, parallel_plan, to_code
+from modelsummary.cluster.applying import Applier
 from modelsummary.cluster.memory import RankMemory
 from modelsummary.cluster.pictures import stacked_bars, write_trace
 from modelsummary.cluster.pipeline import StageTime, simulation_of
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CAUSES", "StepEstimate"]
 
+_LOADED = "the estimate was loaded without its model; call plan or simulate in this process"
 CAUSES = (
     "compute",
     "recomputation",
@@ -78,7 +79,7 @@ class StepEstimate(Printed):
     hardware_flops: float
     peak_flops: float
     stage_times: tuple[StageTime, ...] = field(repr=False, compare=False)
-    make_plan: MakePlan | None = field(default=None, repr=False, compare=False)
+    applier: Applier | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -86,7 +87,7 @@ class StepEstimate(Printed):
         return simulation_of(self.stage_times, self.plan, self.microbatches)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make_plan": None}  # it holds the model
+        return {**self.__dict__, "applier": None}  # it holds the model
 
     @property
     def step_seconds(self) -> float:
@@ -133,28 +134,51 @@ class StepEstimate(Printed):
             raise InputError(f"tokens must be a number >= 0, got {tokens!r:.80}")
         return tokens / self.tokens_per_second * self.plan.devices / 3600
 
+    @property
+    def obstacle(self) -> str:
+        """Why ``parallel_plan``, ``to_code`` and ``apply`` refuse the plan; an empty string if they do not."""
+        return _LOADED if self.applier is None else self.applier.obstacle(self.plan)
+
+    @property
+    def applicable(self) -> bool:
+        """Whether ``apply`` and ``to_code`` can train by the plan."""
+        return not self.obstacle
+
     def parallel_plan(self) -> ParallelPlan:
         """Return how the layers of the model are split, as ``Statistics.parallel_plan`` does for the same ranks.
 
-        ZeRO 3 is FSDP. ZeRO 1 and 2 are FSDP that keeps what it gathered until the backward.
+        ZeRO 3 is FSDP. ZeRO 1 and 2 are FSDP that keeps what it gathered until the backward. A dtype that the recipe's
+        master weights do not have is FSDP's mixed precision, over one rank where nothing is sharded.
 
         Raises:
             InputError: the plan has several stages per rank, context or expert parallelism, or sequence parallelism
-                with stages, which ``parallel_plan`` does not apply; or the estimate was loaded without its model.
+                with stages, which ``parallel_plan`` does not apply; or the recipe has products of 8 bits, or gradients
+                of another dtype than its stored weights; or the estimate was loaded without its model.
         """
-        return parallel_plan(self.plan, self.make_plan)
+        return self._applier().parallel_plan(self.plan)
 
     def to_code(self) -> str:
         """Return Python code that trains by this plan: with torch alone, or with stages of this library."""
-        return to_code(self.plan, self.make_plan)
+        return self._applier().to_code(self.plan)
 
     def apply(self, model: nn.Module, mesh: DeviceMesh, **options: Any) -> Any:
         """Shard a model in place; see ``ParallelPlan.apply``.
 
+        Before that, trained parameters are cast to float32 if the recipe has master weights, and else to its dtype;
+        frozen ones to its dtype.
+
         Raises:
             InputError: as for ``parallel_plan``; or the model or the mesh do not fit the plan.
         """
-        return self.parallel_plan().apply(model, mesh, **options)
+        applier = self._applier()
+        plan = applier.parallel_plan(self.plan)
+        applier.cast(model)
+        return plan.apply(model, mesh, **options)
+
+    def _applier(self) -> Applier:
+        if self.applier is None:
+            raise InputError(_LOADED)
+        return self.applier
 
     def write_trace(self, path: str | PathLike[str]) -> Path:
         """Write the simulated schedule for Perfetto or ``chrome://tracing``: one row per rank of the pipeline.

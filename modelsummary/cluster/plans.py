@@ -22,6 +22,8 @@ _MOST_ROWS = 20
 class Plans(Printed, Sequence[StepEstimate]):
     """Plans that fit into memory, fastest first; ``print`` shows a table of the first 20.
 
+    The column "Applies" says which of them ``apply`` and ``to_code`` can train by.
+
     Attributes:
         pareto: the plans that no other one beats in time, memory and devices, fastest first.
         tried: number of plans that were considered.
@@ -72,9 +74,10 @@ class Plans(Printed, Sequence[StepEstimate]):
         return data_frame(self.to_records())
 
     def _report(self) -> Report:
-        headers = ["Devices", "Plan", "Step", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto"]
+        headers = ["Devices", "Plan", "Step", "Tokens/s", "MFU", "Bubble", "Memory", "Pareto", "Applies"]
         if self._steps and not self._steps[0].sequence:
             headers[3] = "Samples/s"
+        reasons: list[str] = []
         rows = [
             [
                 step.plan.devices,
@@ -85,10 +88,21 @@ class Plans(Printed, Sequence[StepEstimate]):
                 percent(step.seconds_by_cause["bubble"] / step.step_seconds),
                 scaled(step.memory_bytes, "B", binary=True),
                 "*" if step in self.pareto else "",
+                _mark(step.obstacle, reasons),
             ]
             for step in self._steps[:_MOST_ROWS]
         ]
         rest = len(self._steps) - len(rows)
         below = [f"{number_of(rest, 'slower plan')}: see to_records() or to_pandas()"] if rest else []
         below += [f"{self.tried:,} plans tried, {self.fitting:,} fit into memory"]
-        return Report(rows, headers, "rlrrrrrl", below=below)
+        below += [f"no ({number}): {reason}" for number, reason in enumerate(reasons, 1)]
+        return Report(rows, headers, "rlrrrrrll", below=below)
+
+
+def _mark(obstacle: str, reasons: list[str]) -> str:
+    """Return whether a plan can be applied. The reasons of the others are numbered."""
+    if not obstacle:
+        return "yes"
+    if obstacle not in reasons:
+        reasons.append(obstacle)
+    return f"no ({reasons.index(obstacle) + 1})"

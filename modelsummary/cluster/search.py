@@ -17,6 +17,13 @@ __all__ = ["SearchOptions", "candidates", "find_plans"]
 _SCHEDULES = ("1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VALUES = {"zero": (0, 1, 2, 3), "sequence_parallel": (False, True), "schedules": SCHEDULES}
+_APPLICABLE: SearchOptions = {  # the defaults with ``applicable``
+    "virtual_stages": [1],
+    "schedules": ["1f1b", "zb"],
+    "recompute": ["none", "full"],
+    "context": [1],
+    "expert": [1],
+}
 _NUMBERS = frozenset({"devices", "tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch"})
 
 
@@ -36,6 +43,8 @@ class SearchOptions(TypedDict, total=False):
         micro_batch: samples in a micro-batch. Default: 1, 2, 4, 8.
         recompute: recomputation. Default: none, selective and full.
         schedules: names of schedules. Default: all but GPipe.
+        applicable: only plans that ``StepEstimate.apply`` can train by; then one stage per rank, and no selective
+            recomputation. Default: False.
         limit: number of plans to return, besides the Pareto set. Default: 10.
     """
 
@@ -51,6 +60,7 @@ class SearchOptions(TypedDict, total=False):
     micro_batch: Sequence[int]
     recompute: Sequence[str | int]
     schedules: Sequence[str]
+    applicable: bool
     limit: int
 
 
@@ -146,6 +156,8 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
         InputError: an option is unusable, or no plan fits.
     """
     _check(options)
+    if options.get("applicable", False):
+        options = {**_APPLICABLE, **options}
     limit, tried = options.get("limit", 10), 0
     capacity = simulator.time_model.cluster.memory_bytes
     fitting: list[_Candidate] = []
@@ -166,14 +178,18 @@ def find_plans(simulator: StepSimulator, options: SearchOptions) -> Plans:
             refused[str(error)] += 1
     if not fitting:
         raise InputError(_nothing_fits(capacity, tried, leanest, refused))
-    found = _simulated(simulator, sorted(fitting), limit)
+    found = _simulated(simulator, sorted(fitting), limit, applicable=options.get("applicable", False))
+    if not found:
+        raise InputError(_cannot_be_applied(simulator, fitting))
     pareto = set(_pareto(found))
     kept = [each for number, each in enumerate(found) if number < limit or each in pareto]
     steps = {each: simulator.simulate(each.plan) for each in kept}
     return Plans(list(steps.values()), [steps[each] for each in kept if each in pareto], tried, len(fitting))
 
 
-def _simulated(simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int) -> list[_Candidate]:
+def _simulated(
+    simulator: StepSimulator, ordered: Sequence[_Candidate], limit: int, *, applicable: bool
+) -> list[_Candidate]:
     """Return the plans that can be among the fastest, or in the Pareto set, with the seconds of their steps."""
     found: list[_Candidate] = []
     for each in ordered:
@@ -181,11 +197,22 @@ def _simulated(simulator: StepSimulator, ordered: Sequence[_Candidate], limit: i
         beaten = any(other.memory <= each.memory and other.devices <= each.devices for other in faster)
         if len(faster) >= limit and beaten:
             continue
+        if applicable and _obstacle(simulator, each.plan):
+            continue
         try:
             found.append(each._replace(seconds=simulator.seconds(each.plan)))
         except InputError:  # the schedule does not work with that many micro-batches
             continue
     return sorted(found)
+
+
+def _obstacle(simulator: StepSimulator, plan: Plan) -> str:
+    return "" if simulator.applier is None else simulator.applier.obstacle(plan)
+
+
+def _cannot_be_applied(simulator: StepSimulator, fitting: Sequence[_Candidate]) -> str:
+    reason = _obstacle(simulator, min(fitting).plan)
+    return f"none of the {len(fitting):,} plans that fit can be applied, with applicable=True; the fastest: {reason}"
 
 
 def _pareto(ordered: Sequence[_Candidate]) -> list[_Candidate]:
@@ -209,7 +236,10 @@ def _nothing_fits(capacity: int, tried: int, leanest: tuple[int, Plan] | None, r
 
 def _check(options: SearchOptions) -> None:
     for name, value in options.items():
-        if name == "limit":
+        if name == "applicable":
+            if not isinstance(value, bool):
+                raise InputError(f"applicable must be True or False, got {value!r:.80}")
+        elif name == "limit":
             if type(value) is not int or value < 1:
                 raise InputError(f"limit must be an integer >= 1, got {value!r}")
         elif isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:

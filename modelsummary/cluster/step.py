@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
 
-from modelsummary.cluster.applying import MakePlan
+from modelsummary.cluster.applying import Applier, MakePlan
 from modelsummary.cluster.estimate import StepEstimate
 from modelsummary.cluster.memory import RankLoad, RankMemory, memory_of
 from modelsummary.cluster.parts import AFTER, BEFORE, Part
@@ -85,7 +85,7 @@ class StepSimulator:
         cluster.device.peak(model.compute_dtype, "a Recipe with dtype")  # raises if it is not known
         self._timer = StageTimer(model, self.time_model)
         self.global_batch, self.sequence = global_batch, sequence
-        self._make_plan = make_plan
+        self.applier = None if make_plan is None else Applier(make_plan, model.module, model.recipe)
         self._stages: dict[_Layout, list[SimulatedStage]] = {}
         self._loads: dict[tuple[_Layout, str, int], list[RankLoad]] = {}
         self._least: dict[tuple[object, ...], float] = {}
@@ -113,7 +113,7 @@ class StepSimulator:
             hardware_flops=self._flops(plan, again=True),
             peak_flops=spec.peak(dtype),
             stage_times=tuple(ready.times),
-            make_plan=self._make_plan,
+            applier=self.applier,
         )
 
     def prepare(self, plan: Plan) -> Prepared:

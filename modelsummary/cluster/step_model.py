@@ -105,6 +105,11 @@ class StepModel:
         self._parts: dict[Share, dict[str, Part]] = {}
         self._failed: dict[Share, ModelSummaryError] = {}
 
+    @property
+    def module(self) -> nn.Module:
+        """The model."""
+        return self._live.model
+
     @cached_property
     def weights(self) -> Weights:
         """All parameters of the model, and its buffers."""
@@ -113,7 +118,7 @@ class StepModel:
 
     @cached_property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of the products: the recipe's, or the dtype that most parameters have."""
+        """The dtype of the products: the recipe's, or the dtype that most floating-point parameters have."""
         if self.recipe.dtype is not None:
             return self.recipe.dtype
         elements: dict[torch.dtype, int] = {}

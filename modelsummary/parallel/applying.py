@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 from modelsummary import _torch
+from modelsummary.capture.values import map_tensors
 from modelsummary.errors import InputError
 from modelsummary.memory.checkpointing import apply_checkpoint
 
@@ -42,6 +46,8 @@ def apply_plan(
         _check_shared(plan, stages)
         rank, group = mesh["pipeline"].get_local_rank(), mesh["pipeline"].get_group()
         device = torch.device(mesh.device_type)
+        if plan.dtype is not None:
+            stages = _sending(stages, plan.dtype, rank)
         stage = stages.pipeline_stage(rank, device, group, checkpoint=values, init=init)
         shard_module(plan, stage.submod, meshes_of(mesh))
         return stage
@@ -50,6 +56,24 @@ def apply_plan(
     if empty:
         _fill(model, empty, mesh, values, init)
     return model
+
+
+def _sending(stages: Any, dtype: torch.dtype, number: int) -> Any:
+    """Return the same stages, of which stage ``number`` takes and sends floating-point tensors in a dtype."""
+    sending = copy.copy(stages)
+    cast = partial(_cast, dtype)
+    inner = [
+        [replace(each, dtype=dtype) if each.dtype.is_floating_point else each for each in crossing]
+        for crossing in stages.crossing[1:-1]
+    ]
+    sending.crossing = [stages.crossing[0], *inner, stages.crossing[-1]]
+    if number < len(stages) - 1:
+        stages[number].register_forward_hook(lambda _module, _args, out: map_tensors(cast, out))
+    return sending
+
+
+def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def meshes_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:

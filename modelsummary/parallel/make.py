@@ -106,7 +106,7 @@ def make_plan(
     unit_calls: list[int] = []
     gathered: list[tuple[int, int]] = []
     with_root: dict[str, str] = {}
-    if shard > 1 or data > 1:
+    if shard > 1 or data > 1 or precision is not None:  # the mixed precision is FSDP's, if only over one rank
         calls = _calls(live) if calls is None else calls
         units, with_root = fsdp_units(model, root, calls)
         unit_calls = [max(calls.n_calls[fqn] for fqn in unit) for unit in units]

@@ -139,9 +139,10 @@ class ParallelPlan(Printed):
 
     @property
     def mesh_shape(self) -> dict[str, int]:
-        """Name and size of each dimension of the mesh; ``data`` comes with a ``shard``, if only of one rank."""
+        """Name and size of each dimension of the mesh; ``data`` and ``precision`` come with a ``shard`` of one rank."""
         sizes = {name: getattr(self, name) for name in MESH_NAMES}
-        kept = {name: size for name, size in sizes.items() if size > 1 or (name == "shard" and self.data > 1)}
+        needs_fsdp = self.data > 1 or self.precision is not None
+        kept = {name: size for name, size in sizes.items() if size > 1 or (name == "shard" and needs_fsdp)}
         return kept or {"shard": 1}
 
     def device_mesh(self, device_type: str) -> DeviceMesh:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
+import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
-from modelsummary.cluster import Cluster, Plan, Plans, StepSimulator
+from modelsummary.cluster import Cluster, Plan, Plans, Recipe, StepSimulator
 from modelsummary.cluster.search import candidates, find_plans
 from tests.cluster.models import LENGTH, statistics, step_model
 from tests.parallel.models import make as decoder
@@ -112,7 +114,8 @@ def test_long_tables_end():
 
 def test_printing_records_and_traces(tmp_path):
     plans = statistics().plan(Cluster("A100", devices_per_node=4), 8, pipeline=[2], tensor=[1], zero=[0], limit=3)
-    assert len(str(plans).splitlines()) == len(plans) + 2
+    refused = {step.obstacle for step in plans} - {""}
+    assert len(str(plans).splitlines()) == len(plans) + 2 + len(refused)
     assert str(plans).splitlines()[0].split()[:2] == ["Devices", "Plan"]
     record = plans.to_records()[0]
     assert record["pipeline"] == 2
@@ -153,12 +156,41 @@ def test_plans_become_code():
     partly = stats.simulate(Plan(recompute="selective"), Cluster("A100"), 8)
     with pytest.raises(InputError, match=r"recompute='selective'; search with recompute=\['none', 'full'\]"):
         partly.to_code()
+    interleaved = stats.simulate(Plan(pipeline=2, schedule="interleaved1f1b"), Cluster("A100"), 8).to_code()
+    assert "ScheduleInterleaved1F1B([stage], n_microbatches" in interleaved
+
+
+def test_the_table_says_what_can_be_applied():
+    stats = statistics()
+    cluster = Cluster("A100", devices_per_node=2)
+    space = {"micro_batch": [1], "zero": [0, 3], "tensor": [1]}
+    plans = stats.plan(cluster, 8, limit=20, **space)
+    assert {step.applicable for step in plans} == {True, False}
+    for step in plans:
+        if not step.applicable:
+            with pytest.raises(InputError) as caught:
+                step.parallel_plan()
+            assert str(caught.value) == step.obstacle
+    lines = str(plans).splitlines()
+    marks = [line.split("  ")[-1].strip() for line in lines[1 : 1 + min(len(plans), 20)]]
+    assert [mark == "yes" for mark in marks] == [step.applicable for step in plans[:20]]
+    assert any(line.startswith("no (1): parallel_plan does not apply ") for line in lines)
+    found = stats.plan(cluster, 8, applicable=True, **space)
+    assert len(found) > 3
+    assert all(step.parallel_plan().world_size == 2 for step in found[:3])
+    assert found[0].plan == next(step.plan for step in plans if step.applicable)
+    with pytest.raises(
+        InputError, match=r"none of the \d+ plans that fit can be applied, with applicable=True; the fas"
+    ):
+        stats.plan(cluster, 8, applicable=True, recipe=Recipe(gradient_dtype=torch.bfloat16), **space)
+    loaded = pickle.loads(pickle.dumps(found[0]))
+    assert loaded.obstacle == "the estimate was loaded without its model; call plan or simulate in this process"
 
 
 def test_replicas_become_a_dimension_of_the_mesh():
     stats = Statistics(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), (1, 64))
     step = stats.simulate(Plan(data=8, zero=3, shard=4), Cluster("A100"), 8)
-    assert step.parallel_plan() == stats.parallel_plan(data=2, shard=4)
+    assert step.parallel_plan() == stats.parallel_plan(data=2, shard=4, precision=torch.bfloat16)
     assert "data" in step.to_code()
 
 
@@ -166,7 +198,8 @@ def test_sequence_parallelism_is_applied_without_stages():
     stats = Statistics(*decoder("decoder"))
     cluster = Cluster("A100", devices_per_node=4)
     step = stats.simulate(Plan(tensor=2, sequence_parallel=True), cluster, 4)
-    assert step.parallel_plan() == stats.parallel_plan(tensor=2, sequence=True)
+    shared = stats.parallel_plan(tensor=2, sequence=True, precision=torch.bfloat16, reshard_after_forward=False)
+    assert step.parallel_plan() == shared
     staged = stats.simulate(Plan(tensor=2, sequence_parallel=True, pipeline=2), cluster, 4)
     with pytest.raises(InputError, match=r"sequence_parallel=True with pipeline=2; search with .*=\[False\]"):
         staged.parallel_plan()
@@ -185,6 +218,7 @@ def test_sequence_parallelism_is_applied_without_stages():
         ({"schedules": ["1f1B"], "pipeline": [1]}, r"schedules must be a list .* 'dualpipev'\), got \['1f1B'\]"),
         ({"sequence_parallel": [2], "tensor": [1]}, r"sequence_parallel must be a list .*, got \[2\]"),
         ({"expert": [0]}, r"expert must be a list of integers >= 1, got \[0\]"),
+        ({"applicable": 1}, "applicable must be True or False, got 1"),
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
         ({"sequence": -1}, "sequence must be an integer >= 1 or None, got -1"),
         ({"cluster": Cluster("A100", memory_bytes=10_000)}, "none of .* plans"),

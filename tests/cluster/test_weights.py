@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -163,3 +165,24 @@ def test_sums():
     assert both.over(2) == Weights(7, 18, 4, 12, 5, 10)  # buffers are whole
     assert (both.gradient_bytes(Recipe()), both.gradient_bytes(Recipe(gradient_dtype=None))) == (56, 36)
     assert Weights.of(weights, are_experts=True) == Weights()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="FSDP of older versions does not run without data")
+@pytest.mark.parametrize("make", [dense, lora])
+@pytest.mark.parametrize("plan", [Plan(), Plan(data=2, zero=3), Plan(tensor=2)], ids=lambda plan: plan.describe())
+def test_a_rank_holds_what_the_applied_plan_holds(make, plan):
+    """Where FSDP computes in copies, these are the estimate's parameters, and its parameters are the master weights."""
+    plan, model = replace(plan, micro_batch=BATCH), make()
+    step = statistics_of(model).simulate(plan, Cluster("A100"), BATCH * plan.data, recipe=Recipe(kernels="eager"))
+    applied = step.parallel_plan()
+    step.applier.cast(model)
+    memory, rank = applied.memory(optimizer="adamw", accumulates=True), step.memory[0]
+    assert rank.gradients == memory.grads
+    steps = 4 * sum(each.requires_grad for each in model.parameters())
+    states = memory.optimizer_state - steps
+    assert 0.9 < rank.total / memory.peak < 1.01
+    if plan.zero == 3:
+        assert (rank.parameters, rank.optimizer) == (memory.params, states)
+    else:
+        trained = rank.gradients // 4
+        assert rank.parameters + rank.optimizer == memory.params + states + 2 * trained
