@@ -181,6 +181,7 @@ def parts_of(
     *,
     ranks: int = 1,
     context: int = 1,
+    eight_bits: torch.dtype | None = None,
 ) -> dict[str, Part]:
     """Return the parts of a step: ``BEFORE``, each block that ran, ``AFTER``.
 
@@ -193,6 +194,7 @@ def parts_of(
         mode: ``"eager"``, ``"fused"`` or ``"compiled"``.
         ranks: of tensor parallelism; what is gathered for a column-parallel layer is kept in shares.
         context: ranks over which the sequence is split; attention sees keys of all of them.
+        eight_bits: dtype of 8 bits in which the products of linear layers compute; None: as the tensors have it.
     """
     places = _places(seen.operators, blocks)
     marks = _marks(seen.operators, set(columns))
@@ -207,6 +209,11 @@ def parts_of(
         place, mark = kernel.row
         phase = kernel.phase.partition(" ")[0]
         work = _with_context(kernel.work, context)
+        if eight_bits is not None and _may_have_eight_bits(work):
+            casts = _casts(work)
+            works[place, phase].update(casts)
+            counts[place, phase] += len(casts)
+            work = _in_eight_bits(work, eight_bits)
         works[place, phase][work] += 1
         counts[place, phase] += kernel.n_operators if mode == "eager" else 1
         if mark == _CORE and phase == "forward":
@@ -317,6 +324,25 @@ def _with_context(work: Work, context: int) -> Work:
         return work
     outer, queries, keys, size = work.sizes
     return work._replace(sizes=(outer, queries, keys * context, size), flops=work.flops * context)
+
+
+def _may_have_eight_bits(work: Work) -> bool:
+    """Return True for the product of two matrices whose sizes divide by 16, as kernels with 8 bits need it."""
+    is_half = work.dtype in (torch.bfloat16, torch.float16)
+    return is_half and work.name in ("aten.mm", "aten.addmm") and all(size % 16 == 0 for size in work.sizes[1:])
+
+
+def _in_eight_bits(work: Work, dtype: torch.dtype) -> Work:
+    """Return a product with operands of 8 bits, and a result of its own dtype."""
+    _, m, n, k = work.sizes
+    return work._replace(dtype=dtype, nbytes=m * k + k * n + work.dtype.itemsize * m * n)
+
+
+def _casts(work: Work) -> list[Work]:
+    """Return the kernels that cast the operands of a product: they read an element, and write a byte."""
+    _, m, n, k = work.sizes
+    each = 1 + work.dtype.itemsize
+    return [Work("cast", "elementwise", work.dtype, (size,), 0, each * size) for size in (m * k, k * n)]
 
 
 def _collectives(

@@ -187,11 +187,14 @@ class Recipe:
     """How a step is computed, apart from its parallelism: dtypes, optimizer, kernels, overlap.
 
     Attributes:
-        dtype: dtype of parameters and activations; None: as the model has them.
+        dtype: dtype of floating-point weights, activations and products; None: as the model has them. One of 8 bits is
+            the dtype of the operands of linear layers' products alone: all else is in bfloat16, as with torchao's
+            ``convert_to_float8_training``.
         gradient_dtype: dtype in which gradients are summed and reduced; None: dtype of the parameters.
         optimizer: ``"adamw"``, ``"adam"``, ``"sgd-momentum"`` or ``"sgd"``.
         state_dtype: dtype of the optimizer's states.
-        master_weights: the optimizer keeps a float32 copy of parameters of another dtype.
+        master_weights: the optimizer updates float32 copies of trained parameters that compute in fewer bits. Under
+            FSDP these copies are the shards; what is gathered has ``dtype``.
         kernels: ``"eager"``: one kernel per operator; ``"fused"``: chains of element-wise operators are one kernel, as
             by the fuser of TorchScript that Megatron uses; ``"compiled"``: norms, softmax and reductions join them, as
             by ``torch.compile``.

@@ -283,6 +283,7 @@ class StepModel:
             self.recipe.kernels,
             ranks=share.tensor,
             context=share.context,
+            eight_bits=self.recipe.dtype if self.recipe.stored_dtype != self.recipe.dtype else None,
         )
 
     def _prepared(self, plan: ParallelPlan) -> list[PreparedInput]:

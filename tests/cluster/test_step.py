@@ -13,6 +13,7 @@ from torch import nn
 from modelsummary import InputError, Statistics, StepError
 from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
+from modelsummary.cluster.step_model import Share
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
 from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
 
@@ -270,6 +271,34 @@ def test_each_boundary_has_its_own_bytes():
     model = StepModel(stats.live, stats.root, Recipe())
     stages = StepSimulator(model, Cluster("A100"), 8, 0).stages(Plan(pipeline=4, micro_batch=2))
     assert [each.crossing_bytes for each in stages] == [0, *(2 * 2 * width for width in (32, 16, 8))]
+
+
+def test_eight_bits_are_of_products_alone():
+    """Memory and messages are as in bfloat16; products are faster, and their operands are cast."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(4)))
+        stats = Statistics(model, (4096, 4096))
+    cluster, plan = Cluster("H100"), Plan(data=2, zero=3, micro_batch=4096)
+    half, eight = (
+        stats.simulate(plan, cluster, 8192, recipe=Recipe(dtype=dtype))
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn)
+    )
+    assert eight.memory == half.memory
+    assert eight.model_flops == half.model_flops
+    assert eight.peak_flops == cluster.device.peak(torch.float8_e4m3fn) > half.peak_flops
+    assert 0.5 < eight.seconds_by_cause["compute"] / half.seconds_by_cause["compute"] < 0.95
+    part = StepModel(stats.live, stats.root, Recipe(dtype=torch.float8_e4m3fn)).parts(Share(1, False, 1, 4096, 0))["2"]
+    n = 4096**2
+    assert sorted((work.op_class, work.nbytes, times) for work, times in part.works["forward"]) == [
+        ("elementwise", 3 * n, 2),  # both operands
+        ("gemm", 4 * n, 1),  # two operands of a byte, and a result of two
+    ]
+    with pytest.raises(
+        InputError, match=r"does not apply Recipe\(dtype=torch\.float8_e4m3fn\): convert the layers with t"
+    ):
+        eight.to_code()
+    with pytest.raises(InputError, match=r"the peak of A100 80GB with torch\.float8_e4m3fn is not known"):
+        stats.simulate(plan, Cluster("A100"), 8192, recipe=Recipe(dtype=torch.float8_e4m3fn))
 
 
 def test_a_faster_network_is_faster():
