@@ -31,8 +31,8 @@ class Applier:
     """Makes parallel plans of one model for plans of a cluster.
 
     The optimizer updates float32 weights if the recipe has master weights: these are the parameters, whole or sharded,
-    and FSDP's mixed precision casts those of a unit for its forward and backward. Frozen parameters have the dtype of
-    the recipe.
+    and FSDP's mixed precision casts the parameters of a unit for its forward and backward. Frozen parameters have the
+    dtype of the recipe.
 
     Args:
         make: ``parallel_plan`` of the model's statistics.
