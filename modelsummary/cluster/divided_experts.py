@@ -8,9 +8,11 @@ and after it: a row for each token and each expert that the token goes to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import gcd
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from modelsummary.capture.values import map_tensors
@@ -18,11 +20,13 @@ from modelsummary.cluster.plan import Recipe
 from modelsummary.cluster.tensor_functions import Dispatch
 from modelsummary.cluster.weights import Weights, weight_of
 from modelsummary.errors import InputError
-from modelsummary.parallel.expert_plans import expert_plans
-from modelsummary.parallel.experts import find_experts
+from modelsummary.parallel.expert_plans import check_divides, no_experts
+from modelsummary.parallel.experts import StackedExperts, find_experts
+from modelsummary.parallel.layouts import Blocked
 from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.parallel.plan import LayerPlan
 from modelsummary.parallel.record_calls import Calls
+from modelsummary.record.events import Event, Value
 
 __all__ = ["DividedExperts", "divide", "exchange", "expert_weights", "may_have_experts", "number_of_experts"]
 
@@ -49,14 +53,66 @@ def divide(calls: Calls, ranks: int) -> DividedExperts:
     Raises:
         InputError: there are none, their number does not divide by the ranks, or they are modules in a list.
     """
-    layers, attributes, _ = expert_plans(calls, ranks)
-    listed = next((layer.fqn for layer in layers if not layer.shards), None)
-    if listed is not None:
+    experts = find_experts(calls)
+    check_divides(experts, ranks)
+    layers, attributes = [], []
+    for stacked in experts.stacked:
+        try:
+            layers.append(_layer(stacked))
+            attributes += _attributes(calls.modules[stacked.fqn], stacked, ranks)
+        except Blocked as blocked:
+            experts.reasons[stacked.fqn] = str(blocked)
+    if experts.lists:
         raise InputError(
-            f"expert={ranks}: the experts in {listed} are modules in a list; stack their weights in one parameter, or "
-            "pass expert=1"
+            f"expert={ranks}: the experts in {experts.lists[0].fqn} are modules in a list; stack their weights in one "
+            "parameter, or pass expert=1"
         )
+    if not layers:
+        raise no_experts(calls, experts, ranks)
     return DividedExperts(tuple(layers), tuple(attributes))
+
+
+def _layer(stacked: StackedExperts) -> LayerPlan:
+    """Return how the parameters of a module are divided. Raises ``Blocked``."""
+    routes = {_routing(event) for event in stacked.events}
+    if len(routes) != 1:
+        raise Blocked(
+            f"the calls of {stacked.fqn} take expert numbers and weights as different arguments; equal arguments work"
+        )
+    ((index, weight),) = routes
+    options = {"summed": stacked.summed, "index": index, "weight": weight}
+    shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
+    return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, 0, mesh="expert")
+
+
+def _routing(event: Event) -> tuple[int | str, int | str]:
+    """Return the arguments with the numbers of experts and with their weights. Raises ``Blocked``."""
+    given = [(place, each) for place, each in (*enumerate(event.args), *event.kwargs.items())]
+    tensors = [(place, each) for place, each in given if isinstance(each, Value)]
+    numbers = [(place, each) for place, each in tensors if each.dtype in (torch.int64, torch.int32)]
+    if len(numbers) != 1:
+        raise Blocked(
+            f"{event.fqn} has {len(numbers)} arguments that are integer tensors, expected one: the numbers of the "
+            "experts that tokens go to; a router outside of the module works"
+        )
+    ((index, chosen),) = numbers
+    weights = [place for place, each in tensors if each.dtype.is_floating_point and each.shape == chosen.shape]
+    if len(weights) != 1:
+        raise Blocked(
+            f"{event.fqn} has {len(weights)} arguments with the shape {chosen.shape} of expert numbers, expected one: "
+            "the weights of these experts"
+        )
+    return index, weights[0]
+
+
+def _attributes(module: nn.Module, stacked: StackedExperts, ranks: int) -> list[LocalAttribute]:
+    """Return the numbers of experts in attributes of a module, which a rank runs with its own number of experts."""
+    number = stacked.number
+    counts = [name for name, value in vars(module).items() if type(value) is int and value == number]
+    counts = ["num_experts"] if "num_experts" in counts else counts
+    if len(counts) > 1:
+        raise Blocked(f"its attributes {', '.join(counts)} are all {number}, as is the number of its experts")
+    return [LocalAttribute(stacked.fqn, name, number, number // ranks) for name in counts]
 
 
 def may_have_experts(model: nn.Module) -> bool:
@@ -71,7 +127,17 @@ def may_have_experts(model: nn.Module) -> bool:
 
 def number_of_experts(calls: Calls) -> int:
     """Return the largest number of ranks that divides all stacked experts; 1 without experts."""
-    return gcd(*(each.number for each in find_experts(calls).stacked)) or 1
+    return gcd(*(each.number for each in _routed(calls))) or 1
+
+
+def _routed(calls: Calls) -> list[StackedExperts]:
+    """Return the stacked experts that take the numbers of experts as an argument."""
+    found = []
+    for stacked in find_experts(calls).stacked:
+        with suppress(Blocked):
+            _layer(stacked)
+            found.append(stacked)
+    return found
 
 
 def expert_weights(calls: Calls, counts: Mapping[str, int], recipe: Recipe) -> Weights:
@@ -83,7 +149,7 @@ def expert_weights(calls: Calls, counts: Mapping[str, int], recipe: Recipe) -> W
         recipe: what is trained with.
     """
     weights = []
-    for stacked in find_experts(calls).stacked:
+    for stacked in _routed(calls):
         block = next((fqn for fqn in counts if f"{stacked.fqn}.".startswith(f"{fqn}.")), None)
         for name in stacked.parameters:
             parameter = calls.modules[stacked.fqn].get_parameter(name)

@@ -21,20 +21,22 @@ _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tenso
     "LocalParallel": ("DTensor", "Partial", "Replicate", "distribute_tensor"),
     "SizesOfRank": (),
     "LocalSizes": (),
-    "ExpertParallel": (),
+    "ExpertShards": ("DTensor", "Partial", "Shard"),
+    "ExpertParallel": ("Shard",),
     "LinearParallel": ("DTensor", "Partial", "Replicate", "Shard"),
     "ExpertListParallel": ("DTensor", "Partial", "Replicate"),
     "ReduceGradient": ("DTensor", "Partial", "Replicate"),
     "ReplicateParallel": ("DTensor", "Replicate", "distribute_tensor"),
 }
 _IMPORTS = {  # lines that the styles of this package need besides, in order
-    "import math": ("SizesOfRank",),
+    "import math": ("ExpertShards", "SizesOfRank"),
     "from functools import wraps": ("LocalParallel", "LocalSizes"),
     "from typing import Any": tuple(_OWN_STYLES),
-    "import torch": ("AttentionParallel", "ExpertListParallel", "LocalParallel", "ReduceGradient"),
+    "import torch": ("AttentionParallel", "ExpertListParallel", "ExpertShards", "LocalParallel", "ReduceGradient"),
     "import torch.nn.functional as F": ("AttentionParallel",),
     "from torch import nn": ("AttentionParallel", "LocalParallel", "ReplicateParallel"),
-    "from torch.overrides import TorchFunctionMode": ("SizesOfRank",),
+    "from torch.overrides import TorchFunctionMode": ("ExpertShards", "SizesOfRank"),
+    "from torch.utils._pytree import tree_leaves, tree_map": ("ExpertShards",),
 }
 
 
@@ -105,6 +107,8 @@ def _own_names(plan: ParallelPlan) -> list[str]:
     used = {layer.style for layer in plan.layers}
     if used & {"ExpertParallel", "LinearParallel"}:
         used.add("LocalParallel")
+    if "ExpertParallel" in used:
+        used.add("ExpertShards")
     if "LocalSizes" in used:
         used.add("SizesOfRank")
     if plan.tensor > 1 or plan.expert > 1:

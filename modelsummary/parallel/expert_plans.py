@@ -3,51 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from modelsummary.capture.templates import leaves_of
+from modelsummary.capture.live import LiveModel
 from modelsummary.errors import InputError
-from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, argument, find_experts
+from modelsummary.parallel.expert_check import Divided, argument, arguments_of, runs_divided
+from modelsummary.parallel.experts import ExpertList, Experts, StackedExperts, find_experts
 from modelsummary.parallel.layouts import Blocked
-from modelsummary.parallel.local_check import LocalAttribute
 from modelsummary.parallel.plan import Collective, LayerPlan
 from modelsummary.parallel.record_calls import Calls
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["absent_parameters", "expert_plans", "uncalled_plans"]
-
-# Stacked experts of transformers skip the experts of other ranks if this attribute of their module is True.
-_SKIPS = "_is_expert_parallel"
-_COUNTING = frozenset({"one_hot", "histc", "bincount", "arange"})
+__all__ = ["absent_parameters", "check_divides", "expert_plans", "no_experts", "uncalled_plans"]
 
 
-def expert_plans(calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], list[LocalAttribute], dict[str, str]]:
-    """Return how experts are divided, the attributes that change, and why other experts stay whole.
+def expert_plans(live: LiveModel, calls: Calls, n_ranks: int) -> tuple[list[LayerPlan], dict[str, str]]:
+    """Return how experts are divided, and why other experts stay whole.
 
     Raises:
         InputError: the ranks do not divide the number of experts, or there are none that can be divided.
     """
     experts = find_experts(calls)
-    plans, attributes = [], []
+    check_divides(experts, n_ranks)
+    plans: list[LayerPlan] = []
+    arguments = arguments_of(live, [each.fqn for each in experts.stacked if each.events])
     for stacked in experts.stacked:
+        if any(f"{stacked.fqn}.".startswith(f"{plan.fqn}.") for plan in plans):
+            continue
         try:
-            own = _attributes(calls.modules[stacked.fqn], stacked, n_ranks)
+            divided = runs_divided(calls, stacked, n_ranks, arguments.get(stacked.fqn))
         except Blocked as blocked:
             experts.reasons[stacked.fqn] = str(blocked)
             continue
-        attributes += own
-        plans.append(_stacked_plan(calls, stacked, n_ranks, skips=any(each.name == _SKIPS for each in own)))
+        plans.append(_stacked_plan(calls, divided, n_ranks))
     plans += [_list_plan(calls, each, n_ranks) for each in experts.lists]
     if not plans:
-        name = type(calls.model).__name__
-        why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
-        raise InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
-    _check_divides(experts, [plan.fqn for plan in plans], n_ranks)
-    return plans, attributes, experts.reasons
+        raise no_experts(calls, experts, n_ranks)
+    return plans, experts.reasons
+
+
+def no_experts(calls: Calls, experts: Experts, n_ranks: int) -> InputError:
+    """Return the error about a model without experts that can be divided."""
+    name = type(calls.model).__name__
+    why = next((f"; {fqn or name}: {reason}" for fqn, reason in experts.reasons.items()), "")
+    return InputError(f"expert={n_ranks}: {name} has no experts that can be divided{why}")
 
 
 def uncalled_plans(calls: Calls, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
@@ -73,9 +76,10 @@ def absent_parameters(model: nn.Module, layers: Sequence[LayerPlan], n_ranks: in
     return found
 
 
-def _check_divides(experts: Experts, divided: Collection[str], n_ranks: int) -> None:
+def check_divides(experts: Experts, n_ranks: int) -> None:
+    """Raise ``InputError`` if the ranks do not divide the number of experts."""
     found: list[StackedExperts | ExpertList] = [*experts.stacked, *experts.lists]
-    numbers = {each.fqn: each.number for each in found if each.fqn in divided}
+    numbers = {each.fqn: each.number for each in found}
     works = math.gcd(*numbers.values())
     for fqn, number in numbers.items():
         if number % n_ranks:
@@ -86,49 +90,34 @@ def _check_divides(experts: Experts, divided: Collection[str], n_ranks: int) -> 
             )
 
 
-def _attributes(module: nn.Module, stacked: StackedExperts, n_ranks: int) -> list[LocalAttribute]:
-    """Return the attributes of a module whose values differ on one rank. Raises ``Blocked``."""
-    number = stacked.number
-    counts = [name for name, value in vars(module).items() if type(value) is int and value == number]
-    skips = vars(module).get(_SKIPS) is False
-    if skips and "num_experts" in counts:
-        counts = ["num_experts"]
-    if len(counts) > 1:
-        raise Blocked(f"its attributes {', '.join(counts)} are all {number}, as is the number of its experts")
-    if not counts and _counts_experts(stacked):
-        raise Blocked(f"its forward uses the number of experts, {number}, which is not an attribute of its module")
-    found = [LocalAttribute(stacked.fqn, name, number, number // n_ranks) for name in counts]
-    return [*found, LocalAttribute(stacked.fqn, _SKIPS, False, True)] if skips else found
-
-
-def _counts_experts(stacked: StackedExperts) -> bool:
-    """Return True if the forward of stacked experts uses their number, or takes them one by one."""
-    for event in (inner for each in stacked.events for inner in each.walk() if not inner.is_module):
-        numbers = [leaf for leaf in leaves_of((event.args[1:], event.kwargs)) if type(leaf) is int]
-        if event.name in _COUNTING and stacked.number in numbers:
-            return True
-        if event.name == "eq" and any(number > 0 for number in numbers):
-            return True
-    return False
-
-
-def _stacked_plan(calls: Calls, stacked: StackedExperts, n_ranks: int, *, skips: bool) -> LayerPlan:
-    local = stacked.number // n_ranks
+def _stacked_plan(calls: Calls, divided: Divided, n_ranks: int) -> LayerPlan:
+    stacked = divided.experts
     options: dict[str, Any] = {
         "shards": dict.fromkeys(stacked.parameters, "Shard(0)"),
         "shared": stacked.shared,
         "summed": stacked.summed,
-        "index": stacked.index,
-        "weight": stacked.weight,
-        "local": local,
-        "skipped": local if skips or stacked.only_compares else 0,
     }
     given = [argument(event, place) for event in stacked.events for place in stacked.summed]
-    made = [value for event in stacked.events for value in values_in(event.result)]
+    results = [values_in(event.result) for event in stacked.events]
+    made = {
+        operation: [
+            value
+            for values in results
+            for value, kind in zip(values, divided.results, strict=True)
+            if kind == operation
+        ]
+        for operation in ("all_reduce", "all_gather")
+    }
     shards: dict[str, int | None] = {**dict.fromkeys(stacked.parameters, 0), **dict.fromkeys(stacked.shared)}
     parameters = dict(calls.modules[stacked.fqn].named_parameters())
     params = sum(parameters[name].numel() // (1 if dim is None else n_ranks) for name, dim in shards.items())
-    collectives = _reduced(made, given)
+    gathered = made["all_gather"]
+    collectives = _reduced(made["all_reduce"], given)
+    if gathered:
+        collectives = (
+            Collective("all_gather", "forward", len(gathered), sum(each.nbytes for each in gathered)),
+            *collectives,
+        )
     return LayerPlan(stacked.fqn, "ExpertParallel", options, "expert", shards, params, collectives, mesh="expert")
 
 

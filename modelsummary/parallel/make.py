@@ -84,14 +84,14 @@ def make_plan(
     reasons: dict[str, str] = {}
     calls = _calls(live) if tensor > 1 or expert > 1 else None
     if calls is not None and expert > 1:
-        layers, attributes, reasons = expert_plans(calls, expert)
+        layers, reasons = expert_plans(live, calls, expert)
     if calls is not None and tensor > 1:
         derivation = derive(calls)
         if shard > 1:
             _keep_strided_whole(derivation, expert)
         found = _checked(live, derivation, tensor, sequence=sequence, loss_parallel=loss_parallel)
         sharded = layer_plans(derivation, tensor, [row.fqn for row in blocks_of(root)])
-        reasons, attributes = derivation.reasons | reasons, attributes + found
+        reasons, attributes = derivation.reasons | reasons, found
         layers = in_call_order(calls, [*layers, *sharded, *uncalled_plans(calls, sharded)])
         if not sharded:
             raise InputError(

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from modelsummary.parallel.attention_style import AttentionParallel
+from modelsummary.parallel.expert_shards import ExpertShards
 from modelsummary.parallel.sizes_style import LocalSizes, SizesOfRank
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "CopyOutput",
     "ExpertListParallel",
     "ExpertParallel",
+    "ExpertShards",
     "LinearParallel",
     "LocalParallel",
     "LocalSizes",
@@ -65,13 +67,17 @@ class LocalParallel(ParallelStyle):
             whole = {name: self._get(module, name) for name in self._names()}
             self._put(module, self._local(whole, device_mesh))
             try:
-                result = forward(*args, **kwargs)
+                result = self._call(module, local_forward.__wrapped__, args, kwargs, device_mesh)
             finally:
                 self._put(module, whole)
             return self._finished(result, whole, device_mesh)
 
         module.forward = local_forward
         return module
+
+    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:  # noqa: ARG002
+        """Return the result on local shards."""
+        return forward(*args, **kwargs)
 
     def _finished(self, result: Any, whole: dict[str, Any], device_mesh: Any) -> Any:  # noqa: ARG002
         """Return the result of the module from the result on local shards."""
@@ -175,29 +181,17 @@ class LinearParallel(LocalParallel):
 class ExpertParallel(LocalParallel):
     """Stacked experts that are divided over the ranks: each rank runs its own on all tokens, and results are summed.
 
+    The forward sees the numbers of the whole mixture (``ExpertShards``).
+
     Args:
         shards: name of a parameter -> its placement.
         shared: names of parameters that all experts share, and whose gradients are summed over the ranks.
         summed: positions of arguments whose gradients are summed over the ranks; names for keyword arguments.
-        index: argument with the numbers of the experts that each token goes to.
-        weight: argument of the same shape, with their weights; the weights of other ranks' experts become zero.
-        local: number of experts on one rank.
-        skipped: number that replaces the numbers of other ranks' experts; ``local`` if the module then skips them.
     """
 
-    def __init__(
-        self,
-        *,
-        shards: dict[str, Any],
-        shared: tuple[str, ...],
-        summed: tuple[Any, ...],
-        index: Any,
-        weight: Any,
-        local: int,
-        skipped: int,
-    ) -> None:
-        super().__init__(shards=shards, summed=summed, sums_result=True)
-        self.shared, self.index, self.weight, self.local, self.skipped = shared, index, weight, local, skipped
+    def __init__(self, *, shards: dict[str, Any], shared: tuple[str, ...], summed: tuple[Any, ...]) -> None:
+        super().__init__(shards=shards, summed=summed)
+        self.shared, self.stacked = shared, tuple(shards)
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
         mesh = device_mesh["expert"] if device_mesh.ndim > 1 else device_mesh
@@ -212,7 +206,13 @@ class ExpertParallel(LocalParallel):
             made = DTensor.from_local(local, device_mesh, placements, **options)
             self._put(module, {name: nn.Parameter(made, requires_grad=whole.requires_grad)})
         self.shared = tuple(name for name in self.shared if name not in split)
-        return super()._apply(module, mesh)
+        if not split:
+            return super()._apply(module, mesh)
+        outer = module.forward
+        module.forward = outer.__wrapped__
+        super()._apply(module, mesh)
+        outer.__wrapped__, module.forward = module.forward, outer
+        return module
 
     def _names(self) -> list[str]:
         return [*self.shards, *self.shared]
@@ -221,14 +221,14 @@ class ExpertParallel(LocalParallel):
         found = super()._local({name: whole[name] for name in self.shards}, device_mesh)
         return found | {name: whole[name].to_local(grad_placements=[Partial()]) for name in self.shared}
 
-    def _prepared(self, args: Any, kwargs: dict[str, Any], device_mesh: Any) -> tuple[Any, dict[str, Any]]:
-        args, kwargs = super()._prepared(args, kwargs, device_mesh)
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        number = given[self.index] - device_mesh.get_local_rank() * self.local
-        is_other = (number < 0) | (number >= self.local)
-        given[self.index] = number.masked_fill(is_other, self.skipped)
-        given[self.weight] = given[self.weight].masked_fill(is_other, 0)
-        return tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+    def _call(self, module: Any, forward: Any, args: Any, kwargs: Any, device_mesh: Any) -> Any:
+        shards = [self._get(module, name) for name in self.stacked]
+        shared = [self._get(module, name) for name in self.shared]
+        given = [each for each in (*args, *kwargs.values(), *module.buffers()) if isinstance(each, torch.Tensor)]
+        mode = ExpertShards(device_mesh.get_local_rank(), device_mesh.size(), shards, given)
+        with mode:
+            result = forward(*args, **kwargs)
+        return mode.whole(result, device_mesh, [*shards, *shared, *given])
 
 
 class ExpertListParallel(ParallelStyle):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from modelsummary import InputError, Statistics
 from modelsummary.parallel import ParallelPlan
+from tests.parallel import mixtures, processes
 from tests.parallel.models import Experts, make
 
 
@@ -31,18 +34,10 @@ def test_stacked_experts_by_number(stacked):
     assert (layer.fqn, layer.style, layer.mesh) == ("mixture.experts", "ExpertParallel", "expert")
     names = ("gate_up", "gate_up_bias", "down", "down_bias")
     assert layer.shards == dict.fromkeys(names, 0)
-    # The forward takes (tokens, numbers of experts, weights); parameters are indexed with the numbers: each must exist.
-    assert layer.options == {
-        "shards": dict.fromkeys(names, "Shard(0)"),
-        "shared": (),
-        "summed": (0, 2),
-        "index": 1,
-        "weight": 2,
-        "local": 2,
-        "skipped": 0,
-    }
+    # The forward takes tokens, numbers of experts, and weights; the numbers have no gradient.
+    assert layer.options == {"shards": dict.fromkeys(names, "Shard(0)"), "shared": (), "summed": (0, 2)}
     assert layer.params == 2 * (16 * 16 + 16 + 16 * 8 + 16)
-    assert [(each.name, each.whole, each.local) for each in stacked.attributes] == [("n", 4, 2)]
+    assert stacked.attributes == ()  # the forward sees the numbers of the whole mixture
     # 4 x 8 tokens of 16 features, and two weights for each, in float64.
     assert stacked.collectives == {
         ("forward", "all_reduce"): (1, 32 * 16 * 8),
@@ -75,7 +70,6 @@ def test_experts_in_a_list(listed):
 def test_the_table_and_the_code(stacked, listed):
     assert "mixture.experts  ExpertParallel" in str(stacked)
     assert "Expert parallel, forward: 1 x all_reduce, 4.1 kB" in str(stacked)
-    assert "mixture.experts.n = 2 (was 4)" in str(stacked)
     for plan in (stacked, listed):
         code = plan.to_code()
         compile(code, "plan", "exec")
@@ -111,38 +105,6 @@ def test_experts_take_whole_sequences_that_are_gathered_before_them():
     assert layers["mixture", "PrepareModuleOutput"].options["desired_output_layouts"] == ("Shard(1)",)
 
 
-class Inside(Experts):
-    """The router's choice is not an argument."""
-
-    def forward(self, x):
-        weight, index = x[:, : self.n].softmax(-1).topk(2, dim=-1)
-        return super().forward(x, index, weight)
-
-
-class Normalised(Experts):
-    """The weights of a token's experts are divided by their sum: the result is not linear in them."""
-
-    def forward(self, x, index, weight):
-        return super().forward(x, index, weight / weight.sum(-1, keepdim=True))
-
-
-class Residual(Experts):
-    def forward(self, x, index, weight):
-        return x + super().forward(x, index, weight)
-
-
-class AllAtOnce(nn.Module):
-    """Each expert takes all tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Parameter(torch.randn(4, 16, 16))
-
-    def forward(self, x, index, weight):
-        y = torch.bmm(x.expand(4, -1, -1), self.up)
-        return (y[index.T, torch.arange(len(x))] * weight.T.unsqueeze(-1)).sum(0)
-
-
 class Around(nn.Module):
     def __init__(self, experts):
         super().__init__()
@@ -150,23 +112,132 @@ class Around(nn.Module):
 
     def forward(self, x):
         weight, index = self.gate(x).softmax(-1).topk(2, dim=-1)
-        return self.experts(x) if isinstance(self.experts, Inside) else self.experts(x, index, weight)
+        return self.experts(x, index, weight)
+
+
+class Rectified(Experts):
+    """The sum over experts goes through a function that is not linear."""
+
+    def forward(self, x, index, weight):
+        return super().forward(x, index, weight).relu()
+
+
+class NextBias(Experts):
+    """Each expert adds the bias of the next one."""
+
+    def forward(self, x, index, weight):
+        y = torch.einsum("td,tkod->tko", x, self.gate_up[index]) + self.gate_up_bias[(index + 1) % self.n]
+        return torch.einsum("tko,tk->to", torch.tanh(y), weight)
+
+
+class Maximum(Experts):
+    """Only the largest result of all experts counts."""
+
+    def forward(self, x, index, weight):
+        y = torch.einsum("td,eod->teo", x, self.gate_up) * weight.sum() + index.sum()
+        return y.amax(1)
+
+
+class Kept(Experts):
+    """Results stay in an attribute."""
+
+    def forward(self, x, index, weight):
+        self.last = super().forward(x, index, weight)
+        return self.last * 1
+
+
+class Reads(Experts):
+    """What an expert makes decides what is computed."""
+
+    def forward(self, x, index, weight):
+        y = super().forward(x, index, weight)
+        return y if bool(y.sum()) else -y
+
+
+class Hidden(Experts):
+    """The backward of a function is not that of torch."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(_ctx, gradient):
+            return gradient.flip(0) * 2
+
+    def forward(self, x, index, weight):
+        y = self.Doubled.apply(torch.einsum("td,tkod->tko", x, self.gate_up[index]))
+        return torch.einsum("tko,tk->to", y, weight)
 
 
 @pytest.mark.parametrize(
     ("experts", "reason"),
     [
-        (lambda: Inside(4, 16, 8), "has 0 arguments that are integer tensors, expected one"),
-        (lambda: Normalised(4, 16, 8), "div() in experts takes a sum over the ranks"),
-        (lambda: Residual(4, 16, 8), "adds a tensor without the weights of experts, which each rank would add"),
-        (AllAtOnce, "takes all experts at once; functions that take experts by their number can be divided"),
+        (Rectified, "relu() takes a sum over the ranks; functions that are linear in it work"),
+        (Maximum, "amax() works along the experts, or tokens of several experts; other dimensions work"),
+        (Kept, "keeps results of experts in an attribute; returning them works"),
+        (Reads, "item() reads values of a part of the experts"),
+        (Hidden, "a tensor that a compiled or custom function made; functions of torch can be followed"),
     ],
-    ids=["inside", "normalised", "residual", "at once"],
+    ids=["rectified", "maximum", "kept", "reads", "hidden"],
 )
 def test_what_is_not_a_sum_over_experts_is_refused(experts, reason):
     with pytest.raises(InputError, match="has no experts that can be divided") as refused:
-        Statistics(Around(experts()), (6, 16)).parallel_plan(expert=2)
+        Statistics(Around(experts(4, 16, 8)), torch.randn(6, 16)).parallel_plan(expert=2)
     assert reason in str(refused.value)
+
+
+def test_a_parameter_that_cannot_be_divided_stays_whole():
+    (layer,) = Statistics(Around(NextBias(4, 16, 8)), torch.randn(6, 16)).parallel_plan(expert=2).layers
+    assert layer.shards == {"gate_up": 0, "gate_up_bias": None, "down": 0, "down_bias": 0}
+
+
+def _differences(_rank, _n, names, sizes):
+    """Largest difference of results, losses, gradients and parameters after a step, for each mixture."""
+    found = {}
+    for name in names:
+        torch.manual_seed(3)
+        dtype = torch.float32 if name in mixtures.GROUPED else torch.float64
+        model = (mixtures.MIXTURES | mixtures.GROUPED)[name]().to(dtype)
+        x = torch.randn(3, 5, mixtures.DIM, dtype=dtype)
+        whole, model = processes.copies(model)
+        plan = Statistics(model, (x,)).parallel_plan(**sizes)
+        plan.apply(model, plan.device_mesh("cpu"))
+        trained = [each for each in model.parameters() if each.requires_grad]
+        found[name] = max(processes.compare(whole, model, (x,)).values())
+        assert all(each.grad is not None for each in trained) or name == "one expert per token"
+    return found
+
+
+def _check(results):
+    for found in results:
+        wrong = {name: worst for name, worst in found.items() if worst > (1e-5 if name in mixtures.GROUPED else 1e-9)}
+        assert wrong == {}
+
+
+def test_a_few_mixtures_over_two_processes():
+    names = ("ScaleBuffer", "GptFast", "Switch", "Titan", "Skips")
+    _check(processes.run(_differences, 2, names, {"expert": 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
+def test_mixtures_over_processes(number):
+    names = [*mixtures.MIXTURES, *(mixtures.GROUPED if hasattr(torch, "_grouped_mm") else ())]
+    _check(processes.run(_differences, number, names, {"expert": number}))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("NextExpert", "matmul() takes results of different experts; results of the same experts work"),
+        ("FlatRows", "tanh() takes a sum over the ranks; functions that are linear in it work"),
+    ],
+)
+def test_mixtures_that_are_refused(name, reason):
+    with pytest.raises(InputError, match=re.escape(reason)):
+        Statistics(mixtures.REFUSED[name](), torch.randn(15, mixtures.DIM)).parallel_plan(expert=2)
 
 
 def test_layers_of_a_stack_are_not_experts():

@@ -1,0 +1,323 @@
+"""Run stacked experts as each rank has them, one rank after the other, and compare with the whole module.
+
+Where the forward runs on shapes, the kinds of results are checked. Where it needs values, results and gradients are
+compared as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from modelsummary._torch import FakeTensorMode
+from modelsummary.capture.devices import device_of
+from modelsummary.capture.live import LiveModel
+from modelsummary.capture.modules import modules_of
+from modelsummary.capture.run import running
+from modelsummary.capture.templates import Attribute, map_template
+from modelsummary.capture.values import map_tensors, tensors_of
+from modelsummary.errors import in_short
+from modelsummary.parallel.expert_shards import ExpertShards
+from modelsummary.parallel.experts import StackedExperts
+from modelsummary.parallel.layouts import Blocked
+from modelsummary.parallel.record_calls import Calls
+from modelsummary.record.events import Event, Value, values_in
+from modelsummary.record.tensors import Foreign
+
+__all__ = ["Divided", "argument", "arguments_of", "runs_divided"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_CLOSE = 1e-3  # of the largest element: sums in another order, in single precision
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Stacked experts that run on a part of their parameters.
+
+    Attributes:
+        experts: with the parameters that are divided.
+        results: what makes each result whole: ``"all_reduce"``, ``"all_gather"``, or nothing.
+    """
+
+    experts: StackedExperts
+    results: tuple[str, ...]
+
+
+def argument(event: Event, position: int | str) -> Any:
+    """Return the template of an argument of a module."""
+    return event.kwargs[position] if isinstance(position, str) else event.args[position]
+
+
+def arguments_of(live: LiveModel, fqns: Sequence[str]) -> dict[str, list[Arguments]]:
+    """Return copies of what modules are called with, where the forward needs values; else nothing."""
+    found: dict[str, list[Arguments]] = {}
+    if live.execution != "real" or not fqns:
+        return found
+    handles = []
+
+    def noting(fqn: str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            found.setdefault(fqn, []).append(
+                map_tensors(lambda each: each.detach().clone().requires_grad_(each.requires_grad), (args, kwargs))
+            )
+
+        return hook
+
+    with running(modules_of(live.model), live.call, on_shapes=False, grad=True) as (_, args, kwargs):
+        try:
+            for fqn in fqns:
+                handles.append(live.model.get_submodule(fqn).register_forward_pre_hook(noting(fqn), with_kwargs=True))
+            live.model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return found
+
+
+def runs_divided(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> Divided:
+    """Return how a module runs on a part of its experts. Raises ``Blocked``.
+
+    Parameters with as many rows as experts that hold something else, such as the weight of a router, stay whole.
+
+    Args:
+        arguments: of its calls, where it needs values.
+    """
+    module = calls.modules[stacked.fqn]
+    if not stacked.events:
+        return Divided(stacked, ())
+    names = stacked.parameters
+    try:
+        return _checked(calls, stacked, n_ranks, arguments)
+    except Blocked as blocked:
+        kept = tuple(name for name in names if module.get_parameter(name).dim() >= 3)
+        if kept == names:
+            raise
+        try:
+            best = _checked(calls, _with(stacked, kept), n_ranks, arguments)
+        except Blocked:
+            raise blocked from None
+    for name in (each for each in names if each not in kept):
+        try:
+            best = _checked(calls, _with(stacked, (*best.experts.parameters, name)), n_ranks, arguments)
+        except Blocked:
+            continue
+    return best
+
+
+def _with(stacked: StackedExperts, parameters: tuple[str, ...]) -> StackedExperts:
+    """Return stacked experts of which only some parameters are divided."""
+    others = tuple(name for name in stacked.parameters if name not in parameters)
+    return replace(stacked, parameters=parameters, shared=(*stacked.shared, *others))
+
+
+def _checked(calls: Calls, stacked: StackedExperts, n_ranks: int, arguments: list[Arguments] | None) -> Divided:
+    found: set[tuple[str, ...]] = set()
+    for event in stacked.events:
+        if arguments is None:
+            found |= {_on_shapes(calls, stacked, event, n_ranks, rank) for rank in {0, n_ranks - 1}}
+    for given in arguments or ():
+        found.add(_compared(calls, stacked, given, n_ranks))
+    if len(found) > 1:
+        raise Blocked(f"the calls of {stacked.fqn} return different parts of the experts; equal calls work")
+    (results,) = found
+    if not any(results):
+        raise Blocked(f"the results of {stacked.fqn} do not depend on parameters that can be divided")
+    return Divided(stacked, results)
+
+
+def _on_shapes(calls: Calls, stacked: StackedExperts, event: Event, n_ranks: int, rank: int) -> tuple[str, ...]:
+    """Return the kinds of results of one rank, from a run on shapes."""
+    module = calls.modules[stacked.fqn]
+    device = device_of([*module.parameters()])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def made(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                grad = leaf.requires_grad and leaf.dtype.is_floating_point
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device=device, requires_grad=grad)
+            if isinstance(leaf, Foreign):
+                return torch.empty_like(leaf.tensor, device=device)
+            if isinstance(leaf, Attribute):
+                return torch.empty(calls.shape_of(leaf) or (), device=device)
+            return leaf
+
+        def empty(tensor: Tensor, shape: Any) -> Tensor:
+            return torch.empty(shape, dtype=tensor.dtype, device=device)
+
+        args, kwargs = map_template(made, event.args), map_template(made, event.kwargs)
+        ran = _run(calls, stacked, (args, kwargs), n_ranks, rank, empty)
+        _backward(ran.contributions)
+    if len(ran.results) != len(values_in(event.result)):
+        raise Blocked(f"{stacked.fqn} returns tensors in an object; a tensor, tuple, list or dict works")
+    return tuple(ran.results)
+
+
+@dataclass
+class _Ran:
+    """What one rank made.
+
+    Attributes:
+        results: what makes each result whole.
+        contributions: what the rank adds to each, in its whole shape.
+        shards: its chunks of parameters.
+        others: the other parameters.
+    """
+
+    results: list[str]
+    contributions: list[Tensor]
+    shards: list[Tensor]
+    others: list[Tensor]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the results, and the gradients of what all ranks have."""
+        return [*(each.detach() for each in self.contributions), *self.gradients(self.others)]
+
+    @staticmethod
+    def gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(each) if each.grad is None else each.grad for each in tensors]
+
+
+def _twin(
+    calls: Calls, stacked: StackedExperts, made: Any, n_ranks: int
+) -> tuple[nn.Module, list[Tensor], list[Tensor]]:
+    """Return a copy of a module, its parameters that are divided, and the others.
+
+    Args:
+        made: function of a tensor and the shape of the rank's chunk, that returns the tensor of the copy.
+    """
+    module = calls.modules[stacked.fqn]
+    memo: dict[int, Any] = {id(each): each for each in calls.model.parameters()}
+    for tensor in module.buffers():
+        memo[id(tensor)] = made(tensor, tensor.shape)
+    shards: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in module.named_parameters():
+        is_shard = name in stacked.parameters
+        shape = (parameter.shape[0] // n_ranks, *parameter.shape[1:]) if is_shard else parameter.shape
+        local = nn.Parameter(made(parameter, shape), requires_grad=parameter.dtype.is_floating_point)
+        memo[id(parameter)] = local
+        (shards if is_shard else others).append(local)
+    try:
+        return copy.deepcopy(module, memo), shards, others
+    except Exception as error:
+        raise Blocked(f"{stacked.fqn} cannot be copied, which checking it needs: {error!r:.200}") from error
+
+
+def _whole(calls: Calls, stacked: StackedExperts, arguments: Arguments, dtype: torch.dtype | None, seed: int) -> _Ran:
+    """Run a copy of the whole module."""
+    twin, shards, others = _twin(calls, stacked, _chunks(0, dtype), 1)
+    args, kwargs = _copied(arguments, dtype)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        result = twin(*args, **kwargs)
+    results = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+    _backward(results)
+    return _Ran([], results, shards, [*others, *_entered(args, kwargs)])
+
+
+def _chunks(rank: int, dtype: torch.dtype | None) -> Any:
+    def made(tensor: Tensor, shape: Any) -> Tensor:
+        chunk = tensor.detach() if tensor.shape == shape else tensor.detach().narrow(0, rank * shape[0], shape[0])
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return chunk.to(kind, copy=True)
+
+    return made
+
+
+def _copied(arguments: Arguments, dtype: torch.dtype | None) -> Arguments:
+    def copied(tensor: Tensor) -> Tensor:
+        made: Tensor = _chunks(0, dtype)(tensor, tensor.shape)
+        return made.requires_grad_(tensor.requires_grad)
+
+    result: Arguments = map_tensors(copied, arguments)
+    return result
+
+
+def _entered(args: Any, kwargs: Any) -> list[Tensor]:
+    return [each for each in tensors_of((args, kwargs)) if each.requires_grad]
+
+
+def _plus(one: Tensor, other: Tensor) -> Tensor:
+    return one + other if one.is_floating_point() else one
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point() or not one.numel():
+        return one.shape == other.shape
+    close = 1e-6 if one.dtype == torch.float64 else _CLOSE if one.dtype == torch.float32 else 30 * _CLOSE
+    return one.shape == other.shape and bool((one - other).abs().max() <= close * one.abs().max().clamp(min=1e-6))
+
+
+def _run(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ranks: int, rank: int, made: Any) -> _Ran:
+    """Run a copy of the module with the experts of one rank. Raises ``Blocked``.
+
+    Args:
+        made: as for ``_twin``.
+    """
+    twin, shards, others = _twin(calls, stacked, made, n_ranks)
+    args, kwargs = arguments
+    given = [*tensors_of((args, kwargs)), *twin.buffers()]
+    mode = ExpertShards(rank, n_ranks, shards, given, strict=True)
+    try:
+        with torch.enable_grad(), mode:
+            result = twin(*args, **kwargs)
+        held = [each for part in twin.modules() for each in vars(part).values() if isinstance(each, Tensor)]
+        if any(mode.kind(each) for each in held):
+            raise Blocked(f"{stacked.fqn} keeps results of experts in an attribute; returning them works")
+        leaves = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        return _Ran(
+            [_OPERATIONS[mode.kind(each)] for each in leaves],
+            [mode.sum_of(each) for each in leaves],
+            shards,
+            [*others, *_entered(args, kwargs)],
+        )
+    except ExpertShards.Refused as refused:
+        raise Blocked(f"in {stacked.fqn}, {refused}") from None
+    except Blocked:
+        raise
+    except Exception as error:
+        raise Blocked(
+            f"the forward of {stacked.fqn} does not run on a part of its experts: {in_short(error)}"
+        ) from error
+
+
+_OPERATIONS = {"": "", "shard": "all_gather", "rows": "all_reduce", "sum": "all_reduce"}
+
+
+def _backward(results: Sequence[Tensor]) -> None:
+    losses = [
+        (each * torch.linspace(0.5, 1.5, each.numel(), device=each.device, dtype=each.dtype).view(each.shape)).sum()
+        for each in results
+        if each.requires_grad
+    ]
+    if losses:
+        torch.stack(losses).sum().backward()
+
+
+def _compared(calls: Calls, stacked: StackedExperts, arguments: Arguments, n_ranks: int) -> tuple[str, ...]:
+    """Return the kinds of results, after comparing the sum over all ranks with the whole module, and gradients."""
+    for dtype in (torch.float64, None):  # some products have no kernel for double precision
+        try:
+            whole, again = (_whole(calls, stacked, arguments, dtype, seed) for seed in (0, 1))
+            break
+        except Exception as error:
+            if dtype is None:
+                raise Blocked(f"the forward of {stacked.fqn} cannot be repeated: {in_short(error)}") from error
+    rans = [
+        _run(calls, stacked, _copied(arguments, dtype), n_ranks, rank, _chunks(rank, dtype)) for rank in range(n_ranks)
+    ]
+    for ran in rans:
+        _backward(ran.contributions)
+    sums = [reduce(_plus, parts) for parts in zip(*(ran.tensors() for ran in rans), strict=True)]
+    sums += [torch.cat(parts) for parts in zip(*(ran.gradients(ran.shards) for ran in rans), strict=True)]
+    expected, other = ([*each.tensors(), *each.gradients(each.shards)] for each in (whole, again))
+    if all(map(_are_close, expected, other)) and not all(map(_are_close, expected, sums)):  # else it is random
+        raise Blocked(f"the sum over the ranks of what {stacked.fqn} computes differs from what it computes as a whole")
+    return tuple(rans[0].results)

@@ -1,0 +1,875 @@
+"""A forward that runs on the experts of one rank, with the numbers of the whole mixture.
+
+``to_code`` copies the class, so it uses torch alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["ExpertShards"]
+
+
+class ExpertShards(TorchFunctionMode):
+    """A mode in which functions take the chunks of experts that one rank holds.
+
+    The forward sees the shapes and numbers of the whole mixture. A tensor is whole, or of one of three kinds:
+
+    - ``"shard"``: the ranks hold equal chunks of a dimension.
+    - ``"rows"``: of the whole shape; what belongs to experts of other ranks has no meaning. If that is all, the tensor
+      has a shape alone, on meta, and nothing is computed.
+    - ``"sum"``: the ranks' tensors add up to it.
+
+    A function without a rule for what it takes raises ``ExpertShards.Refused``.
+
+    Args:
+        rank, ranks: of the group that shares out the experts.
+        shards: tensors whose first dimension is shared out.
+        given: tensors into which only whole tensors may be written.
+        strict: refuse functions that hide what they call.
+    """
+
+    class Refused(NotImplementedError):
+        """The function cannot take a part of the experts."""
+
+    class LocalPart:
+        """What a tensor is on one rank.
+
+        Args:
+            kind: ``"shard"``, ``"rows"`` or ``"sum"``.
+            dim: dimension of a shard.
+            own: mask of the rows that count, of the shape of the tensor; True: all, None: none.
+        """
+
+        def __init__(self, kind: str, dim: int = 0, own: Any = True) -> None:
+            self.kind, self.dim, self.own = kind, dim, own
+
+    FACTS = frozenset(
+        """
+        shape size dim ndim ndimension numel nelement len dtype device is_cuda is_cpu is_mps is_meta is_sparse
+        is_quantized is_floating_point is_complex is_leaf is_nested is_inference requires_grad layout is_contiguous
+        element_size itemsize grad_fn get_device stride storage_offset names untyped_storage retain_grad grad
+        register_hook
+        """.split()
+    )
+    READS = frozenset("__bool__ __float__ __int__ __long__ __index__ __complex__ __contains__ __array__".split())
+    LIKE = frozenset(
+        """
+        zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor
+        """.split()
+    )
+    ELEMENTWISE = frozenset(
+        """
+        abs add sub rsub mul div true_divide floor_divide neg pow square sqrt rsqrt exp expm1 log log1p log2 sin cos tan
+        tanh sigmoid erf reciprocal sign ceil floor round trunc clamp clamp_min clamp_max minimum maximum fmod where
+        masked_fill eq ne lt le gt ge logical_and logical_or logical_not isnan isinf isfinite nan_to_num relu relu6 gelu
+        silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus softsign logsigmoid threshold dropout
+        lerp addcmul addcdiv to type type_as float half bfloat16 double contiguous clone detach float_power atan2 iadd
+        isub imul itruediv idiv radd rmul rtruediv truediv rpow ipow rdiv positive data tanhshrink softshrink hardshrink
+        multiply subtract divide negative clip copysign xlogy zero fill and or xor invert bitwise_not
+        """.split()
+    )
+    LINEAR = frozenset(
+        "neg negative positive contiguous clone detach data to type type_as float half bfloat16 double".split()
+    )
+    ADDS = frozenset("add sub iadd isub radd subtract".split())
+    SCALES = frozenset("mul imul rmul multiply div truediv itruediv idiv true_divide divide".split())
+    MOVES = frozenset(
+        "permute transpose t T mT H mH movedim moveaxis swapaxes swapdims adjoint unsqueeze squeeze".split()
+    )
+    RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as ravel".split())
+    EXPANDS = frozenset("expand expand_as broadcast_to".split())
+    TAKES = frozenset(
+        "chunk split split_with_sizes tensor_split unbind select narrow repeat_interleave flip roll repeat tile".split()
+    )
+    REDUCES = frozenset(
+        "sum mean amax amin max min var std prod logsumexp norm argmax argmin any all count_nonzero".split()
+    )
+    ALONG = frozenset("softmax log_softmax cumsum cumprod sort argsort topk normalize glu layer_norm rms_norm".split())
+    PRODUCTS = frozenset("linear matmul rmatmul bmm mm addmm baddbmm einsum".split())
+    SIZED = frozenset("to type_as view_as reshape_as expand_as".split())
+    LOOKUPS = frozenset("index_select gather take_along_dim".split())
+    GROUPED = frozenset("grouped_mm grouped_mm_fallback".split())
+    JOINS = frozenset("cat concat concatenate stack vstack hstack".split())
+    ADDS_ROWS = frozenset("index_add scatter_add index_put index_copy".split())
+
+    def __init__(
+        self, rank: int, ranks: int, shards: list[Any], given: list[Any] | None = None, *, strict: bool = False
+    ) -> None:
+        super().__init__()
+        self.rank, self.ranks = rank, ranks
+        self.device = shards[0].device
+        self.skips = False  # an expert of another rank was left out
+        self.sums: dict[int, Any] = {}  # id of memory into which sums were written -> the memory
+        self.masks: dict[Any, Any] = {}
+        self.sorted: set[int] = set()  # ids of the memory of masks of rows that are sorted by their expert
+        self.given = {self._memory(each): each for each in (*shards, *(given or ()))}
+        self.seen = {id(each): each for each in (*shards, *(given or ()))} if strict else None
+        for each in shards:
+            each._experts = self.LocalPart("shard")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = self._tensors((args, kwargs))
+        if self.seen is not None:
+            self._check_seen(func, tensors)
+        if any(self._part(each) is not None for each in tensors):
+            result = self._run(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        if self.seen is not None:
+            self.seen.update({id(each): each for each in self._tensors(result)})
+        return result
+
+    # ---------------------------------------------------------------------------------------------- kinds
+
+    @staticmethod
+    def _tensors(value: Any) -> list[Any]:
+        return [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+    @staticmethod
+    def _memory(tensor: Any) -> int:
+        return int(tensor.untyped_storage()._cdata)
+
+    def _check_seen(self, func: Any, tensors: list[Any]) -> None:
+        """Refuse what was made by code that the mode does not see: it may be made of experts."""
+        assert self.seen is not None
+        for each in tensors:
+            if each.grad_fn is not None and (
+                id(each) not in self.seen or isinstance(each.grad_fn, torch.autograd.function.BackwardCFunction)
+            ):
+                raise self.Refused(
+                    f"{self._name(func)[0]}() takes a tensor that a compiled or custom function made; functions of "
+                    "torch can be followed"
+                )
+
+    def _part(self, tensor: Any) -> Any:
+        """Return what a tensor is on this rank; None: whole."""
+        if self.sums and self._memory(tensor) in self.sums:
+            return self.LocalPart("sum")
+        return getattr(tensor, "_experts", None)
+
+    def _marked(self, result: Any, kind: str, dim: int = 0, own: Any = True) -> Any:
+        for each in self._tensors(result):
+            each._experts = self.LocalPart(kind, dim, own)
+        return result
+
+    def shape(self, tensor: Any) -> torch.Size:
+        """Return the shape that a tensor has in the whole mixture."""
+        part, shape = self._part(tensor), list(tensor.shape)
+        if part is not None and part.kind == "shard":
+            shape[part.dim] *= self.ranks
+        return torch.Size(shape)
+
+    def _like(self, tensor: Any) -> Any:
+        """Return a whole tensor of the same shape, dtype and device without memory of its own."""
+        return torch.zeros((), dtype=tensor.dtype, device=self.device).expand(self.shape(tensor))
+
+    def _chunk(self, tensor: Any, dim: int) -> Any:
+        size = tensor.shape[dim] // self.ranks
+        return tensor.narrow(dim, self.rank * size, size)
+
+    def sum_of(self, tensor: Any) -> Any:
+        """Return the tensor that this rank adds to the sum over the ranks."""
+        part = self._part(tensor)
+        if part is None:
+            return tensor if self.rank == 0 else torch.zeros_like(tensor)
+        if part.kind == "shard":
+            size, shape = tensor.shape[part.dim], list(tensor.shape)
+            places = (self.rank * size, (self.ranks - self.rank - 1) * size)
+            zeros = [tensor.new_zeros([*shape[: part.dim], each, *shape[part.dim + 1 :]]) for each in places]
+            return torch.cat([zeros[0], tensor, zeros[1]], part.dim)
+        if part.kind == "sum" or part.own is True:
+            return tensor
+        return self._like(tensor) if part.own is None else tensor.masked_fill(~part.own, 0)
+
+    def _begin_sum(self, target: Any) -> None:
+        """Let a whole tensor, into which a part is written, be the sum over the ranks."""
+        base = target if target._base is None else target._base
+        if self._memory(target) in self.given:
+            raise self.Refused("results of experts are written into an argument or buffer; a new tensor works")
+        if base.numel() * base.element_size() != base.untyped_storage().nbytes():
+            raise self.Refused(
+                "results of experts are written into a part of another tensor; a tensor of its own works"
+            )
+        if self.rank:
+            base.zero_()
+        self.sums[self._memory(target)] = target.untyped_storage()
+
+    # ---------------------------------------------------------------------------------------------- rules
+
+    def _name(self, func: Any) -> tuple[str, bool]:
+        """Return the name of a function, and whether it writes into its first argument."""
+        raw = getattr(func, "__name__", str(func)).split(".")[0]
+        if raw == "__get__":
+            return func.__self__.__name__, False
+        writes = raw.endswith("_") and (
+            not raw.endswith("__") or raw in ("__iadd__", "__isub__", "__imul__", "__itruediv__")
+        )
+        return ("item" if raw in self.READS else raw.strip("_")), writes
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name, writes = self._name(func)
+        if kwargs.get("out") is not None:
+            raise self.Refused(f"{name}(out=...) writes parts of experts; a function that returns its result works")
+        if name in self.SIZED:
+            args = (args[0], *(self._like(each) if self._is_part(each) else each for each in args[1:]))
+            if not self._is_part(args[0]):
+                return func(*args, **kwargs)
+        is_pair = name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor)
+        rules = (
+            (self.FACTS, self._fact),
+            (self.LIKE, self._like_it),
+            ({"getitem"}, self._getitem),
+            ({"setitem", "copy"}, self._write),
+            (self.ADDS_ROWS, self._add_rows),
+            (self.LOOKUPS, self._selected),
+            (self.GROUPED, self._grouped),
+            (self.JOINS, self._joined),
+            (set() if is_pair else self.REDUCES | self.ALONG, self._along),
+            (self.PRODUCTS, self._product),
+            (self.MOVES | self.RESHAPES | self.EXPANDS | self.TAKES, self._view),
+            (self.ELEMENTWISE | {"max", "min"}, self._elementwise),
+        )
+        for names, rule in rules:
+            if name in names:
+                is_begun = writes and name in self.ELEMENTWISE and not self._is_part(args[0])
+                return (self._added if is_begun else rule)(func, name, args, kwargs)
+        what = "reads values of" if name in ("item", "tolist", "numpy") else "takes"
+        raise self.Refused(f"{name}() {what} a part of the experts; elementwise functions, views and products work")
+
+    def _like_it(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+        return func(*tree_map(lambda each: self._like(each) if self._is_part(each) else each, args), **kwargs)
+
+    def _is_part(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and self._part(value) is not None
+
+    def _fact(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        part = self._part(args[0])
+        is_size = part.kind == "shard" and name in ("shape", "size", "numel", "nelement", "len")
+        tensor = self._like(args[0]) if is_size or part.own is None else args[0]
+        return func(tensor, *args[1:], **kwargs)
+
+    def _absent(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Return the shapes of a result for experts of other ranks."""
+        if name == "dropout":  # so that all ranks draw the same random numbers afterwards
+            func(torch.zeros(args[0].shape, dtype=args[0].dtype, device=self.device), *args[1:], **kwargs)
+
+        def on_meta(value: Any) -> Any:
+            is_tensor = isinstance(value, torch.Tensor)
+            return torch.empty_like(value, device="meta", requires_grad=False) if is_tensor else value
+
+        with torch.no_grad():
+            made = func(*tree_map(on_meta, args), **tree_map(on_meta, kwargs))
+        return self._marked(made, "rows", own=None)
+
+    def _kinds(self, name: str, tensors: list[Any]) -> set[str]:
+        kinds = {part.kind for each in tensors if (part := self._part(each)) is not None}
+        if "shard" in kinds and len(kinds) > 1:
+            raise self.Refused(f"{name}() takes chunks of experts and rows of tokens; one kind works")
+        return kinds
+
+    def _owns(self, name: str, masks: list[Any]) -> Any:
+        """Return the mask of a result from the masks of what it is made of, which must be the same."""
+        first, *others = masks
+        for each in others:
+            if each is first:
+                continue
+            if not (isinstance(each, torch.Tensor) and isinstance(first, torch.Tensor)):
+                raise self.Refused(f"{name}() takes results of different experts; results of the same experts work")
+            is_view = self._memory(each) == self._memory(first) and each.storage_offset() == first.storage_offset()
+            strides = [
+                [step for step, size in zip(mask.stride(), mask.shape, strict=False) if size > 1]
+                for mask in (each, first)
+            ]
+            if is_view and strides[0] == strides[1]:
+                continue
+            if self._is_shape(each):  # rows sorted by their expert: a product of groups, and numbers of experts
+                is_equal = (self._memory(each) in self.sorted) != (self._memory(first) in self.sorted)
+            else:
+                is_equal = torch.equal(each, first)
+            if not is_equal:
+                raise self.Refused(f"{name}() takes results of different experts; results of the same experts work")
+        return first
+
+    @staticmethod
+    def _varies(own: Any, dim: int) -> bool:
+        return isinstance(own, torch.Tensor) and own.shape[dim] > 1 and own.stride(dim) != 0
+
+    # ----------------------------------------------------------------------------------------- elementwise
+
+    def _elementwise(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensors = self._tensors((args, kwargs))
+        kinds = self._kinds(name, tensors)
+        if "sum" in kinds:
+            return self._linear(func, name, args, kwargs)
+        parts = [(each, part) for each in tensors if (part := self._part(each)) is not None]
+        if "shard" in kinds:
+            dims = {part.dim - each.dim() for each, part in parts}
+            if len(dims) > 1:
+                raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
+            dim, whole = dims.pop(), self.shape(parts[0][0])[parts[0][1].dim]
+
+            def local(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor) or self._is_part(value) or value.dim() < -dim:
+                    return value
+                if value.shape[dim] == whole:
+                    return self._chunk(value, dim)
+                if value.shape[dim] != 1:
+                    raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
+                return value
+
+            made = func(*tree_map(local, args), **tree_map(local, kwargs))
+            return self._marked(made, "shard", made.dim() + dim)
+        masks = [part.own for _, part in parts]
+        if any(each is None for each in masks):
+            if name in self.ADDS and any(each is not None for each in masks):
+                return self._linear(func, name, args, kwargs)
+            self._owns(name, masks)
+            return self._absent(func, name, args, kwargs)
+        shape = torch.broadcast_shapes(*(each.shape for each in tensors))
+        masks = [each if each is True else each.expand(shape) for each in masks]
+        try:
+            own = self._owns(name, masks)
+        except self.Refused:
+            if name not in self.ADDS:
+                raise
+            return self._linear(func, name, args, kwargs)
+        return self._marked(func(*args, **kwargs), "rows", own=own)
+
+    def _linear(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call a function that is linear in sums over the ranks."""
+        sums = [each for each in self._tensors((args, kwargs)) if self._is_part(each)]
+        if self._name(func)[1] and self._part(args[0]).kind != "sum":
+            raise self.Refused(f"{name}() adds a sum over the ranks to results of single experts; a new tensor works")
+        if name in self.ADDS or name == "where":
+            given = args[1:] if name == "where" else args
+
+            def share(value: Any) -> Any:
+                if isinstance(value, torch.Tensor):
+                    return self.sum_of(value)
+                return value if self.rank == 0 or isinstance(value, bool) else type(value)(0)
+
+            if name == "where" and self._is_part(args[0]):
+                raise self.Refused("where() chooses by a sum over the ranks; a whole condition works")
+            made = func(*args[: len(args) - len(given)], *map(share, given), **kwargs)
+        else:
+            first = sums[0] is args[0]
+            fits = name in self.LINEAR or name in ("mul", "multiply", "rmul") or (first and name in self.SCALES)
+            fits = fits or (name == "dropout" and not self._argument(args, kwargs, 2, "training", True))
+            fits = fits or (first and name == "masked_fill" and self._argument(args, kwargs, 2, "value") == 0)
+            if not fits or len(sums) > 1:
+                raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")
+            made = func(*args, **kwargs)
+            if not made.is_floating_point():
+                raise self.Refused(f"{name}() makes integers of a sum over the ranks; floating point numbers work")
+        return self._marked(made, "sum")
+
+    @staticmethod
+    def _argument(args: Any, kwargs: Any, position: int, name: str, default: Any = None) -> Any:
+        return args[position] if len(args) > position else kwargs.get(name, default)
+
+    def _added(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Write a part into a whole tensor, by adding it."""
+        target, *others = args
+        if name not in self.ADDS:
+            raise self.Refused(f"{name}() writes a part of the experts into a whole tensor; adding results works")
+        self._begin_sum(target)
+        return self._linear(func, name, (target, *others), kwargs)
+
+    def _write(self, func: Any, name: str, args: Any, _kwargs: Any) -> Any:
+        """Follow ``target[...] = value`` and ``target.copy_(value)``."""
+        target, value = args[0], args[-1]
+        part = self._part(target)
+        if any(self._is_part(each) for each in self._tensors(args[1:-1])):
+            raise self.Refused(f"{name}() writes at places that differ between ranks; places that are whole work")
+        if part is not None and part.kind == "rows" and not self._is_part(value) and part.own is not None:
+            return func(*args)
+        if part is not None and part.kind != "sum":
+            raise self.Refused(f"{name}() writes into a part of the experts; writing into a new tensor works")
+        if part is None:
+            self._begin_sum(target)
+        if isinstance(value, torch.Tensor):
+            value = self.sum_of(value)
+        elif self.rank:
+            value = 0
+        return func(*args[:-1], value)
+
+    def _add_rows(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Follow functions that add rows to a tensor, or write them."""
+        writes = self._name(func)[1]
+        target, position = args[0], 2 if name == "index_put" else 3
+        named = next((kwargs[each] for each in ("source", "src", "values", "tensor") if each in kwargs), None)
+        source = self._argument(args, {}, position, "", named)
+        indices = [each for each in self._tensors((args, kwargs)) if each is not source and each is not target]
+        kinds = self._kinds(name, [target])
+        if any(map(self._is_part, indices)) or kinds - {"sum"}:
+            raise self.Refused(f"{name}() takes a part of the experts; adding results to a whole tensor works")
+        if writes and not kinds:
+            self._begin_sum(target)
+        share = self.sum_of(source) if isinstance(source, torch.Tensor) else source
+        whole = target if writes else self.sum_of(target)
+
+        def local(value: Any) -> Any:
+            return whole if value is target else share if value is source else value
+
+        made = func(*tree_map(local, args), **tree_map(local, kwargs))
+        return made if writes else self._marked(made, "sum")
+
+    # ----------------------------------------------------------------------------------------------- views
+
+    def _view(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensor, *others = args if args else (kwargs.pop("input"),)
+        part = self._part(tensor)
+        if part is None or any(map(self._is_part, others)):
+            raise self.Refused(f"{name}() takes sizes or places that differ between ranks; whole ones work")
+        if part.kind == "sum":
+            return self._marked(func(tensor, *others, **kwargs), "sum")
+        if part.kind == "rows":
+            if part.own is None:
+                return self._absent(func, name, (tensor, *others), kwargs)
+            made = func(tensor, *others, **kwargs)
+            if part.own is True:
+                return self._marked(made, "rows")
+            masks = func(part.own, *others, **kwargs)
+            for each, own in zip(self._tensors(made), self._tensors(masks), strict=False):
+                each._experts = self.LocalPart("rows", own=own)
+            return made
+        return self._view_of_shard(func, name, tensor, part.dim, others, kwargs)
+
+    def _view_of_shard(self, func: Any, name: str, tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
+        whole = self.shape(tensor)
+        if name in self.MOVES:  # sizes that differ show where each dimension goes
+            sizes = [2 + place if size > 1 else 1 for place, size in enumerate(whole)]
+            after = list(func(torch.empty(sizes, device="meta"), *others, **kwargs).shape)
+            made = self._squeezed(tensor, dim, others, kwargs) if name == "squeeze" else func(tensor, *others, **kwargs)
+            return self._marked(made, "shard", after.index(2 + dim))
+        if name in self.RESHAPES | self.EXPANDS:
+            after = list(func(torch.empty(whole, device="meta"), *others, **kwargs).shape)
+            if name in self.EXPANDS:
+                place = dim + len(after) - len(whole)
+                after[place] //= self.ranks
+                return self._marked(tensor.expand(after), "shard", place)
+            lead, passed = math.prod(whole[:dim]), 1
+            for place, size in enumerate(after):
+                if passed == lead and size > 1 and size % self.ranks == 0:
+                    after[place] = size // self.ranks
+                    return self._marked(tensor.reshape(after), "shard", place)
+                passed *= size
+            raise self.Refused(f"{name}() cuts across the experts; a view that keeps experts apart works")
+        is_flat = name == "repeat_interleave" and self._argument((None, *others), kwargs, 2, "dim") is None
+        if is_flat or name in ("repeat", "tile"):
+            raise self.Refused(f"{name}() repeats experts; expand() along another dimension works")
+        position = 1 if name in ("unbind", "select", "narrow", "flip") else 2
+        named, default = ("dims", None) if name in ("flip", "roll") else ("dim", 0)
+        along = self._argument((None, *others), kwargs, position, named, default)
+        along = range(len(whole)) if along is None else along
+        taken = {each % len(whole) for each in (along if isinstance(along, (tuple, list, range)) else (along,))}
+        if dim not in taken:
+            made = func(tensor, *others, **kwargs)
+            return self._marked(made, "shard", dim - (name in ("unbind", "select") and taken.pop() < dim))
+        if name == "unbind":
+            return tuple(self._expert(tensor, dim, number) for number in range(whole[dim]))
+        if name == "select":
+            return self._expert(tensor, dim, int(self._argument((None, *others), kwargs, 2, "index")))
+        raise self.Refused(f"{name}() works along the experts; taking experts by their number works")
+
+    @staticmethod
+    def _squeezed(tensor: Any, dim: int, others: Any, kwargs: Any) -> Any:
+        """Remove dimensions of one element, but not the experts: a rank may have one."""
+        named = others[0] if others else kwargs.get("dim", tuple(range(tensor.dim())))
+        dims = {each % tensor.dim() for each in (named if isinstance(named, (tuple, list)) else (named,))} - {dim}
+        return tensor.squeeze(tuple(dims)) if dims else tensor.view(tensor.shape)
+
+    def _expert(self, tensor: Any, dim: int, number: int) -> Any:
+        """Return one expert: its chunk on the rank that holds it, and its shape elsewhere."""
+        local, whole = tensor.shape[dim], self.shape(tensor)[dim]
+        if not -whole <= number < whole:
+            raise IndexError(f"expert {number} of {whole}")
+        number = number % whole - self.rank * local
+        if 0 <= number < local:
+            return self._marked(tensor.select(dim, number), "rows")
+        self.skips = True
+        shape = [size for place, size in enumerate(tensor.shape) if place != dim]
+        return self._marked(torch.empty(shape, dtype=tensor.dtype, device="meta"), "rows", own=None)
+
+    # --------------------------------------------------------------------------------------------- indexing
+
+    def _getitem(self, _func: Any, _name: str, args: Any, _kwargs: Any) -> Any:
+        return self._taken(*args)
+
+    def _taken(self, tensor: Any, index: Any) -> Any:
+        part = self._part(tensor)
+        if part is None or any(map(self._is_part, self._tensors(index))):
+            raise self.Refused("getitem() takes elements by numbers that differ between ranks; whole numbers work")
+        if part.kind == "sum" or part.own is not True:
+            if part.kind == "sum":
+                return self._marked(tensor[index], "sum")
+            if part.own is None:
+                return self._marked(torch.empty_like(self._like(tensor)[index], device="meta"), "rows", own=None)
+            return self._marked(tensor[index], "rows", own=part.own[index])
+        if part.kind == "rows":
+            return self._marked(tensor[index], "rows")
+        items = list(index) if isinstance(index, tuple) else [index]
+        items = [torch.tensor(each, device=self.device) if isinstance(each, list) else each for each in items]
+        lookups = [each for each in items if isinstance(each, torch.Tensor)]
+        if any(each.dtype in (torch.bool, torch.uint8) for each in lookups):
+            raise self.Refused("getitem() takes experts by a mask; numbers of experts work")
+        rest = [slice(None)] * (tensor.dim() - sum(each is not None and each is not Ellipsis for each in items))
+        dots = next((place for place, each in enumerate(items) if each is Ellipsis), len(items))
+        items[dots : dots + 1] = rest
+        places = [place for place, each in enumerate(items) if each is not None]
+        at, whole = places[part.dim], self.shape(tensor)[part.dim]
+        item = items[at]
+        if isinstance(item, torch.Tensor) and item.dim() == 0 and not self._is_shape(item):
+            item = int(item)
+        if isinstance(item, int):
+            expert = self._expert(tensor, part.dim, item)
+            return self._taken(expert, tuple(items[:at] + items[at + 1 :])) if len(items) > 1 else expert
+        if isinstance(item, torch.Tensor):
+            return self._by_numbers(tensor, part.dim, items, at)
+        if item.indices(whole) != (0, whole, 1) or lookups:
+            raise self.Refused("getitem() takes some of the experts; taking experts by their number works")
+        items[at] = slice(None)
+        return self._marked(tensor[tuple(items)], "shard", sum(not isinstance(each, int) for each in items[:at]))
+
+    @staticmethod
+    def _is_shape(tensor: Any) -> bool:
+        return tensor.is_meta or type(tensor).__name__ == "FakeTensor"
+
+    def _by_numbers(self, tensor: Any, dim: int, items: list[Any], at: int) -> Any:
+        """Return what a tensor of numbers takes of the experts: rows, of which this rank has its own."""
+        numbers, local, whole = items[at], tensor.shape[dim], self.shape(tensor)[dim]
+        begin = self.rank * local
+        shifted = numbers.where(numbers >= 0, numbers + whole) - begin
+        made = tensor[tuple(shifted.clamp(0, local - 1) if place == at else each for place, each in enumerate(items))]
+        place = (self._memory(numbers), numbers.storage_offset(), numbers.shape, numbers.stride())
+        key = (*place, numbers._version, begin, local)
+        if key not in self.masks:
+            self.masks[key] = (numbers, (shifted >= 0) & (shifted < local))  # the memory of the numbers is kept
+        own = self.masks[key][1]
+        if sum(isinstance(each, torch.Tensor) for each in items) == 1:
+            after = sum(not isinstance(each, int) for each in items[at + 1 :])
+            own = own.view(*own.shape, *[1] * after)
+        else:  # the lookups of several tensors are one
+            kept = [each for each in items if each is not None]
+            shape = [
+                size if isinstance(each, (int, torch.Tensor)) else 1
+                for each, size in zip(kept, self.shape(tensor), strict=False)
+            ]
+            places = torch.arange(whole, device=numbers.device).view(
+                [-1 if each == dim else 1 for each in range(tensor.dim())]
+            )
+            lookup = tuple(slice(None) if isinstance(each, slice) else each for each in items)
+            taken = places.expand(shape)[lookup]
+            own = (taken >= begin) & (taken < begin + local)
+        return self._marked(made, "rows", own=own.expand(made.shape))
+
+    def _selected(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Follow functions that take elements by a tensor of numbers along one dimension."""
+        tensor = args[0]
+        part, number = self._part(tensor), self._argument(args, kwargs, 1, "dim")
+        index = self._argument(args, kwargs, 2, "index", kwargs.get("indices"))
+        if name == "take_along_dim":
+            number, index = self._argument(args, kwargs, 2, "dim"), self._argument(args, kwargs, 1, "indices")
+        if part is None or self._is_part(index) or number is None:
+            raise self.Refused(f"{name}() takes elements by numbers that differ between ranks; whole numbers work")
+        dim = number % tensor.dim()
+        if part.kind == "shard":
+            if dim != part.dim:
+                raise self.Refused(f"{name}() takes elements of all experts by numbers; slices and integers work")
+            if name == "index_select":
+                return self._by_numbers(
+                    tensor, dim, [*[slice(None)] * dim, index, *[slice(None)] * (tensor.dim() - dim - 1)], dim
+                )
+            local = tensor.shape[dim]
+            shifted = index - self.rank * local
+            made = tensor.take_along_dim(shifted.clamp(0, local - 1), dim)
+            return self._marked(made, "rows", own=((shifted >= 0) & (shifted < local)).expand(made.shape))
+        if part.own is None:
+            return self._absent(func, name, args, kwargs)
+        own = (
+            True
+            if part.own is True
+            else torch.take_along_dim(part.own, index, dim)
+            if name != "index_select"
+            else part.own.index_select(dim, index)
+        )
+        return self._marked(func(*args, **kwargs), part.kind, own=own)
+
+    # ------------------------------------------------------------------------------ reductions and products
+
+    def _along(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Follow functions that work along dimensions."""
+        tensor = args[0] if args else kwargs["input"]
+        part = self._part(tensor)
+        if part is None or sum(map(self._is_part, self._tensors((args, kwargs)))) > 1:
+            raise self.Refused(f"{name}() takes several parts of the experts; whole weights work")
+        if part.kind == "sum":
+            if name not in ("sum", "mean"):
+                raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")
+            return self._marked(func(*args, **kwargs), "sum")
+        if part.own is None:
+            return self._absent(func, name, args, kwargs)
+        dims = self._dims(name, args, kwargs, tensor.dim())
+        made = func(*args, **kwargs)
+        crosses = part.dim in dims if part.kind == "shard" else any(self._varies(part.own, dim) for dim in dims)
+        if crosses:
+            if name not in ("sum", "mean"):
+                raise self.Refused(
+                    f"{name}() works along the experts, or tokens of several experts; other dimensions work"
+                )
+            if part.kind == "rows":
+                made = func(*tree_map(lambda each: self.sum_of(tensor) if each is tensor else each, args), **kwargs)
+            elif name == "mean":
+                made = made / self.ranks
+            return self._marked(made, "sum")
+        first = self._tensors(made)[0]
+        keeps = first.dim() == tensor.dim()
+        if part.kind == "shard":
+            return self._marked(made, "shard", part.dim - (0 if keeps else sum(each < part.dim for each in dims)))
+        own = part.own
+        if own is not True:
+            for dim in sorted(dims, reverse=True):
+                own = own.narrow(dim, 0, 1) if keeps else own.select(dim, 0)
+            own = own.expand(first.shape)
+        return self._marked(made, "rows", own=own)
+
+    def _dims(self, name: str, args: Any, kwargs: Any, ndim: int) -> set[int]:
+        if name in ("layer_norm", "rms_norm"):
+            return set(range(ndim - len(self._argument(args, kwargs, 1, "normalized_shape")), ndim))
+        position = 2 if name in ("topk", "norm", "normalize") else 1
+        last = name in ("topk", "sort", "argsort", "glu")
+        along = self._argument(args, kwargs, position, "dim", 1 if name == "normalize" else -1 if last else None)
+        if name in ("sort", "argsort") and isinstance(along, bool):
+            along = -1
+        if along is None or along == ():
+            return set(range(ndim))
+        return {each % ndim for each in (along if isinstance(along, (tuple, list)) else (along,))}
+
+    def _product(self, _func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        operands, terms, result, call, bias = self._written_out(name, args, kwargs)
+        kinds = self._kinds(name, operands)
+        parts = {place: part for place, each in enumerate(operands) if (part := self._part(each)) is not None}
+        if not parts:
+            made = call(*operands)
+        elif "sum" in kinds:
+            if len(parts) > 1:
+                raise self.Refused(f"{name}() multiplies sums over the ranks; one sum works")
+            made = self._marked(call(*operands), "sum")
+        elif "shard" in kinds:
+            labels = {terms[place][part.dim] for place, part in parts.items()}
+            if len(labels) > 1:
+                raise self.Refused(f"{name}() takes experts along different dimensions; the same dimension works")
+            (label,) = labels
+            whole = next(self.shape(operands[place])[part.dim] for place, part in parts.items())
+            local = []
+            for place, (each, term) in enumerate(zip(operands, terms, strict=False)):
+                is_cut = place not in parts and label in term
+                if is_cut and each.shape[term.index(label)] != whole:
+                    raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
+                local.append(self._chunk(each, term.index(label)) if is_cut else each)
+            made = call(*local)
+            is_free = label in result
+            made = self._marked(made, "shard" if is_free else "sum", result.index(label) if is_free else 0)
+        elif any(part.own is None for part in parts.values()):
+            self._owns(name, [part.own for part in parts.values()])
+            made = self._absent(call, name, operands, {})
+        else:
+            made = self._product_of_rows(name, operands, terms, result, call, parts)
+        if bias is None:
+            return made
+        return (
+            self._elementwise(torch.add, "add", (made, bias), {})
+            if self._is_part(made) or self._is_part(bias)
+            else made + bias
+        )
+
+    def _product_of_rows(self, name: str, operands: Any, terms: Any, result: str, call: Any, parts: Any) -> Any:
+        sizes = {
+            label: size
+            for each, term in zip(operands, terms, strict=False)
+            for label, size in zip(term, each.shape, strict=False)
+        }
+        masked = [place for place, part in parts.items() if part.own is not True]
+        summed = {
+            label for place in masked for dim, label in enumerate(terms[place]) if self._varies(parts[place].own, dim)
+        }
+        kept = result + "".join(sorted(summed - set(result)))
+        masks: list[Any] = []
+        for place, part in parts.items():
+            own, term = part.own, terms[place]
+            if own is not True:
+                for dim in reversed(range(len(term))):
+                    own = own if term[dim] in kept else own.select(dim, 0)
+                left = [label for label in term if label in kept]
+                own = own.permute([left.index(label) for label in kept if label in left])
+                for dim, label in enumerate(kept):
+                    own = own if label in left else own.unsqueeze(dim)
+                own = own.expand([sizes[label] for label in kept])
+            masks.append(own)
+        own = self._owns(name, masks)
+        if kept != result:
+            return self._marked(call(*(self.sum_of(each) if self._is_part(each) else each for each in operands)), "sum")
+        return self._marked(call(*operands), "rows", own=own)
+
+    def _written_out(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Return operands, a label for each dimension of each, labels of the result, the product, and what is added."""
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        if name == "einsum":
+            equation, *operands = args
+            operands = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+            if not isinstance(equation, str):
+                raise self.Refused("einsum() without an equation as a text; a text works")
+            terms, arrow, result = equation.replace(" ", "").partition("->")
+            free = [each for each in letters if each not in equation]
+            parts = terms.split(",")
+            sizes = [
+                each.dim() - len(term) + 3 if "..." in term else 0 for term, each in zip(parts, operands, strict=False)
+            ]
+            dots = free[: max(sizes)]
+            if not arrow:
+                once = sorted(each for each in set(terms) - set(",.") if terms.count(each) == 1)
+                result = "".join(["..." if dots else "", *once])
+            texts = [
+                term.replace("...", "".join(dots[len(dots) - size :])) for term, size in zip(parts, sizes, strict=False)
+            ]
+            result = result.replace("...", "".join(dots))
+            if any(len(set(each)) < len(each) for each in texts):
+                raise self.Refused("einsum() takes a diagonal; each label once in a term works")
+            written = f"{','.join(texts)}->{result}"
+            return operands, texts, result, lambda *given: torch.einsum(written, *given), None
+        if name in ("addmm", "baddbmm"):
+            added, one, other = args
+            if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1:
+                raise self.Refused(f"{name}() with beta or alpha; 1 works")
+        else:
+            one, other = (
+                args[0],
+                args[1] if len(args) > 1 else kwargs[{"linear": "weight", "matmul": "other"}.get(name, "mat2")],
+            )
+            added = self._argument(args, kwargs, 2, "bias")
+        if name == "rmatmul":
+            one, other = other, one
+        if name == "linear":
+            first = letters[: one.dim()]
+            second = "Z" * (other.dim() - 1) + first[-1]
+            result = first[:-1] + second[:-1]
+            return [one, other], [first, second], result, torch.nn.functional.linear, added
+        ndims = [one.dim(), other.dim()]
+        batch = letters[: max(*ndims, 2) - 2]
+        leads = [batch[len(batch) - ndim + 2 :] if ndim > 2 else "" for ndim in ndims]
+        first, second = leads[0] + "YX"[-min(ndims[0], 2) :], leads[1] + "XZ"[: min(ndims[1], 2)]
+        result = batch + "Y" * (ndims[0] > 1) + "Z" * (ndims[1] > 1)
+        return [one, other], [first, second], result, torch.matmul, added
+
+    def _grouped(self, func: Any, _name: str, args: Any, kwargs: Any) -> Any:
+        """Follow ``grouped_mm`` of rows that are sorted by their expert."""
+        x, weight = args[:2]
+        ends = self._argument(args, kwargs, 2, "offs")
+        others = [each for key, each in kwargs.items() if key != "offs"]
+        part = self._part(weight)
+        is_sorted = part is not None and part.kind == "shard" and part.dim == 0 and x.dim() == 2 and weight.dim() == 3
+        if (
+            ends is None
+            or not is_sorted
+            or self._is_part(ends)
+            or any(each is not None for each in (*args[3:], *others))
+        ):
+            raise self.Refused(
+                "grouped_mm() takes other groups than one for each expert; rows that are sorted by experts work"
+            )
+        local = weight.shape[0]
+        begin = self.rank * local
+        key = (id(ends), ends._version)
+        if key not in self.masks:
+            start = ends[begin - 1] if begin else torch.zeros_like(ends[0])
+            row = torch.arange(x.shape[0], device=x.device if self._part(x) is None else self.device)
+            inside = (row >= start) & (row < ends[begin + local - 1])
+            n_rows = max(x.shape[0], 1)
+            self.masks[key] = (
+                ends,
+                inside,
+                (row + start) % n_rows,
+                (row - start) % n_rows,
+                ends[begin : begin + local] - start,
+            )
+            self.sorted.add(self._memory(inside))
+        _, inside, there, back, own_ends = self.masks[key]
+        if self._is_part(x):
+            if self._part(x).kind != "rows" or self._part(x).own is None:
+                raise self.Refused("grouped_mm() takes a part of the experts; rows that are sorted by experts work")
+            self._owns("grouped_mm", [self._part(x).own, inside[:, None].expand(x.shape)])
+        # Rows of other ranks go last, where no group ends. Neither their results nor their gradients are written.
+        first = x.masked_fill(~inside[:, None], 0)[there]
+        made = func(first, weight, offs=own_ends.to(ends.dtype))[back].masked_fill(~inside[:, None], 0)
+        return self._marked(made, "rows", own=inside[:, None].expand(made.shape))
+
+    def _joined(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensors = list(args[0] if args else kwargs["tensors"])
+        others, kinds = args[1:], self._kinds(name, tensors)
+        kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
+        parts = [self._part(each) for each in tensors]
+        dim = others[0] if others else kwargs.get("dim", kwargs.get("axis", 0))
+        ndim = max(each.dim() for each in tensors)
+        if "shard" in kinds:
+            dims = {part.dim if part is not None else -1 for part in parts}
+            dim = dim % (ndim + (name == "stack"))
+            if len(dims) > 1 or name in ("vstack", "hstack") or (dim in dims and name != "stack"):
+                raise self.Refused(f"{name}() joins along the experts, or with whole tensors; other dimensions work")
+            return self._marked(
+                func(tensors, *others, **kwargs), "shard", dims.pop() + (name == "stack" and dim <= parts[0].dim)
+            )
+        if kinds == {"rows"} and None not in parts and name not in ("vstack", "hstack"):
+            if all(part.own is None for part in parts):
+                return self._absent(func, name, (tensors, *others), kwargs)
+            here = [self._like(each) if part.own is None else each for each, part in zip(tensors, parts, strict=False)]
+            if all(part.own is True for part in parts):
+                return self._marked(func(tensors, *others, **kwargs), "rows")
+            masks = [self._mask_of(each, part.own) for each, part in zip(tensors, parts, strict=False)]
+            made = func(here, *others, **kwargs)
+            return self._marked(made, "rows", own=func(masks, *others, **kwargs))
+        return self._marked(func([self.sum_of(each) for each in tensors], *others, **kwargs), "sum")
+
+    def _mask_of(self, tensor: Any, own: Any) -> Any:
+        if isinstance(own, torch.Tensor):
+            return own
+        return torch.full((), own is True, device=self.device).expand(tensor.shape)
+
+    # ----------------------------------------------------------------------------------------------- results
+
+    def kind(self, tensor: Any) -> str:
+        """Return ``"shard"``, ``"rows"`` or ``"sum"``; empty for a whole tensor."""
+        part = self._part(tensor)
+        return "" if part is None else part.kind
+
+    def whole(self, results: Any, mesh: Any, entered: list[Any]) -> Any:
+        """Return the results of a forward, the same on all ranks.
+
+        Args:
+            entered: tensors whose gradients the ranks add up.
+        """
+        entered = [each for each in entered if each.requires_grad]
+
+        def joined(tensor: Any) -> Any:
+            # An empty sum joins the graph, so that all ranks reduce all gradients.
+            return tensor + sum(each.flatten()[:0].sum() for each in entered).to(tensor.dtype) if entered else tensor
+
+        def finished(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            part = self._part(value)
+            if part is None:
+                return joined(value.detach()) if value.requires_grad and self.rank else value
+            placement = Shard(part.dim) if part.kind == "shard" else Partial()
+            local = value if part.kind == "shard" else self.sum_of(value)
+            local = joined(local) if self.skips and local.is_floating_point() else local
+            return DTensor.from_local(local, mesh, [placement], run_check=False).full_tensor()
+
+        return tree_map(finished, results)
