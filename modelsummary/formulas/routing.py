@@ -87,9 +87,7 @@ class _Noting:
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if rule.name in _CHOICES:
             self._note_choice(rule.name, args[0], args, kwargs)
-        self._watch.recomputed_macs += scores_again(
-            rule.name, [each.shape for each in args if isinstance(each, Tensor)]
-        )
+        self._watch.recomputed_macs += scores_again(rule.name, args)
         out, cost = self._execution.run(func, rule, args, kwargs)
         if not self._watch.is_in_backward:
             self._watch.on_operator(rule, args, kwargs, out, cost.macs)
