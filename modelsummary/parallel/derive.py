@@ -334,8 +334,11 @@ def _note_write(found: Derivation, fqn: str, event: Event) -> None:
 
 
 def _note_functions(found: Derivation) -> None:
-    """Note modules that stay whole because their own functions take a weight of two dimensions."""
+    """Note modules that stay whole because their own functions take a weight of two dimensions, and bags of rows."""
     calls = found.calls
+    for fqn in calls.places:
+        if isinstance(calls.modules[fqn], nn.EmbeddingBag) and fqn not in found.layers:
+            found.reasons[fqn] = f"torch has no style for {fqn} (EmbeddingBag), which sums rows; nn.Embedding has one"
     for event in calls.entered:
         fqn, module = event.fqn, calls.modules[event.fqn]
         has_weight = any(each is not None and each.dim() == 2 for each in module._parameters.values())

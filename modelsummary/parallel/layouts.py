@@ -154,10 +154,13 @@ class FunctionCall:
     @property
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the (first) result."""
-        found = [leaf for leaf in leaves_of(self.event.result) if isinstance(leaf, (Value, Attribute))]
-        if not found or not isinstance(found[0], Value):
+        result = next((leaf for leaf in leaves_of(self.event.result) if isinstance(leaf, (Value, Attribute))), None)
+        if isinstance(result, Value):
+            return result.shape
+        taken = next((each for each in self.operands if result is not None and each.leaf == result), None)
+        if taken is None or any(self.event.writes):
             raise Blocked(f"{self.at} returns a tensor of the model; a new tensor works")
-        return found[0].shape
+        return taken.shape  # a cast to the same dtype returns what it takes
 
     def meets(self, other: Operand, dim: int, total: int, outer: int = 1) -> None:
         """Check an operand that is replicated, beside one that is sharded along a dimension of ``total`` elements.

@@ -123,6 +123,8 @@ class _Walk:
         name = event.function.short_name
         taken = [each for each in leaves_of((event.args, event.kwargs)) if not _is_constant(each)]
         states = [self.states.get(each, "") for each in taken]
+        if isinstance(event.result, Attribute):  # a cast to the same dtype returns what it takes
+            return taken == [event.result] and bool(states[0])
         if not isinstance(event.result, Value):
             return False
         before = taken[0].shape[-1:] if taken and isinstance(taken[0], Value) else ()

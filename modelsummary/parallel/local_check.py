@@ -37,7 +37,7 @@ from modelsummary.parallel.whole_sizes import Sizes, whole_sizes
 from modelsummary.record.events import Event, Record, Value, values_in
 from modelsummary.record.runs import record_once
 
-__all__ = ["LocalAttribute", "alike", "check_locally", "stream_runs"]
+__all__ = ["LocalAttribute", "alike", "check_locally", "stream_failure"]
 
 _MOST_OPTIONS = 32
 
@@ -69,7 +69,8 @@ def check_locally(
     chosen: list[LocalAttribute] = []
     if live.execution == "real":
         for region in [each for each in derivation.regions if not runs_on_shards(each, n_ranks)]:
-            derivation.gather(region, _does_not_run(derivation.calls, region))
+            callers = dict.fromkeys(event.fqn for event in region.functions)
+            derivation.gather(region, _does_not_run(next(iter(callers), "") or type(live.model).__name__))
         return chosen
     groups = _groups(derivation.regions)
     options = [_options(derivation.calls, regions, n_ranks) for regions in groups]
@@ -91,15 +92,23 @@ def check_locally(
     return chosen
 
 
-def _does_not_run(calls: Calls, region: Region, error: Exception | None = None) -> str:
+def _does_not_run(where: str, said: str = "") -> str:
     """Return why the layers of a region keep whole activations."""
-    callers = dict.fromkeys(event.fqn for event in region.functions)
-    where = next(iter(callers), "") or type(calls.model).__name__
-    said = f" ({type(error).__name__}: {' '.join(str(error).split()):.100})" if error is not None else ""
     return (
-        f"the forward of {where} does not run on the shapes of one rank{said}; sizes of its views and splits that are "
-        "-1 or integer attributes of the module work"
+        f"the forward of {where} does not run on the shapes of one rank{f' ({said})' if said else ''}; sizes of its "
+        "views and splits that are -1 or integer attributes of the module work"
     )
+
+
+def _cause(error: BaseException, model: nn.Module) -> tuple[str, str]:
+    """Return the module whose forward failed, and its error in one line."""
+    error = error.__cause__ or error
+    names = {id(module): fqn for fqn, module in model.named_modules()}
+    where, frame = "", error.__traceback__
+    while frame is not None:
+        where = names.get(id(frame.tb_frame.f_locals.get("self")), where)
+        frame = frame.tb_next
+    return where or type(model).__name__, f"{type(error).__name__}: {' '.join(str(error).split()):.120}"
 
 
 def _groups(regions: Sequence[Region]) -> list[list[Region]]:
@@ -156,14 +165,12 @@ def _failure(
     try:
         record = _record(twin, live)
     except Exception as error:  # a shape does not fit
-        return _does_not_run(
-            derivation.calls, regions[0], error.__cause__ if isinstance(error.__cause__, Exception) else error
-        )
+        return _does_not_run(*_cause(error, twin))
     layouts: dict[Value, Sharded] = {}
     for region in regions:
         layouts.update(region.layouts)
     other = Calls(twin, record, derivation.calls.linears).events
-    return _difference(derivation.calls.events, other, [layouts] * len(other), n_ranks)
+    return _difference(derivation.calls.events, other, [layouts] * len(other), n_ranks)[0]
 
 
 def _difference(
@@ -171,57 +178,67 @@ def _difference(
     local: Sequence[Event],
     layouts: Sequence[Mapping[Value, Sharded | None]],
     n_ranks: int,
-) -> str:
-    """Return the first difference of the calls on local shapes; empty if there is none but the sharded extents.
+) -> tuple[str, int]:
+    """Return the first difference of the calls on local shapes, and its position.
+
+    The difference is empty if only the sharded extents differ.
 
     Args:
         layouts: for each call, the layouts of its values.
     """
-    for one, two, expected in zip(whole, local, layouts, strict=False):
-        at = two.fqn if two.is_module else f"{two.name}() in {two.fqn or 'the model'}"
-        if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
-            return (
-                f"{at} is called on the shapes of one rank in place of {one.name}; a forward that calls the same works"
-            )
-        numbers = [numbers_in(each.name, (each.args, each.kwargs)) for each in (one, two)]
-        if numbers[0] != numbers[1]:
-            differ = next((pair for pair in zip(*numbers, strict=False) if pair[0] != pair[1]), tuple(numbers))
-            return (
-                f"{at} computes with {differ[0]}, and with {differ[1]} on the shapes of one rank; a number that does "
-                "not follow from a sharded size works"
-            )
-        if one.is_decision and one.result != two.result:
-            return f"{at} decides otherwise on the shapes of one rank; a decision by sizes that are not sharded works"
-        layout = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
-        if layout is not None:  # a slice of the same size may begin elsewhere
-            begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
-            if begins[0] != begins[1] * n_ranks:
-                return f"{at} takes another part on the shapes of one rank; a part of each piece works"
-        for value, part in zip(values_in(one.result), values_in(two.result), strict=False):
-            shape = local_shape(value.shape, expected.get(value), n_ranks)
-            if shape != part.shape:
-                return (
-                    f"{at} returns {part.shape} on the shapes of one rank, where a rank's part is {shape}; sizes that "
-                    "are -1 or integer attributes of the module work"
-                )
+    for place, (one, two, expected) in enumerate(zip(whole, local, layouts, strict=False)):
+        why = _difference_of(one, two, expected, n_ranks)
+        if why:
+            return why, place
     if len(whole) != len(local):
+        return f"the model calls {len(local)} functions on the shapes of one rank, and {len(whole)} else", -1
+    return "", -1
+
+
+def _difference_of(one: Event, two: Event, expected: Mapping[Value, Sharded | None], n_ranks: int) -> str:
+    """Return how a call differs on the shapes of one rank; empty if only the sharded extents differ."""
+    at = two.fqn if two.is_module else f"{two.name}() in {two.fqn or 'the model'}"
+    if (one.fqn, one.function and one.function.name) != (two.fqn, two.function and two.function.name):
+        return f"{at} is called on the shapes of one rank in place of {one.name}; a forward that calls the same works"
+    numbers = [numbers_in(each.name, (each.args, each.kwargs)) for each in (one, two)]
+    if numbers[0] != numbers[1]:
+        differ = next((pair for pair in zip(*numbers, strict=False) if pair[0] != pair[1]), tuple(numbers))
         return (
-            f"the model calls {len(local)} functions on the shapes of one rank and {len(whole)} else; equal ones work"
+            f"{at} computes with {differ[0]}, and with {differ[1]} on the shapes of one rank; a number that does "
+            "not follow from a sharded size works"
         )
+    if one.is_decision and one.result != two.result:
+        return f"{at} decides otherwise on the shapes of one rank; a decision by sizes that are not sharded works"
+    layout = expected.get(one.args[0]) if one.name == "getitem" and isinstance(one.args[0], Value) else None
+    if layout is not None:  # a slice of the same size may begin elsewhere
+        begins = [begin_of(each.args[1], each.args[0].shape, layout.dim) for each in (one, two)]
+        if begins[0] != begins[1] * n_ranks:
+            return f"{at} takes another part on the shapes of one rank; a part of each piece works"
+    for value, part in zip(values_in(one.result), values_in(two.result), strict=False):
+        shape = local_shape(value.shape, expected.get(value), n_ranks)
+        if shape != part.shape:
+            return (
+                f"{at} returns {part.shape} on the shapes of one rank, where a rank's part is {shape}; sizes that "
+                "are -1 or integer attributes of the module work"
+            )
     return ""
 
 
-def stream_runs(
+def stream_failure(
     live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], stream: Stream, n_ranks: int
-) -> bool:
-    """Return True if the model does the same on local shapes where each rank holds a chunk of the sequence."""
+) -> tuple[str, int]:
+    """Return why the model does not do the same on chunks of the sequence, and the position of the first such call.
+
+    The reason is empty if it does; the position is -1 where an error ends the forward.
+    """
     calls = derivation.calls
     twin = local_model(calls, derivation.regions, attributes, n_ranks, derivation.sizes)
     _add_boundaries(twin, derivation, stream, n_ranks)
     try:
         other = Calls(twin, _record(twin, live), calls.linears).events
-    except Exception:  # a shape does not fit
-        return False
+    except Exception as error:  # a shape does not fit
+        where, said = _cause(error, twin)
+        return f"the forward of {where} fails ({said})", -1
     layouts: dict[Value, Sharded | None] = {}
     for region in derivation.regions:
         layouts.update(region.layouts)
@@ -229,7 +246,7 @@ def stream_runs(
         dict(zip(values_in(event.result), stream.results[place], strict=True)) if place in stream.results else layouts
         for place, event in enumerate(calls.events)
     ]
-    return not _difference(calls.events, other, expected, n_ranks)
+    return _difference(calls.events, other, expected, n_ranks)
 
 
 def _add_boundaries(twin: nn.Module, derivation: Derivation, stream: Stream, n_ranks: int) -> None:

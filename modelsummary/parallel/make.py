@@ -24,7 +24,7 @@ from modelsummary.parallel.fsdp_units import fsdp_units, unit_bytes, used_parame
 from modelsummary.parallel.layer_plans import in_call_order, layer_plans, with_reduced_gradients
 from modelsummary.parallel.layouts import Blocked
 from modelsummary.parallel.linear_layers import local_sizes
-from modelsummary.parallel.local_check import LocalAttribute, alike, check_locally, stream_runs
+from modelsummary.parallel.local_check import LocalAttribute, alike, check_locally, stream_failure
 from modelsummary.parallel.loss import shard_logits
 from modelsummary.parallel.plan import LayerPlan, ParallelPlan
 from modelsummary.parallel.recomputation import with_recomputation
@@ -35,6 +35,8 @@ from modelsummary.record.recording_error import as_forward_error
 from modelsummary.record.runs import record_once
 
 __all__ = ["make_plan"]
+
+_MOST_STREAMS = 12  # each is checked by a run on shapes
 
 
 @no_collection()
@@ -54,6 +56,7 @@ def make_plan(
     precision: torch.dtype | None = None,
     reshard_after_forward: bool = True,
     offload: bool = False,
+    context: int = 1,
 ) -> ParallelPlan:
     """Return a plan as ``Statistics.parallel_plan`` says.
 
@@ -62,7 +65,13 @@ def make_plan(
         split: function from a number of stages and the FQNs of modules that are not cut to the model's stages; needed
             for ``pipeline > 1``.
     """
-    _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert)
+    _check_sizes(tensor=tensor, data=data, shard=shard, pipeline=pipeline, expert=expert, context=context)
+    if context > 1:
+        raise InputError(
+            f"context={context}: a plan does not divide attention along the sequence; run the step in "
+            "torch.distributed.tensor.experimental.context_parallel, cost it with simulate(Plan(context=...)), or pass "
+            "context=1"
+        )
     if precision is not None and not (isinstance(precision, torch.dtype) and precision.is_floating_point):
         raise InputError(f"precision={precision!r}; expected a floating point torch.dtype or None")
     if sequence and tensor == 1:
@@ -322,26 +331,52 @@ def _sizes_of_layers(derivation: Derivation, n_ranks: int) -> list[LocalAttribut
 def _add_stream(live: LiveModel, derivation: Derivation, attributes: Sequence[LocalAttribute], n_ranks: int) -> None:
     """Shard activations between the regions along the sequence. Raises ``InputError`` if that is not possible."""
     if live.execution == "real":
+        reads = next((event for event in derivation.calls.events if _reads_values(event)), None)
+        where = f" ({reads.name}() in {reads.fqn or 'the model'})" if reads is not None else ""
         raise InputError(
-            f"sequence=True: the forward of {type(live.model).__name__} reads values, as loops over experts do, so no "
-            "copy can be run on chunks of the sequence; use sequence=False, or experts that are stacked in parameters"
+            f"sequence=True: the forward of {type(live.model).__name__} reads values{where}, so no copy can be run on "
+            "chunks of the sequence; use sequence=False, or a forward that runs on shapes"
         )
     obstacle = ""
-    for with_embeddings, cuts_inputs in ((True, False), (False, True), (False, False)):
+    ways: list[tuple[bool, bool, frozenset[int]]] = [
+        (embeddings, inputs, frozenset()) for embeddings, inputs in ((True, False), (False, True), (False, False))
+    ]
+    for _ in range(_MOST_STREAMS):
+        if not ways:
+            break
+        with_embeddings, cuts_inputs, whole = ways.pop(0)
         try:
             stream = find_stream(
-                derivation.calls, derivation.layers, n_ranks, with_embeddings=with_embeddings, cuts_inputs=cuts_inputs
+                derivation.calls,
+                derivation.layers,
+                n_ranks,
+                with_embeddings=with_embeddings,
+                cuts_inputs=cuts_inputs,
+                whole=whole,
             )
         except Blocked as blocked:
-            obstacle = f"; {blocked}"
+            obstacle = obstacle or str(blocked)
             continue
-        if stream_runs(live, derivation, attributes, stream, n_ranks):
+        obstacle, place = stream_failure(live, derivation, attributes, stream, n_ranks)
+        if not obstacle:
             derivation.stream = stream
             return
+        if place >= 0 and place not in whole:  # this call may take a whole tensor
+            ways.append((with_embeddings, cuts_inputs, whole | {place}))
     raise InputError(
-        f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: the second dimension of "
-        f"activations must be a multiple of {n_ranks}, and blocks must read it in modules of their own (attention, MLP)"
-        f"{obstacle}"
+        f"sequence=True: {type(live.model).__name__} does not run on chunks of the sequence: {obstacle}; the second "
+        f"dimension of activations must be a multiple of {n_ranks}, and blocks read it in modules of their own "
+        "(attention, MLP)"
+    )
+
+
+def _reads_values(event: Event) -> bool:
+    """Return True for a function whose result, or its shape, depends on values."""
+    is_condition = event.name == "where" and len(event.args) == 1
+    return (
+        event.is_decision
+        or is_condition
+        or event.name in ("nonzero", "argwhere", "masked_select", "unique", "bincount")
     )
 
 

@@ -219,6 +219,9 @@ class _Attempt:
                 raise Blocked(
                     f"{fqn} takes sharded tensors in {times} of its {self._calls.n_calls[fqn]} calls; all of them must"
                 )
+        both = next((fqn for fqn in self.region.norms if fqn in self.region.owners), None)
+        if both is not None:
+            raise Blocked(f"parameters of {both} are sharded and whole in one call; a norm with one of the two works")
         if not all(each.is_alone(self._calls, self.region.functions) for each in self._shared):
             raise Blocked(
                 "a tensor that all heads share goes elsewhere, too; one that only the heads take can be split"
@@ -346,7 +349,7 @@ class _Attempt:
         self._pieces.update(dict.fromkeys(values_in(event.result), pieces))
         self.region.functions.append(event)
         self.region.layouts.update(dict.fromkeys(values_in(event.result), layout))
-        for written in attributes_in(event.result):
+        for written in attributes_in(event.result) if any(event.writes) else ():
             raise Blocked(f"{call.at} writes a sharded tensor into {written.fqn}; a new tensor works")
 
     def _operand(self, leaf: Any) -> Operand | None:

@@ -7,7 +7,7 @@ tensor meets the stream, or a layer needs a whole tensor, the tensor is cut or g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -26,7 +26,13 @@ _MOST_ATTEMPTS = 60
 
 
 def find_stream(
-    calls: Calls, layers: Mapping[str, Layer], n_ranks: int, *, with_embeddings: bool, cuts_inputs: bool
+    calls: Calls,
+    layers: Mapping[str, Layer],
+    n_ranks: int,
+    *,
+    with_embeddings: bool,
+    cuts_inputs: bool,
+    whole: Collection[int] = (),
 ) -> Stream:
     """Return what can be sharded along the sequence.
 
@@ -35,6 +41,7 @@ def find_stream(
             from them then sees the length of a chunk.
         cuts_inputs: whole tensors that meet the stream are cut where they enter a module, if possible, rather than
             where they leave one.
+        whole: positions of functions that do something else with a chunk, and take whole tensors.
 
     Raises:
         Blocked: nothing can be sharded; the message is about what was met last.
@@ -48,7 +55,7 @@ def find_stream(
     for _ in range(_MOST_ATTEMPTS):
         if not any(layers[fqn].role in ("row", "heads") for fqn in stream.scattered):
             break
-        walk = _Walk(calls, layers, n_ranks, stream)
+        walk = _Walk(calls, layers, n_ranks, stream, whole)
         try:
             walk.run()
         except Needs as needs:
@@ -78,10 +85,18 @@ class _Walk:
 
     Args:
         stream: what is known so far; its scattered layers and boundaries are kept.
+        whole: positions of functions that take whole tensors.
     """
 
-    def __init__(self, calls: Calls, layers: Mapping[str, Layer], n_ranks: int, stream: Stream) -> None:
-        self._calls, self._layers, self._n_ranks = calls, layers, n_ranks
+    def __init__(
+        self,
+        calls: Calls,
+        layers: Mapping[str, Layer],
+        n_ranks: int,
+        stream: Stream,
+        whole: Collection[int],
+    ) -> None:
+        self._calls, self._layers, self._n_ranks, self._whole = calls, layers, n_ranks, whole
         self.stream = Stream(stream.scattered, stream.entries, stream.exits)
         self._origins: dict[Value, frozenset[str]] = {}
         self._place = 0
@@ -231,6 +246,10 @@ class _Walk:
     def _function(self, event: Event, reduced: set[object] | None = None) -> None:
         if event.is_decision:
             raise Blocked(f"{event.fqn} decides by values that are sharded; values of whole tensors work")
+        if self._place in self._whole:
+            raise Blocked(
+                f"{event.name}() in {event.fqn or 'the model'} takes no chunk of the sequence; -1 in sizes works"
+            )
         call = self._call(event, reduced or set())
         layout = layout_after(call)
         if layout is None or any(size % self._n_ranks for size in call.sizes):

@@ -260,6 +260,7 @@ class Statistics(GraphStatistics):
         precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
         offload: bool = False,
+        context: int = 1,
     ) -> ParallelPlan:
         """Derive from what the forward does how to spread the model over the ranks of a device mesh.
 
@@ -280,6 +281,7 @@ class Statistics(GraphStatistics):
             precision: dtype of parameters in FSDP's forward and backward; gradients are reduced in float32.
             reshard_after_forward: free gathered units after their forward, and gather them again in the backward.
             offload: keep parameters, gradients and optimizer state on the CPU.
+            context: 1; attention over a divided sequence is not applied, only costed by ``simulate``.
 
         >>> mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
         >>> plan = Statistics(mlp, (1, 8)).parallel_plan(tensor=2)
@@ -307,6 +309,7 @@ class Statistics(GraphStatistics):
             precision=precision,
             reshard_after_forward=reshard_after_forward,
             offload=offload,
+            context=context,
         )
 
     def _current_splitter(self) -> ModelSplitter:

@@ -402,7 +402,7 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-WHOLE = {"litgpt gqa", "gpt-fast gqa", "whisper", "einsum", "palm", "functional"}
+WHOLE = {"litgpt gqa", "gpt-fast gqa", "einsum", "palm", "functional"}
 SPLIT = [name for name in ATTENTIONS if name not in WHOLE]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelsummary import Statistics
+from modelsummary import InputError, Statistics
 from tests.parallel import collectives, processes
 from tests.parallel.copied_models import ATTENTIONS, SPLIT, Model, ids
 
@@ -91,6 +91,70 @@ def test_functions_along_other_dimensions_take_shards():
             reason(function)
             == f"{name}() in 0 works along the sharded dimension; along another dimension it can be split"
         )
+
+
+def test_a_cast_to_the_same_dtype_is_passed():
+    class Cast(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+    plan = Statistics(nn.Sequential(Cast(8, 32), nn.GELU(), Cast(32, 8)), (2, 8)).parallel_plan(tensor=2)
+    assert [(layer.role, layer.style) for layer in plan.layers] == [
+        ("column", "LinearParallel"),
+        ("row", "LinearParallel"),
+    ]
+
+
+def test_bags_of_rows_and_contexts_are_named():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.mlp = nn.EmbeddingBag(40, 8), Between(torch.relu)
+            self.into = nn.Linear(8, 16)
+
+        def forward(self, ids):
+            return self.mlp(self.into(self.bag(ids)))
+
+    statistics = Statistics(Bags(), torch.zeros(2, 3, dtype=torch.long))
+    assert "torch has no style for bag (EmbeddingBag)" in statistics.parallel_plan(tensor=2).replicated["bag"]
+    with pytest.raises(
+        InputError, match="context=2: a plan does not divide attention along the sequence; run the step"
+    ):
+        statistics.parallel_plan(context=2)
+
+
+def test_a_call_that_does_not_take_chunks_gets_the_whole_sequence():
+    class Ends(nn.Module):  # as GPT-2 of transformers: the last view has the length of the input
+        def __init__(self):
+            super().__init__()
+            self.tok, self.block, self.norm = nn.Embedding(48, 16), Model("nanoGPT").h[0], nn.LayerNorm(16)
+            self.head = nn.Linear(16, 48)
+
+        def forward(self, ids):
+            return self.head(self.norm(self.block(self.tok(ids))).view(-1, ids.shape[1], 16))
+
+    plan = Statistics(Ends().eval(), ids()).parallel_plan(tensor=2, sequence=True)
+    assert [(layer.fqn, layer.style) for layer in plan.layers if layer.fqn == "norm"] == [
+        ("norm", "SequenceParallel"),
+        ("norm", "PrepareModuleOutput"),
+    ]
+
+
+def test_what_does_not_run_on_chunks_is_named():
+    class Reads(nn.Module):  # the block itself reads the length
+        def __init__(self):
+            super().__init__()
+            self.q, self.out, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+
+        def forward(self, x):
+            b, t, c = self.norm(x).shape
+            return x + self.out(self.q(x).view(b, t, 4, c // 4).relu().view(b, t, c)) / t
+
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16), Reads())
+    with pytest.raises(
+        InputError, match=r"does not run on chunks of the sequence: the forward of 2 fails \(RuntimeError: shape"
+    ):
+        Statistics(model, (2, 8, 16)).parallel_plan(tensor=2, sequence=True)
 
 
 def _compared(_rank, _n):
