@@ -33,6 +33,7 @@ from modelsummary.layer_info import LayerInfo
 from modelsummary.progress import counted
 
 __all__ = [
+    "EVEN_ROUTES",
     "WANTS_GRADIENT",
     "Recording",
     "capture",
@@ -48,6 +49,12 @@ _META, _CPU = torch.device("meta"), torch.device("cpu")
 _AUTOCAST = "autocast of an accelerator was on, and operators of a model on meta run as on the CPU"
 # Matches torch's errors for a forward that computes, retains or hooks a gradient.
 WANTS_GRADIENT = re.compile(r"requires? (grad|gradient)\b|requires_grad=False")
+
+
+EVEN_ROUTES = (
+    "the forward reads which experts were chosen, and tensors on meta have no values: choices are assumed to fall on"
+    " all experts in turn"
+)
 
 
 @dataclass
@@ -102,7 +109,7 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
             raise InputError(f"execution='real' needs values, but {only_shapes}; use execution='shape'")
         return _real(model, modules, call)
     with no_collection():
-        recording = _on_shapes(model, modules, call, fails=execution == "shape" or only_shapes is not None)
+        recording = _on_shapes(model, modules, call, fails=execution == "shape", lacks_values=only_shapes is not None)
     if isinstance(recording, Recording):
         return recording
     reason, recording = recording, _real(model, modules, call)
@@ -110,13 +117,26 @@ def capture(model: nn.Module, call: CallArguments, execution: str) -> Recording:
     return recording
 
 
-def _on_shapes(model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, fails: bool) -> Recording | str:
-    """Return a shape-only recording. If the run met an obstacle, return the reason, unless ``fails`` is set."""
+def _on_shapes(
+    model: nn.Module, modules: Sequence[nn.Module], call: CallArguments, *, fails: bool, lacks_values: bool
+) -> Recording | str:
+    """Return a shape-only recording. If the run met an obstacle, return the reason, unless the run must be shape-only.
+
+    Args:
+        fails: the caller wants no other run.
+        lacks_values: the model or an input is on meta. Experts are then chosen in turn if the forward reads which are.
+    """
     run = _attempt(model, modules, call, on_shapes=True)
     reason = _obstacle(run)
     if reason is None:
         return _recording(run, "shape")
-    return _with_obstacle(run) if fails else reason
+    if lacks_values and isinstance(run.execution, ShapeOnly) and run.execution.needs_values:
+        evenly = _attempt(model, modules, call, on_shapes=True, routes_evenly=True)
+        if _obstacle(evenly) is None:
+            recording = _recording(evenly, "shape")
+            recording.root.note = EVEN_ROUTES
+            return recording
+    return _with_obstacle(run) if fails or lacks_values else reason
 
 
 def _needs_meta(modules: Sequence[nn.Module], call: CallArguments) -> str | None:
@@ -202,9 +222,10 @@ def _attempt(
     *,
     on_shapes: bool,
     raw_arrays: bool = False,
+    routes_evenly: bool = False,
 ) -> _Run:
     """Run without gradients; if the forward computes gradients itself, run again with gradients enabled."""
-    options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays}
+    options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays, "routes_evenly": routes_evenly}
     run = _run_once(model, modules, call, **options, grad=False)
     if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
         run = _run_once(model, modules, call, **options, grad=True)
@@ -218,6 +239,7 @@ def _run_once(
     *,
     on_shapes: bool,
     raw_arrays: bool,
+    routes_evenly: bool,
     grad: bool,
 ) -> _Run:
     """Run once. Collect the facts before the model is restored, while lazy modules have their parameters."""
@@ -229,6 +251,8 @@ def _run_once(
     with casts, seen as ran, on as (execution, args, kwargs):
         if isinstance(execution, RealExecution) and ran is not None:
             execution.ran = ran
+        if isinstance(execution, ShapeOnly):
+            execution.routes_evenly = routes_evenly
         watch = Watch(model, execution)
         try:
             watch.run(args, kwargs)

@@ -6,7 +6,7 @@ What happens within the step is followed in ``step``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from modelsummary.capture.inputs import CallArguments
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import modules_of, tensors_of_modules
 from modelsummary.capture.operator_mode import Operators, Uncounted
-from modelsummary.capture.run import no_collection, obstacle_of, running
+from modelsummary.capture.run import EVEN_ROUTES, no_collection, obstacle_of, running
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.errors import InputError
 from modelsummary.layer_info import LayerInfo
@@ -144,11 +144,13 @@ def run_step(
     *,
     notes_operators: bool = False,
     counts_bytes: bool = False,
+    routes_evenly: bool = False,
 ) -> _R:
     """Run a step, on shapes if possible, and return the result of ``read``, called before the model is restored.
 
     Args:
         notes_operators: note each operator with its arguments; bytes are then followed only if ``counts_bytes`` is set.
+        routes_evenly: choices of experts fall on all experts in turn, as without values they are not known.
     """
     own = device_of(tensors_of_modules(modules_of(model)))
     wanted = plan.device or (own if own.type != "meta" else torch.device("cpu"))
@@ -159,6 +161,8 @@ def run_step(
             "No CUDA device here: attention runs as on CUDA; for other operators, the kernels of the CPU are assumed"
             " (its norms keep similar tensors)"
         )
+    if routes_evenly:
+        notes.append(EVEN_ROUTES)
     given = (*tensors_of_modules(modules_of(model)), *call.tensors())
     is_absent = wanted != device
     has_recurrent = any(isinstance(module, nn.RNNBase) for module in modules_of(model))
@@ -181,6 +185,7 @@ def run_step(
     ):
         shapes, args, kwargs = running_
         assert isinstance(shapes, ShapeOnly)
+        shapes.routes_evenly = routes_evenly
         kind = StepRun if plan.stage is None else StageRun
         run = kind(model, args, kwargs, plan, device, **options)
         with as_step_error(lambda: run.doing, remedies):
@@ -188,6 +193,10 @@ def run_step(
         if reason is None:
             return read(run, _How(str(wanted), "shape", notes))
     if not can_run:
+        if not has_values and not routes_evenly and shapes.needs_values:
+            with suppress(NeedsValuesError):
+                notes_what = {"notes_operators": notes_operators, "counts_bytes": counts_bytes}
+                return run_step(model, call, plan, read, **notes_what, routes_evenly=True)
         raise NeedsValuesError(reason, own, run.doing)
     with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)

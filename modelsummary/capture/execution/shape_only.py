@@ -54,6 +54,8 @@ _ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.layout
 # Arguments without effect on shapes; a generator of the CPU refuses tensors on meta.
 _WITHOUT_DATA = (("pin_memory", False), ("generator", None))
 _MASKS = (torch.bool, torch.uint8)
+# Operators that choose among candidates; their positions are the result or its second part.
+_CHOICES = frozenset(f"aten.{name}" for name in "topk argmax max sort".split())
 # Operators whose result or cost may depend on values.
 _SPECIAL = frozenset({*BLOCK_MASKED, "aten.index"})
 
@@ -69,6 +71,8 @@ class ShapeOnly:
         current: the execution that is running, or None.
         obstacle: the first operator that could not run on shapes, or None. The model may have caught the exception.
         needs_values: whether the obstacle is that the values of a tensor are not known.
+        routes_evenly: whether choices by unknown scores (top-k, argmax) are taken to fall on all candidates in turn, so
+            that the forward of a mixture may loop over its experts.
         log: None, or a list to which every operator is appended with its shapes and constants.
     """
 
@@ -78,7 +82,7 @@ class ShapeOnly:
         self.device = device
         self._several_devices = device.type not in ("cpu", "meta")  # tensors that a forward makes may be on the CPU
         self.obstacle: str | None = None
-        self.needs_values = False
+        self.needs_values = self.routes_evenly = False
         self.log: list[Any] | None = None
         self._results: dict[tuple[Any, ...], tuple[Remake | None, OpCost]] = {}
         self._known = KnownValues()
@@ -151,9 +155,18 @@ class ShapeOnly:
             except Exception:
                 self._note_obstacle(rule.name)
                 raise
+            if self.routes_evenly and rule.name in _CHOICES:
+                self._assume_choice(args[0], out if isinstance(out, Tensor) else out[1])
         if self.log is not None and (rule.writes or next(tensors_in(out), None) is not None):
             self.log.append((func, *key[1:]))  # it does not only return a value to Python
         return out, cost
+
+    def _assume_choice(self, scores: Tensor, chosen: Tensor) -> None:
+        """Let choices along the last dimension fall on all candidates in turn."""
+        if chosen.dtype is torch.int64 and chosen.shape[:1] == scores.shape[:1] and scores.dim():
+            with _disable_current_modes(), _torch.DisableTorchFunction():
+                in_turn = torch.arange(chosen.numel(), device="cpu") % scores.shape[-1]
+                self._known.set(chosen, in_turn.view(chosen.shape))
 
     def _writable(self, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Tensor]:
         """Return the tensors that an operator writes. Raise ``DataDependentError`` if one of them is not a twin."""

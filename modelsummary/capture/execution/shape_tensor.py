@@ -104,8 +104,12 @@ class ShapeTensor(Tensor):
         return float(_values(self, "torch.tensor()")) if _is_below_python() else super().__float__()
 
     def __format__(self, spec: str) -> str:
-        """Return the value as text, as torch does. Raises ``DataDependentError`` if it is not known."""
-        return format(self.item(), spec) if spec and self.dim() == 0 else object.__format__(self, spec)
+        """Return the value as text, as torch does. Raises ``DataDependentError`` for a format of an unknown value."""
+        return (
+            format(self.item(), spec)
+            if self.dim() == 0 and (spec or _is_known(self))
+            else object.__format__(self, spec)
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the text of a tensor on meta, so that a forward that prints a tensor runs without values."""
@@ -114,6 +118,12 @@ class ShapeTensor(Tensor):
 
 def _is_below_python() -> bool:
     return bool(_torch.is_excluded(_torch.DispatchKey.Python))
+
+
+def _is_known(tensor: Tensor) -> bool:
+    from modelsummary.capture.execution.shape_only import ShapeOnly
+
+    return ShapeOnly.current is not None and ShapeOnly.current.knows_values_of(tensor)
 
 
 def _values(tensor: Tensor, asker: str) -> Tensor:

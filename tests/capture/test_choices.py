@@ -1,0 +1,100 @@
+"""Mixtures that loop over their experts, without values: the choices fall on all experts in turn."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from modelsummary import DataDependentError, Statistics
+from modelsummary.errors import ForwardError
+from tests.untouched import untouched
+
+TOKENS, WIDTH, HIDDEN, EXPERTS = 10, 16, 32, 4
+# per token and expert, two products; the router has one
+PER_CHOICE, ROUTER = 2 * WIDTH * HIDDEN, WIDTH * EXPERTS
+
+
+class Mixture(nn.Module):
+    """The loop over experts of Mistral's reference code."""
+
+    chosen = 2
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = nn.ModuleDict(
+            {
+                f"expert_{index}": nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
+                for index in range(EXPERTS)
+            }
+        )
+
+    def forward(self, x):
+        weights, chosen = torch.topk(self.gate(x), self.chosen)
+        result = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts.values()):
+            token, place = torch.where(chosen == index)
+            result[token] += weights[token, place, None] * expert(x[token])
+        return result
+
+
+class ByMask(Mixture):
+    chosen = 1
+
+    def forward(self, x):
+        weight, chosen = self.gate(x).softmax(-1).max(-1)
+        result = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts.values()):
+            mask = chosen == index
+            if mask.any():
+                result[mask] = expert(x[mask]) * weight[mask, None]
+        return result
+
+
+class ByName(Mixture):
+    """The loop of the mixtures in transformers that keep their experts by name."""
+
+    chosen = 1
+
+    def forward(self, x):
+        mask = nn.functional.one_hot(self.gate(x).argmax(-1), EXPERTS).permute(1, 0)
+        result = torch.zeros_like(x)
+        for index in mask.sum(-1).gt(0).nonzero():
+            (token,) = torch.where(mask[index].squeeze(0))
+            result.index_add_(0, token, self.experts[f"expert_{index[0]}"](x[token]))
+        return result
+
+
+@pytest.mark.parametrize("mixture", [Mixture, ByMask, ByName])
+def test_the_count_does_not_depend_on_which_experts_are_chosen(mixture):
+    model = mixture()
+    expected = TOKENS * (ROUTER + mixture.chosen * PER_CHOICE)
+    real = Statistics(model, torch.rand(TOKENS, WIDTH))
+    assert (real.execution, real.root.macs, real.root.note) == ("real", expected, "")
+    on_meta = copy.deepcopy(model).to("meta")
+    with untouched(on_meta):
+        stats = Statistics(on_meta, (TOKENS, WIDTH))
+        memory = stats.memory()
+        estimate = stats.estimate_latency("A100", backward=True)
+    assert (stats.execution, stats.root.macs) == ("shape", expected)
+    assert "in turn" in stats.root.note
+    assert stats.root.note in memory.notes
+    assert estimate.backward_ms > 0
+
+
+def test_nothing_is_assumed_where_values_could_be_computed():
+    with pytest.raises((DataDependentError, ForwardError), match="values"):
+        Statistics(Mixture(), torch.rand(TOKENS, WIDTH), execution="shape")
+
+
+class NeedsOther(nn.Module):
+    def forward(self, x):
+        return x[x > 0]
+
+
+def test_other_values_stay_unknown():
+    with pytest.raises((DataDependentError, ForwardError), match="values"):
+        Statistics(nn.Sequential(nn.Linear(4, 4), NeedsOther()).to("meta"), (2, 4))
