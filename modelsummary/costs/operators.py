@@ -286,8 +286,8 @@ def op_cost(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
 
 def _written(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """Return the arguments that are written in place; some operators do not return them."""
-    arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-    return [arguments[key] for key in rule.writes if key in arguments]
+    written = [args[key] for key in rule.writes if isinstance(key, int) and key < len(args)]
+    return written + [kwargs[key] for key in rule.writes if isinstance(key, str) and key in kwargs]
 
 
 def _bytes_read(rule: OpRule, args: Sequence[Any], kwargs: dict[str, Any], written: int) -> int:

@@ -83,3 +83,18 @@ def test_split_by_an_estimate():
     stats.estimate_latency(SPEC)
     stages = stats.split(2, by="latency")
     assert sum(each.cost for each in stages.facts) == pytest.approx(stats.root.estimated_latency_ms / 1e3)
+
+
+@pytest.mark.parametrize("device", ["A100", "H100", "RTX 4090", "MI300X"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_bound_of_a_large_model_is_below_its_prediction(device, dtype):
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(2048, 16, 8192, batch_first=True, norm_first=True, dtype=dtype)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    stats = Statistics(model, torch.empty(2, 2048, 2048, dtype=dtype, device="meta"))
+    estimate = stats.estimate_latency(device)
+    bounds = stats.roofline(device)
+    assert 0.3 * estimate < bounds[0].bound_ms <= estimate
+    products = [row for row in bounds if row.class_name == "Linear"]
+    assert products
+    assert all(row.bound_ms <= row.predicted_ms for row in products)
