@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable
 from math import inf
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "StepError",
     "TraceError",
     "close_to",
+    "harmless",
     "in_short",
     "is_number",
     "printable",
@@ -67,6 +69,23 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+_ACTS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # categories of Unicode: controls, directions, surrogates, separators
+
+
+def harmless(text: str) -> str:
+    r"""Return a text of one or more lines with characters that act on a terminal or page as escapes; tabs stay.
+
+    >>> harmless("a\x1b[31m\nb")
+    'a\\x1b[31m\nb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each.encode("unicode_escape").decode() if each not in "\n\t" and unicodedata.category(each) in _ACTS else each
+        for each in text
+    )
 
 
 class ModelSummaryError(Exception):

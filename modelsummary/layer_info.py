@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from modelsummary.errors import harmless
 from modelsummary.tables import Report
 from modelsummary.units import grouped
 
@@ -226,7 +227,7 @@ class LayerInfo:
                 stack.extend(reversed(info.children))
 
     def __repr__(self) -> str:
-        return f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name
+        return harmless(f"{self.class_name}: {self.depth}-{self.depth_index}" if self.depth else self.class_name)
 
     def _repr_html_(self) -> str:
         facts = {name: getattr(self, name) for name in _DISPLAYED}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tabulate import DataRow, Line, TableFormat, tabulate
 
-from modelsummary.errors import MissingExtraError
+from modelsummary.errors import MissingExtraError, harmless
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +35,7 @@ def data_frame(records: list[dict[str, Any]]) -> pandas.DataFrame:
 
 
 def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, style: str | TableFormat = "plain") -> str:
-    """Return rows as a text table; each cell is its ``str``, with spaces kept.
+    """Return rows as a text table; each cell is its ``str``, with spaces kept and control characters escaped.
 
     Args:
         align: one letter per column, ``l`` or ``r``.
@@ -48,7 +48,8 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: str, sty
     """
     sides = ["left" if letter == "l" else "right" for letter in align]
     options: dict[str, Any] = {"colalign": sides, "disable_numparse": True, "preserve_whitespace": True}
-    return tabulate(rows, headers, style, **options)
+    cells = [[harmless(str(cell)) for cell in row] for row in rows]
+    return tabulate(cells, [harmless(each) for each in headers], style, **options)
 
 
 def ruled_table(
@@ -79,7 +80,7 @@ def ruled_table(
     rule = lines[0]
     if totals and rows:
         lines.insert(-2, rule)
-    return "\n".join([*lines, *(line for section in sections for line in [*section, rule])])
+    return "\n".join([*lines, *(harmless(line) for section in sections for line in [*section, rule])])
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,12 @@ class Report:
 
     def text(self) -> str:
         """Return the report as text; without rows, only its lines."""
+        above = [harmless(line) for line in self.above]
         if self.ruled:
             body = [ruled_table(self.rows, self.headers, self.align, [self.below], totals=self.totals)]
-            return "\n".join([*self.above, *body])
+            return "\n".join([*above, *body])
         body = [table(self.rows, self.headers, self.align)] if self.rows else []
-        return "\n".join([*self.above, *body, *self.below])
+        return "\n".join([*above, *body, *(harmless(line) for line in self.below)])
 
     def html(self) -> str:
         """Return the report as HTML; a table that is too wide or too long for the page scrolls."""
@@ -152,7 +154,8 @@ class Report:
         if self.totals:
             rows.append([str(cell).replace(" ", _SPACE) for cell in self.totals])
         body = table(rows, self.headers, self.align, "html") if rows else ""
-        above, below = ("".join(f"<div>{escape(line)}</div>" for line in lines) for lines in (self.above, self.below))
+        around = (self.above, self.below)
+        above, below = ("".join(f"<div>{escape(harmless(line))}</div>" for line in lines) for lines in around)
         return f'<div>{above}<div style="overflow: auto; max-height: 40em">{body}</div>{below}</div>'
 
 

@@ -18,7 +18,7 @@ from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.inputs import CallArguments, call_arguments
 from modelsummary.capture.modules import modules_of, tensors_of_modules, unwrap
 from modelsummary.capture.values import is_array
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.statistics import Statistics
 from modelsummary.torchinfo.enums import ColumnSettings, Mode, RowSettings, Verbosity
@@ -200,7 +200,7 @@ class SummaryStatistics(Statistics):
             param_bytes=self.total_param_bytes,
             notes=tuple(f"Not in mult-adds, no formula: {name} ({n}x)" for name, n in self.uncounted_ops.items()),
         )
-        return render_summary(self.summary_list, totals, self.formatting, ran=self.execution != "none")
+        return harmless(render_summary(self.summary_list, totals, self.formatting, ran=self.execution != "none"))
 
     __repr__ = __str__
     _repr_html_ = None  # type: ignore[assignment]  # a notebook shows the text, as for torchinfo

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from modelsummary.errors import harmless
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
 from modelsummary.torchinfo.enums import ColumnSettings
 
@@ -180,7 +181,7 @@ class SummaryRow:
         return sum(row.own_params for row in rows)
 
     def __repr__(self) -> str:
-        return f"{self.class_name}: {self.depth}"
+        return harmless(f"{self.class_name}: {self.depth}")
 
 
 # ------------------------------------------------------------------------------------------- from the tree

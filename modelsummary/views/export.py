@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelsummary.errors import harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.tables import data_frame, table
 from modelsummary.units import PREFIXES, symbol
@@ -23,6 +24,7 @@ __all__ = ["FACTS", "to_csv", "to_html", "to_latex", "to_markdown", "to_pandas",
 # Records have parameters and MACs of a row both alone and with its descendants. They leave out the columns of printed
 # tables that show one or the other, depending on the rows below.
 _PRINTED = ("num_params", "params_percent", "mult_adds")
+_FORMULAS = frozenset("=+-@|%＝＋－＠")  # of spreadsheets, in any width
 _IDENTITY = ("fqn", "name", "class_name", "depth", "depth_index", "call_index", "executed")
 FACTS = (*_IDENTITY, *(name for name in COLUMNS if name not in (*_IDENTITY, *_PRINTED)))
 
@@ -69,13 +71,27 @@ def _scaled(value: Any, column: Column, units: str | None) -> Any:
 
 
 def to_csv(root: LayerInfo, options: TableOptions) -> str:
-    """Return the records as comma-separated values (RFC 4180) with a header line; shapes as Python prints them."""
-    records = to_records(root, options)
+    """Return the records as comma-separated values (RFC 4180) with a header line; shapes as Python prints them.
+
+    A spreadsheet runs texts that begin like a formula: they get an apostrophe in front. Numbers stay numbers.
+    """
+    records = [{key: _inert(value) for key, value in record.items()} for record in to_records(root, options)]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]))
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    """Return a text that no spreadsheet takes for a formula, and any other value as it is.
+
+    >>> [_inert(value) for value in ("=1+1", " @x", "fc", -1.5)]
+    ["'=1+1", "' @x", 'fc', -1.5]
+    """
+    if not isinstance(value, str):
+        return value
+    return harmless(f"'{value}" if value.lstrip()[:1] in _FORMULAS else value)
 
 
 def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:

@@ -180,7 +180,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
 
 def _label(edge: Edge, points: Sequence[tuple[float, float]]) -> str:
     x, y = ((first + second) / 2 for first, second in zip(points[1], points[2], strict=True))
-    return f'<text x="{x + 5:.1f}" y="{y + 3:.1f}" {_LABELS}>{escape(edge.label)}</text>'
+    return f'<text x="{x + 5:.1f}" y="{y + 3:.1f}" {_LABELS}>{escape(one_line(edge.label))}</text>'
 
 
 def _place(path: _Path, laid: Mapping[str, _Laid], corners: _Corners) -> tuple[Box, float, float]:

@@ -13,6 +13,7 @@ from html import escape
 from importlib import resources
 from itertools import chain
 
+from modelsummary.errors import harmless
 from modelsummary.layer_info import LayerInfo
 from modelsummary.views.cells import TableOptions, lay_out
 from modelsummary.views.columns import Column, find_columns
@@ -96,6 +97,7 @@ class _Page:
         self._rows = _Rows(root, fold=is_folded(root, options.fold))
         shown = self._rows.shown
         self._table = lay_out(root, layout, executed=executed, batch_dim=batch_dim, rows=shown)
+        self._cells = [[harmless(cell) for cell in row] for row in self._table.cells]
         self._numeric = [column.is_number for _, column in self._columns]
         self._shares = [self._shares_of(each) for each in shown]
         self._values = [[self._value_of(column, each) for _, column in self._columns] for each in shown]
@@ -136,7 +138,7 @@ class _Page:
             f'<span class="{_kind(numeric)}"><button type="button">{escape(title)}</button></span>'
             for title, numeric in zip(titles, [False, *self._numeric], strict=True)
         )
-        lines = "".join(f"<div>{escape(line)}</div>" for line in footer)
+        lines = "".join(f"<div>{escape(harmless(line))}</div>" for line in footer)
         return (
             f'<div class="modelsummary" style="--columns: {self._widths}"><style>{style}</style>'
             f'<div class="ms-grid ms-head">{head}</div>'
@@ -192,7 +194,7 @@ class _Page:
             f'<span class="{_kind(numeric)}"{f" data-value={value}" if numeric else ""}'
             f"{f' style=--share:{share}%' if share else ''}>{escape(text)}</span>"
             for text, numeric, value, share in zip(
-                self._table.cells[number][1:], self._numeric, self._values[number], self._shares[number], strict=True
+                self._cells[number][1:], self._numeric, self._values[number], self._shares[number], strict=True
             )
         )
         name = f'{escape(_label(shown))} <span class="ms-class">{escape(_type(shown.row))}</span>'
@@ -216,7 +218,7 @@ class _Page:
         rows = {}
         for number in drawn:
             shown, shares = self._rows.shown[number], self._shares[number]
-            texts = [place(text) for text in self._table.cells[number][1:]]
+            texts = [place(text) for text in self._cells[number][1:]]
             facts = [_label(shown), place(_type(shown.row)), place(_times(shown)), shown.row.depth]
             rows[number] = [*facts, self._rows.place[number], texts, shares, self._values[number]]
         lazy = {number for number, below in enumerate(self._rows.below) if below and below[0] not in written}
@@ -249,7 +251,7 @@ def _kind(numeric: bool) -> str:
 
 
 def _label(shown: Shown) -> str:
-    return shown.names(shown.row.name) or shown.row.class_name
+    return harmless(shown.names(shown.row.name) or shown.row.class_name)
 
 
 def _times(shown: Shown) -> str:
@@ -259,4 +261,4 @@ def _times(shown: Shown) -> str:
 def _type(row: LayerInfo) -> str:
     again = " (recursive)" if row.is_recursive else ""
     uncalled = "" if row.executed or row.children else " (not called)"
-    return f"{row.class_name if row.name else ''}{again}{uncalled}"
+    return harmless(f"{row.class_name if row.name else ''}{again}{uncalled}")

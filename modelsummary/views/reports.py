@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from modelsummary.errors import InputError
+from modelsummary.errors import InputError, harmless
 from modelsummary.layer_info import LayerInfo, Sizes, first_shape
 from modelsummary.units import duration, percent, scaled
 from modelsummary.views.labels import check_depth
@@ -27,7 +27,7 @@ def _line(row: LayerInfo) -> str:
     if row.latency_ms is not None and row.latency_share is not None:
         time = f"{round(row.latency_ms, 3)}ms, {round(100 * row.latency_share, 3)}% latency"
     shapes = f"input shape {_shape(row.input_size)}, output shape {_shape(row.output_size)}"
-    return f"({row.name or 'model'}): {row.class_name}, num_params {row.num_params}, {time}, {shapes}"
+    return harmless(f"({row.name or 'model'}): {row.class_name}, num_params {row.num_params}, {time}, {shapes}")
 
 
 def _shape(sizes: Sizes) -> str:
@@ -116,7 +116,7 @@ def profile_report(
             lines += [f"depth {depth}:", *_top(classes, top_modules)]
     if detailed:
         lines += ["", _ORDER, "", *_annotated(root, root, "", module_depth)]
-    return "\n".join(lines)
+    return harmless("\n".join(lines))
 
 
 _ORDER = (
