@@ -2,12 +2,14 @@
 
 The shape inference of onnx is C++ that ends the process on some graphs, and torch restores an exported program with
 formulas and operators that a file chooses. Neither can be interrupted. A child is a copy of this process, which takes
-milliseconds: it has a limit on seconds and memory, writes no file, and its output is discarded. Where a process cannot
-be copied safely (macOS, Windows) the function runs here, without limits.
+milliseconds: it has limits on seconds and memory, its output is discarded, and the kernel denies it to write, make or
+remove files, to start programs and to connect to other machines. Where a process cannot be copied safely (macOS,
+Windows) the function runs here, without limits.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import io
@@ -16,6 +18,7 @@ import os
 import pickle
 import select
 import signal
+import struct
 import sys
 import time
 import warnings
@@ -34,6 +37,13 @@ T = TypeVar("T")
 _NO_MEMORY = 77  # exit status of a child
 _LENGTH = 8  # bytes of the length of an answer
 _MODULES = ("modelsummary.files.program", "collections", "sympy.", "torch.utils._sympy.")
+# Landlock (linux/landlock.h): the numbers of its system calls, alike on all processors, and the rights of each version.
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446
+_READ = 0b1100  # rights to read files and folders; all others write, make, remove or execute
+_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}  # version -> number of rights on files
+_NETWORK_SINCE = 4
+_TCP = 0b11  # to bind and to connect
+_NO_NEW_PRIVILEGES = 38  # of prctl; the kernel asks for it first
 _PATIENCE = 20  # seconds of the clock for one of the processor: the machine may be busy
 
 
@@ -153,9 +163,30 @@ def _limit(budget: Budget) -> None:
     for what, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(what)[1]
         resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    _deny_writing()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, budget.seconds_left)
     budget.restart()
+
+
+def _deny_writing() -> None:
+    """Deny this process all rights on files but reading, and TCP; kernels without Landlock (before 5.13) deny nothing.
+
+    A limit on the size of files does not suffice: opening a file can empty it.
+    """
+    libc = ctypes.CDLL(None)
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return
+    rights = (1 << max(number for since, number in _RIGHTS.items() if since <= version)) - 1
+    attributes = struct.pack("=Q", rights & ~_READ)
+    if version >= _NETWORK_SINCE:
+        attributes += struct.pack("=Q", _TCP)
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    if ruleset < 0 or libc.syscall(_RESTRICT_SELF, ruleset, 0):
+        raise OSError("Landlock refused its own rules")
+    os.close(ruleset)
 
 
 class _Plain(pickle.Unpickler):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -52,6 +55,34 @@ def test_other_classes_are_not_restored() -> None:
 def test_what_a_child_does_wrong_is_an_error(function, message) -> None:
     with pytest.raises(ModelFileError, match=message):
         contained(function, Budget(seconds=0.2, bytes=2**20))
+
+
+def _has_landlock(version: int) -> bool:
+    return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) >= version
+
+
+@pytest.mark.skipif(not _has_landlock(4), reason="the kernel has no Landlock that knows of networks")
+def test_a_child_writes_nothing_starts_nothing_and_connects_to_nothing(tmp_path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        attempts = [
+            lambda: victim.write_text(""),
+            lambda: os.close(os.open(victim, os.O_WRONLY | os.O_TRUNC)),
+            lambda: os.truncate(victim, 0),
+            victim.unlink,
+            lambda: victim.rename(tmp_path / "other"),
+            (tmp_path / "new").mkdir,
+            lambda: (tmp_path / "link").symlink_to(victim),
+            lambda: subprocess.run(["true"], check=True),
+            lambda: socket.create_connection(server.getsockname(), timeout=1),
+        ]
+        for attempt in attempts:
+            with pytest.raises(ModelFileError, match="PermissionError"):
+                contained(attempt, Budget())
+        assert contained(victim.read_text, Budget()) == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+    assert victim.read_text() == "precious"
 
 
 def test_errors_keep_their_class() -> None:
