@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from modelsummary.parallel.plan import ParallelPlan
 
-__all__ = ["apply_plan", "is_placement", "meshes_of", "shard_module", "ties_of"]
+__all__ = ["apply_plan", "is_placement", "meshes_of", "replicating_mesh", "shard_module", "ties_of"]
 
 
 def apply_plan(
@@ -97,13 +97,25 @@ def shard_module(plan: ParallelPlan, module: nn.Module, meshes: Mapping[str, Dev
         _apply_tensor_parallel(plan, module, meshes["tensor"])
     if "expert" in meshes:
         _parallelize(plan, module, "expert", meshes["expert"])
-    if meshes.keys() & {"tensor", "expert"}:
+    name = replicating_mesh(plan)
+    if name in meshes:
         from torch.distributed.tensor.parallel import parallelize_module
 
-        parallelize_module(module, meshes.get("tensor", meshes.get("expert")), style_of("ReplicateParallel", {}))
+        parallelize_module(module, meshes[name], style_of("ReplicateParallel", {}))
     apply_checkpoint(module, [fqn for fqn in plan.checkpoint if _find(module, fqn) is not None])
     if "shard" in meshes:
         _apply_fsdp(plan, module, meshes["shard"])
+
+
+def replicating_mesh(plan: ParallelPlan) -> str:
+    """Return the dimension of the mesh whose ranks hold the same other parameters; empty if there is none.
+
+    Of experts in a list, each rank of ``"expert"`` has its own.
+    """
+    if plan.tensor > 1:
+        return "tensor"
+    has_list = any(layer.style == "ExpertListParallel" for layer in plan.layers)
+    return "expert" if plan.expert > 1 and not has_list else ""
 
 
 def _check_mesh(plan: ParallelPlan, mesh: DeviceMesh) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from modelsummary.errors import InputError
-from modelsummary.parallel.applying import is_placement
+from modelsummary.parallel.applying import is_placement, replicating_mesh
 
 if TYPE_CHECKING:
     from modelsummary.parallel.plan import LayerPlan, ParallelPlan
@@ -111,7 +111,7 @@ def _own_names(plan: ParallelPlan) -> list[str]:
         used.add("ExpertShards")
     if "LocalSizes" in used:
         used.add("SizesOfRank")
-    if plan.tensor > 1 or plan.expert > 1:
+    if replicating_mesh(plan):
         used.add("ReplicateParallel")
     return [name for name in _OWN_STYLES if name in used]
 
@@ -147,8 +147,8 @@ def _body(plan: ParallelPlan) -> Iterator[str]:
         yield "    model.get_parameter(name).requires_grad_(False)"
     if plan.expert > 1:
         yield from _parallelized(plan, "expert")
-    if plan.tensor > 1 or plan.expert > 1:
-        name = "tensor" if plan.tensor > 1 else "expert"
+    name = replicating_mesh(plan)
+    if name:
         yield f"parallelize_module(model, mesh[{name!r}], ReplicateParallel())"
     for fqn in plan.checkpoint:
         yield f"module = model.get_submodule({fqn!r})"

@@ -71,6 +71,7 @@ shards_on_the_cpu = pytest.mark.skipif(torch.__version__ < "2.7", reason="FSDP o
         ("decoder", {"tensor": 2, "sequence": True}),
         pytest.param("fused", {"tensor": 2}, marks=gathers_pieces),
         ("mixture", {"expert": 2}),
+        ("list", {"expert": 2}),
         pytest.param("local", {"tensor": 2}, marks=gathers_pieces),
         pytest.param("flat", {"shard": 2}, marks=shards_on_the_cpu),
         pytest.param("in_place", {"shard": 2}, marks=shards_on_the_cpu),
