@@ -101,7 +101,7 @@ class ModelStatistics(ExplorableTree):
             stats.remarks = [str(each) for each in facts.get("remarks", ())]
             if facts["latency_overhead"] is not None:
                 stats.latency_overhead = LatencyOverhead.from_dict(facts["latency_overhead"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"the document is incomplete: {type(error).__name__} {error}") from None
         return stats
 

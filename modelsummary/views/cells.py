@@ -60,6 +60,8 @@ class TableOptions:
             check_depth(self.depth)
         if self.units is not None:
             check_prefix(self.units)
+        if not isinstance(self.sort, (str, type(None))):
+            raise InputError(f"sort must be the name of an amount such as 'macs', got {self.sort!r:.40}")
 
     @property
     def level(self) -> int | None:

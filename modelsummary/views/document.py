@@ -73,6 +73,9 @@ def _unpacked(value: Any) -> Sizes:
         if "items" in value:
             return tuple(_unpacked(inner) for inner in value["items"])
         return {key: _unpacked(inner) for key, inner in value["fields"].items()}
+    dims = value if isinstance(value, list) else []
+    if not isinstance(value, (list, str, type(None))) or not all(type(dim) in (int, str) for dim in dims):
+        raise TypeError(f"expected a shape, got {value!r:.40}")
     sizes: Sizes = value
     return sizes
 
@@ -132,6 +135,8 @@ def tree_of(records: Sequence[Mapping[str, Any]]) -> LayerInfo:
             for name, kinds in _KINDS.items():
                 if not isinstance(facts[name], kinds):
                     raise InputError(f"row {len(rows)} of the document has {name}={facts[name]!r:.40}")
+            if not 0 <= facts["depth"] <= len(rows):
+                raise InputError(f"row {len(rows)} of the document has depth={facts['depth']!r:.40}")
             parent = rows[record["parent"]] if rows else None
             rows.append(LayerInfo(module=None, parent_info=parent, **facts))
             if parent is not None:

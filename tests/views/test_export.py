@@ -255,3 +255,24 @@ def test_tables_for_documents_fold_equal_siblings():
     for text in (stats.to_markdown(fold=True), stats.to_latex(fold=True), stats.to_html(fold=True)):
         assert "3 x Linear" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert stats.to_markdown(columns="class_name").count("Linear") == 6
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("rows", 1, "input_size"), 3),
+        (("rows", 1, "output_size"), {"items": [1.5]}),
+        (("rows", 1, "depth"), 2**70),
+        (("rows", 0, "depth"), -1),
+        (("options", "sort"), ["macs"]),
+        (("latency_overhead",), [1]),
+    ],
+)
+def test_documents_with_wrong_types(place, value):
+    facts = json.loads(Statistics(nn.Sequential(nn.Linear(2, 3)), (1, 2)).to_json())
+    target = facts
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    with pytest.raises(InputError, match=r"document|sort must be"):
+        ModelStatistics.from_json(json.dumps(facts))
