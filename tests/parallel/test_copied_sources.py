@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
+import dis
+import types
 
 import pytest
 import torch
@@ -37,6 +40,25 @@ def test_sizes_of_the_whole_model_are_given_as_those_of_a_rank():
     calls = [(call["name"], call["whole"], call["local"]) for call in first.options["calls"]]
     assert calls == [("split", 16, 24), ("view", 4, 8), ("view", 16, -1)]
     assert plan.attributes == ()
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"tensor": 2, "shard": 2}, {"tensor": 2, "sequence": True}])
+def test_code_imports_every_name_that_it_uses(sizes):
+    def names_in(code):
+        yield from (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                yield from names_in(inner)
+
+    for name in ("nanoGPT", "x-transformers", "whisper", "mha"):
+        code = compile(Statistics(Model(name).eval(), ids()).parallel_plan(**sizes).to_code(), name, "exec")
+        functions = {}
+        exec(code, functions)
+        assert {each for each in names_in(code) if each not in functions} <= {
+            *vars(builtins),
+            "__module__",
+            "__qualname__",
+        }
 
 
 class Between(nn.Module):
