@@ -44,6 +44,20 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and args[0].is_nested
 
 
+def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Any = ()) -> Any:
+    return (if_true if predicate else if_false)(*operands)
+
+
+def _while_loop(goes_on: Any, body: Any, carried: Any, others: Any = ()) -> Any:
+    while goes_on(*carried, *others):
+        carried = tuple(body(*carried, *others))
+    return carried
+
+
+# Higher-order operators that run functions of the model: their operators count, not the call.
+_CONTROL_FLOW = {"cond": _cond, "while_loop": _while_loop}
+
+
 class Costs:
     """The summed costs of operators: the figures of ``OpCost``, and the runs of each operator without a formula.
 
@@ -101,6 +115,10 @@ class Operators(TorchDispatchMode):
                 return NotImplemented
             self._rules[id(func)] = rule
         kwargs = kwargs or {}
+        branch = _CONTROL_FLOW.get(rule.name)
+        if branch is not None:
+            with self:
+                return branch(*args, **kwargs)
         if len(types) != 1 or types[0] is not ShapeTensor:  # spares most operators these checks
             # A distributed tensor replaces an operator by collectives and by operators on the shard of this process.
             if "torch.distributed.tensor" in sys.modules and any(map(is_distributed, types)):

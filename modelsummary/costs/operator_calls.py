@@ -190,12 +190,12 @@ class OperatorLog:
         specs = tuple(self._specs(args, reads))
         named = dict(zip(kwargs, self._specs(kwargs.values(), reads), strict=True)) if kwargs else {}
         made = [each for each in tensors_in(out) if each.layout is torch.strided]
+        rule = op_rule(func) if rule is None else rule
+        cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
         # the specs hold neither packed weights nor the values of a block mask
         key = (func, specs, tuple(named.items()), cost.macs, cost.skipped_macs)
         call = self._calls.get(key)
         if call is None:
-            rule = op_rule(func) if rule is None else rule
-            cost = op_cost(rule, args, kwargs, out) if cost is NO_COST else cost
             outputs = tuple(_spec_of(each, False) for each in made)
             call = self._calls[key] = OperatorCall(func, rule, specs, named, outputs, cost)
         thread, now = get_ident(), next_node_number()  # each thread has its own numbers

@@ -134,7 +134,7 @@ def work_of(call: OperatorCall) -> tuple[Work, ...]:
     if maker is not None:
         try:
             return tuple(maker(call, _bound(call)))
-        except (KeyError, IndexError, TypeError, AttributeError):  # an overload with other arguments
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):  # other arguments, or a sparse matrix
             pass
     return (_simple(call, base),)
 

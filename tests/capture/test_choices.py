@@ -1,4 +1,4 @@
-"""Mixtures that loop over their experts, without values: the choices fall on all experts in turn."""
+"""Forwards that choose what they run: mixtures without values, whose choices fall on all experts in turn; branches."""
 
 from __future__ import annotations
 
@@ -98,3 +98,31 @@ class NeedsOther(nn.Module):
 def test_other_values_stay_unknown():
     with pytest.raises((DataDependentError, ForwardError), match="values"):
         Statistics(nn.Sequential(nn.Linear(4, 4), NeedsOther()).to("meta"), (2, 4))
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.cond(torch.tensor(True), self.small, lambda t: self.large(self.large(t)), (x,))
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        from torch._higher_order_ops.while_loop import while_loop
+
+        return while_loop(lambda i, _: i < 3, lambda i, t: (i + 1, self.linear(t)), (torch.tensor(0), x))[1]
+
+
+@pytest.mark.slow  # both call torch.compile
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("model", "runs"), [(Branches(), 1), (Loop(), 3)])
+def test_the_operators_of_control_flow_count_as_they_run(model, runs):
+    stats = Statistics(model, torch.rand(2, 4), execution="real")
+    assert (stats.root.macs, stats.uncounted_ops) == (runs * 2 * 4 * 4, {})

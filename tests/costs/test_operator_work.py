@@ -235,6 +235,28 @@ def test_integer_products_compute_with_integers():
     assert (work.op_class, work.sizes, work.dtype) == ("gemm", (1, 32, 8, 16), torch.int8)
 
 
+def test_products_of_sparse_matrices_are_products():
+    matrix = torch.eye(8).to_sparse_coo()  # 8 elements
+    log = OperatorLog(id, set())
+    log.note(aten.mm.default, (matrix, torch.ones(8, 4)), {}, torch.ones(8, 4))
+    (work,) = work_of(log.runs[0].call)
+    assert (work.op_class, work.flops) == ("gemm", 2 * 8 * 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*:UserWarning", "ignore:.*deprecated.*:DeprecationWarning")
+def test_packed_weights_of_other_sizes_are_other_calls():
+    log = OperatorLog(id, set())
+    for k in (4, 8):
+        weight = torch.quantize_per_tensor(torch.rand(6, k), 0.1, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        log.note(torch.ops.quantized.linear_dynamic.default, (torch.rand(2, k), packed), {}, torch.rand(2, 6))
+    assert [work_of(run.call)[0].flops for run in log.runs] == [2 * 2 * 6 * 4, 2 * 2 * 6 * 8]
+    log = OperatorLog(id, set())
+    for out in (meta(2, 6), meta(2, 6)):
+        log.note(aten.relu.default, (out,), {}, out)
+    assert log.runs[0].call is log.runs[1].call
+
+
 class Flex(torch.nn.Module):
     def __init__(self, mask):
         super().__init__()
