@@ -44,8 +44,8 @@ class Applier:
         self._make, self._model, self._recipe = make, model, recipe
         self._obstacles: dict[object, str] = {}
 
-    def obstacle(self, plan: Plan) -> str:
-        """Return why a plan cannot be applied; an empty string if it can.
+    def obstacle(self, plan: Plan, microbatches: int) -> str:
+        """Return why a step with so many micro-batches cannot be run by a plan; an empty string if it can.
 
         Plans that differ only in how many ranks share the data are made once.
         """
@@ -53,6 +53,11 @@ class Applier:
             self._check(plan)
         except InputError as error:
             return str(error)
+        if plan.schedule == "1f1b" and microbatches < plan.pipeline:
+            return (
+                f"torch runs schedule='1f1b' with as many micro-batches as stages or more, not {microbatches} with "
+                f"pipeline={plan.pipeline}; use schedule='gpipe', or a larger global_batch"
+            )
         arguments = self._arguments(plan)
         shard = min(arguments.pop("shard", 1), 2)
         for name in ("data", "checkpoint", "reshard_after_forward"):

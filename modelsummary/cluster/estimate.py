@@ -136,8 +136,8 @@ class StepEstimate(Printed):
 
     @property
     def obstacle(self) -> str:
-        """Why ``parallel_plan``, ``to_code`` and ``apply`` refuse the plan; an empty string if they do not."""
-        return _LOADED if self.applier is None else self.applier.obstacle(self.plan)
+        """Why the plan cannot be applied, or the step not be run then; an empty string if it can."""
+        return _LOADED if self.applier is None else self.applier.obstacle(self.plan, self.microbatches)
 
     @property
     def applicable(self) -> bool:

@@ -207,7 +207,9 @@ def _simulated(
 
 
 def _obstacle(simulator: StepSimulator, plan: Plan) -> str:
-    return "" if simulator.applier is None else simulator.applier.obstacle(plan)
+    return (
+        "" if simulator.applier is None else simulator.applier.obstacle(plan, plan.microbatches(simulator.global_batch))
+    )
 
 
 def _cannot_be_applied(simulator: StepSimulator, fitting: Sequence[_Candidate]) -> str:

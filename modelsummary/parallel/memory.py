@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["memory_of_rank", "model_of_rank"]
 
-_TWO_PER_RANK = frozenset({"interleaved1f1b", "zbv", "dualpipev"})  # schedules with two stages on each rank
+_SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zb", "zbv", "dualpipev")
+_TWO_PER_RANK = frozenset(_SCHEDULES) - {"gpipe", "1f1b", "zb"}  # schedules with two stages on each rank
 # Schedules of torch's engine that wait for what they sent forward before the backwards. 1F1B also waits for the
 # gradients that it sent. The others wait at the end of the step (torch/distributed/pipelining/schedules.py).
 _WAIT_FOR_RESULTS = frozenset({"1f1b", "gpipe"})
@@ -69,6 +70,9 @@ def memory_of_rank(
 ) -> MemoryEstimate:
     """Predict a step as ``ParallelPlan.memory`` says."""
     _check(plan, rank, microbatches, options)
+    if not isinstance(schedule, str) or schedule not in _SCHEDULES:
+        known = ", ".join(map(repr, _SCHEDULES))
+        raise InputError(f"schedule must be one of {known}, got {schedule!r:.80}")
     ranks_per_stage = plan.world_size // plan.pipeline
     number, own_rank = divmod(rank, ranks_per_stage)
     step = step_plan("train", options)

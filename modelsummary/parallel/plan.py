@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -284,16 +283,14 @@ class ParallelPlan(Printed):
 
     @classmethod
     def from_json(cls, text: str) -> ParallelPlan:
-        """Read a plan from what ``to_json`` wrote. Raises ``InputError`` if the text is not a plan."""
-        try:
-            data = json.loads(text)
-            del data["mesh"]
-            layers = tuple(_layer(each) for each in data.pop("layers"))
-            attributes = tuple(LocalAttribute(**each) for each in data.pop("attributes"))
-            lists = {name: _tuples(value) for name, value in data.items() if isinstance(value, list)}
-            return cls(**{**data, **lists}, layers=layers, attributes=attributes)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"this is not the JSON of a plan: {error}") from error
+        """Read a plan from what ``to_json`` wrote.
+
+        Raises:
+            InputError: the text is not a plan; the message names the field that is wrong.
+        """
+        from modelsummary.parallel.plan_json import plan_from_json
+
+        return plan_from_json(text)
 
     def without_model(self) -> ParallelPlan:
         """Return a copy without the model, which can be pickled."""
@@ -310,14 +307,3 @@ class ParallelPlan(Printed):
     def dtype(self) -> torch.dtype | None:
         """``precision`` as a dtype."""
         return None if self.precision is None else getattr(torch, self.precision)
-
-
-def _layer(data: Mapping[str, Any]) -> LayerPlan:
-    collectives = tuple(Collective(**each) for each in data["collectives"])
-    return LayerPlan(**{**data, "options": _tuples(data["options"]), "collectives": collectives})
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _tuples(inner) for name, inner in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -161,6 +161,11 @@ class Pipeline:
                 f"{name!r} takes one stage per rank, but there are {len(stages)} stages and {n_ranks} ranks; "
                 f"split into {n_ranks}, or use 'interleaved1f1b'"
             )
+        if name == "1f1b" and n_microbatches < len(stages):
+            raise InputError(
+                f"n_microbatches={n_microbatches}: torch runs '1f1b' with as many micro-batches as stages or "
+                f"more, here {len(stages)}; pass more, or use 'gpipe'"
+            )
         place = torch.device(device) if device is not None else _default_device()
         self._all = stages
         self.n_microbatches = n_microbatches

@@ -166,10 +166,15 @@ def simulate(
     return Simulation(schedule, n_microbatches, makespan, bubble, busy, peaks, actions, unit)
 
 
+def check_schedule(schedule: Any) -> None:
+    """Raise ``InputError`` if this is not the name of a schedule."""
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
+        raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r:.80}")
+
+
 def checked_per_device(n_stages: int, n_microbatches: int, schedule: str, stages_per_device: int | None) -> int:
     """Return the number of stages per device. Raise ``InputError`` if an argument is out of range."""
-    if schedule not in SCHEDULES:
-        raise InputError(f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}")
+    check_schedule(schedule)
     if type(n_microbatches) is not int or n_microbatches < 1:
         raise InputError(f"n_microbatches must be an integer >= 1, got {n_microbatches!r}")
     per_device = (stages_per_device or 2) if schedule == "interleaved1f1b" else (2 if schedule in IN_V else 1)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from modelsummary.errors import close_to
 
-__all__ = ["LIVE", "meant"]
+__all__ = ["is_live", "meant"]
 
-# Attributes that only statistics of a live model have.
-LIVE = frozenset(
-    "live measure_latency kernels calibrate memory measure_memory suggest_checkpoint max_batch_size serving"
-    " split plan graph graph_module nodes_of formula at flops_per_token".split()
-)
+
+def is_live(name: str) -> bool:
+    """Return True for an attribute that only statistics of a live model have.
+
+    >>> is_live("simulate"), is_live("table"), is_live("nonsense")
+    (True, False, False)
+    """
+    from modelsummary.statistics.model_statistics import ModelStatistics
+    from modelsummary.statistics.statistics import Statistics
+
+    return not name.startswith("_") and hasattr(Statistics, name) and not hasattr(ModelStatistics, name)
 
 
 _MEANT = {  # names that people try

@@ -18,7 +18,7 @@ from modelsummary.latency.measure import LatencyOverhead
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.estimate import MemoryEstimate
 from modelsummary.statistics.explorable import ExplorableTree
-from modelsummary.statistics.hints import LIVE, meant
+from modelsummary.statistics.hints import is_live, meant
 from modelsummary.views import document, export, text
 from modelsummary.views.amounts import find_amounts
 from modelsummary.views.cells import TableOptions
@@ -108,7 +108,7 @@ class ModelStatistics(ExplorableTree):
     if not TYPE_CHECKING:  # type checkers see only the attributes that exist
 
         def __getattr__(self, name: str) -> Any:
-            if name in LIVE:
+            if is_live(name):
                 raise NotLiveError(self._not_live(name))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{meant(type(self), name)}")
 

@@ -187,6 +187,11 @@ def test_the_table_says_what_can_be_applied():
     assert loaded.obstacle == "the estimate was loaded without its model; call plan or simulate in this process"
 
 
+def test_too_few_micro_batches_for_the_engine_are_said():
+    step = statistics().simulate(Plan(pipeline=4, micro_batch=4), Cluster("A100"), 8)
+    assert "torch runs schedule='1f1b' with as many micro-batches as stages or more, not 2 with pi" in step.obstacle
+
+
 def test_replicas_become_a_dimension_of_the_mesh():
     stats = Statistics(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), (1, 64))
     step = stats.simulate(Plan(data=8, zero=3, shard=4), Cluster("A100"), 8)

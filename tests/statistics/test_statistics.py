@@ -182,7 +182,9 @@ def test_data_cannot_run(tmp_path):
     assert not isinstance(loaded, Statistics)
     assert not hasattr(loaded, "split")
     assert loaded.total_mult_adds == stats.total_mult_adds == 24
-    for name in ("split", "memory", "measure_latency", "graph", "live"):
+    live = {name for name in dir(Statistics) if name[0] != "_" and not hasattr(modelsummary.ModelStatistics, name)}
+    assert {"split", "simulate", "plan", "parallel_plan", "live"} <= live
+    for name in sorted(live):
         with pytest.raises(InputError, match=f"{name} needs the live model and an input"):
             getattr(loaded, name)
     with pytest.raises(AttributeError, match="no attribute 'spit'"):

@@ -1,0 +1,152 @@
+"""Read a plan from JSON that may hold anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch.distributed.tensor import parallel
+
+from modelsummary.errors import InputError
+from modelsummary.parallel.local_check import LocalAttribute
+from modelsummary.parallel.plan import MESH_NAMES, Collective, LayerPlan, ParallelPlan
+
+__all__ = ["plan_from_json"]
+
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+_Made = TypeVar("_Made")
+_ROLES = frozenset("column row embedding head norm local heads gradient copy input output expert".split())
+
+
+def plan_from_json(text: str) -> ParallelPlan:
+    """Return the plan that ``to_json`` wrote.
+
+    Raises:
+        InputError: the text is not a plan, or one of its fields has a value of another type.
+    """
+    try:
+        data = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"this is not the JSON of a plan: {error!r:.200}") from error
+    if not isinstance(data, dict) or "mesh" not in data:
+        raise InputError(f"this is not the JSON of a plan: expected an object with 'mesh', got {data!r:.80}")
+    mesh = data.pop("mesh")
+    data["layers"] = tuple(_layer(each, f"layers[{n}]") for n, each in enumerate(_list(data, "layers")))
+    data["attributes"] = tuple(
+        _made(LocalAttribute, each, f"attributes[{n}]") for n, each in enumerate(_list(data, "attributes"))
+    )
+    plan = _made(ParallelPlan, data, "")
+    _check(plan)
+    if mesh != plan.mesh_shape:
+        raise InputError(f"mesh of a plan must be {plan.mesh_shape}, as its other fields say, got {mesh!r:.80}")
+    return plan
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    value = data.get(name)
+    if not isinstance(value, list):
+        raise InputError(f"{name} of a plan must be a list, got {value!r:.80}")
+    return value
+
+
+def _layer(data: Any, where: str) -> LayerPlan:
+    if isinstance(data, dict) and isinstance(data.get("collectives"), list):
+        found = tuple(
+            _made(Collective, each, f"{where}.collectives[{n}]") for n, each in enumerate(data["collectives"])
+        )
+        data = {**data, "collectives": found}
+    return _made(LayerPlan, data, where)
+
+
+def _made(cls: type[_Made], data: Any, where: str) -> _Made:
+    """Return an instance of a dataclass whose attributes have the types that it declares.
+
+    Args:
+        cls: the class.
+        data: its attributes by name.
+        where: what to call it in messages; empty for the plan.
+    """
+    of = f"{where} of a plan" if where else "a plan"
+    if not isinstance(data, dict):
+        raise InputError(f"{of} must be an object, got {data!r:.80}")
+    named = {each.name for each in fields(cls) if not each.name.startswith("_")}  # type: ignore[arg-type]
+    other = next((name for name in data if name not in named), None)
+    missing = next((name for name in sorted(named) if name not in data), None)
+    if other is not None or missing is not None:
+        wrong = f"has no {missing!r}" if missing is not None else f"has an unknown {other!r:.80}"
+        raise InputError(f"{of} {wrong}; expected {', '.join(sorted(named))}")
+    hints = get_type_hints(cls)
+    values = {name: _tuples(value) for name, value in data.items()}
+    for name, value in values.items():
+        if not _is(value, hints[name]):
+            kind = str(hints[name]).replace("typing.", "").removeprefix("<class '").removesuffix("'>")
+            raise InputError(f"{where}{'.' if where else ''}{name} of a plan must be {kind}, got {value!r:.80}")
+    return cls(**values)
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value with tuples instead of lists."""
+    if isinstance(value, dict):
+        return {name: _tuples(each) for name, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Return True if a value has a type as a dataclass declares it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_is(value, each) for each in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if arguments[1:] == (...,):
+            return all(_is(each, arguments[0]) for each in value)
+        return len(value) == len(arguments) and all(map(_is, value, arguments))
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _is(name, arguments[0]) and _is(each, arguments[1]) for name, each in value.items()
+        )
+    if hint is None or hint is NoneType:
+        return value is None
+    return type(value) is hint
+
+
+def _check(plan: ParallelPlan) -> None:
+    """Raise ``InputError`` for values that no plan has, and for names that could not be written as code."""
+    from modelsummary.parallel import styles
+
+    for name in MESH_NAMES:
+        if getattr(plan, name) < 1:
+            raise InputError(f"{name} of a plan must be an integer >= 1, got {getattr(plan, name)}")
+    dtype = None if plan.precision is None else getattr(torch, plan.precision, None)
+    if plan.precision is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise InputError(f"precision of a plan must be the name of a floating point dtype, got {plan.precision!r:.80}")
+    if not all(len(names) > 1 for names in plan.ties) or not all(plan.units):
+        raise InputError("ties of a plan must be lists of two names or more, and units lists of one or more")
+    has_units = plan.shard > 1 or plan.data > 1 or plan.precision is not None
+    if has_units and (len(plan.unit_calls) != len(plan.units) or len(plan.unit_bytes) != len(plan.units) + 1):
+        raise InputError("unit_calls of a plan must have a number for each of units, and unit_bytes one more")
+    known = {*parallel.__all__, *styles.__all__}
+    for layer in plan.layers:
+        if layer.style not in known or layer.role not in _ROLES or layer.mesh not in ("tensor", "expert"):
+            raise InputError(
+                f"layers of a plan must have a known style, role and mesh, got {layer.style!r:.40}, {layer.role!r:.40} "
+                f"and {layer.mesh!r:.40}"
+            )
+        for each in layer.collectives:
+            if each.phase not in ("forward", "loss", "backward") or each.operation not in _OPERATIONS:
+                raise InputError(
+                    f"collectives of a plan must have a known phase and operation, got {each.phase!r:.40} and "
+                    f"{each.operation!r:.40}"
+                )
+    written = [plan.model_class, *(attribute.name for attribute in plan.attributes)]
+    written += [name for layer in plan.layers for name in layer.options]
+    wrong = next((name for name in written if not name.isidentifier()), None)
+    if wrong is not None:
+        raise InputError(f"a plan names {wrong!r:.80} where it must have the name of a class, attribute or argument")

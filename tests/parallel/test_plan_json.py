@@ -1,0 +1,88 @@
+"""Plans from JSON: what ``to_json`` wrote, and anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modelsummary import InputError, Statistics
+from modelsummary.parallel import ParallelPlan
+from tests.parallel import models
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@cache
+def written():
+    return json.loads(Statistics(*models.make("gpt2")).parallel_plan(tensor=2, shard=2).to_json())
+
+
+def _places(data, path=()):
+    """The path of each value in containers."""
+    yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield from _places(value, (*path, key))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_wrong_value_is_refused_in_one_line_or_the_plan_is_whole(data):
+    document = copy.deepcopy(written())
+    path = data.draw(st.sampled_from(list(_places(document))[1:]))
+    owner = document
+    for key in path[:-1]:
+        owner = owner[key]
+    if data.draw(st.booleans()) or not isinstance(owner, dict):
+        owner[path[-1]] = data.draw(ANYTHING)
+    else:
+        del owner[path[-1]]
+    plan, refusal = None, ""
+    try:
+        plan = ParallelPlan.from_json(json.dumps(document))
+    except InputError as error:
+        refusal = str(error)
+    assert len(refusal.splitlines()) == (plan is None)
+    if plan is None:
+        return
+    assert ParallelPlan.from_json(plan.to_json()) == plan
+    assert str(plan)
+    compile(plan.to_code(), "plan", "exec")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tensor": "2"}, "tensor of a plan must be int, got '2'"),
+        ({"tensor": 0}, "tensor of a plan must be an integer >= 1, got 0"),
+        ({"tensor": True}, "tensor of a plan must be int, got True"),
+        ({"units": "blocks"}, r"units of a plan must be tuple\[tuple\[str, \.\.\.\], \.\.\.\], got 'blocks'"),
+        ({"precision": "bfloat"}, "precision of a plan must be the name of a floating point dtype, got 'bfloat'"),
+        ({"layers": {}}, "layers of a plan must be a list, got {}"),
+        ({"layers": [{}]}, r"layers\[0\] of a plan has no 'collectives'; expected collectives, fqn, "),
+        ({"more": 1}, "a plan has an unknown 'more'; expected attributes, "),
+        ({"mesh": {"tensor": 4}}, r"mesh of a plan must be {'shard': 2, 'tensor': 2}, as its other fields say, got"),
+        ({"model_class": 'A"""; import os'}, "a plan names 'A.*import os' where it must have the name of a class"),
+        ({"unit_calls": [1]}, "unit_calls of a plan must have a number for each of units"),
+    ],
+)
+def test_messages_name_the_field(change, message):
+    with pytest.raises(InputError, match=message):
+        ParallelPlan.from_json(json.dumps({**written(), **change}))
+
+
+@pytest.mark.parametrize("schedule", ["nonsense", ["1f1b"], None])
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"pipeline": 2}])
+def test_an_unknown_schedule_is_refused(sizes, schedule):
+    plan = Statistics(*models.make("decoder")).parallel_plan(**sizes)
+    with pytest.raises(InputError, match=r"schedule must be one of 'gpipe', '1f1b', .*, got "):
+        plan.memory(0, schedule=schedule)
