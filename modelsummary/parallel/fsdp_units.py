@@ -26,8 +26,8 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> tuple[list[li
 
     What is in no unit is gathered with the root. Candidates are the repeated blocks with parameters; if there are none,
     the children of the model. Blocks that share a parameter are one unit. A candidate is not a unit if it shares a
-    parameter with the root, is one small layer, or if a tensor that it takes or returns is written in place. Blocks
-    that the forward does not call, such as an encoder of images where the input is text, are units behind all others.
+    parameter with the root, is one small layer, if a tensor that it takes or returns is written in place, or if a
+    function outside of it reads one of its parameters, which FSDP has not gathered then. Blocks that the forward does not call, such as an encoder of images where the input is text, are units behind all others.
 
     Raises:
         InputError: a parameter has no dimensions.
@@ -41,7 +41,7 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> tuple[list[li
     called = {row.fqn: row for row in rows if not row.fqn.endswith(")")}
     uncalled = [row.fqn for row in _uncalled_blocks(root, called, used_parameters(calls))]
     candidates = [fqn for fqn in dict.fromkeys([*called, *uncalled]) if fqn and _elements(model, fqn)]
-    reasons = _written(calls.record, candidates, type(model).__name__)
+    reasons = _written(calls.record, candidates, type(model).__name__) | _read(model, calls, candidates)
     for fqn in candidates:
         if fqn in called and _is_layer(called[fqn]) and _elements(model, fqn) < _LARGE:
             reasons[fqn] = f"one layer of fewer than {_LARGE:,} parameters; a block of several layers can be a unit"
@@ -101,6 +101,29 @@ def _written(record: Record, fqns: Container[str], model_class: str) -> dict[str
             if not f"{event.fqn}.".startswith(f"{fqn}."):
                 why = f"it returns a view, which loses FSDP's hook where {event.fqn or model_class} writes into it"
                 found.setdefault(fqn, f"{why}; x = x + y instead of x += y works")
+    return found
+
+
+def _read(model: nn.Module, calls: Calls, fqns: Sequence[str]) -> dict[str, str]:
+    """Return modules of which a function outside reads a parameter -> why they cannot be units.
+
+    Args:
+        fqns: of the modules.
+    """
+    holders: dict[int, list[str]] = {}
+    for fqn in fqns:
+        for parameter in model.get_submodule(fqn).parameters():
+            holders.setdefault(id(parameter), []).append(fqn)
+    found: dict[str, str] = {}
+    for event in calls.events:
+        if event.is_module:
+            continue
+        for name in (each.fqn for each in attributes_in((event.args, event.kwargs)) if each.fqn in calls.parameters):
+            units = holders.get(id(calls.parameters[name]), ())
+            if any(f"{event.fqn}.".startswith(f"{fqn}.") for fqn in units):
+                continue
+            why = f"{event.fqn or type(model).__name__} reads {name}, which a unit gathers for its own forward alone"
+            found.update((fqn, why) for fqn in units if fqn not in found)
     return found
 
 

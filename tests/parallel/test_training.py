@@ -165,3 +165,41 @@ def _parameters_outside(_rank, _n):
 
 def test_parameters_are_themselves_outside_of_forwards():
     assert all(processes.run(_parameters_outside, 2))
+
+
+class Reads(Chain):
+    """A root that reads a parameter of one block, or penalises the weights of all."""
+
+    def __init__(self, penalty):
+        super().__init__()
+        self.penalty = penalty
+
+    def forward(self, input_ids):
+        out = super().forward(input_ids)["logits"]
+        if self.penalty:
+            return out.square().mean() + sum(each.square().sum() for each in self.blocks.parameters())
+        return out * self.blocks[0].norm.weight.repeat(2)
+
+
+def _reads(_rank, _n, penalty):
+    torch.manual_seed(0)
+    model, whole, ids = Reads(penalty), Reads(penalty), torch.arange(10).view(2, 5)
+    whole.load_state_dict(model.state_dict())
+    plan = Statistics(model, ids).parallel_plan(shard=2)
+    plan.apply(model, plan.device_mesh("cpu"))
+    for each in (model, whole):
+        each(ids).square().mean().backward()
+    expected = dict(whole.named_parameters())
+    pairs = [(expected[name].grad, processes.whole(each.grad)) for name, each in model.named_parameters()]
+    return max(processes.difference(*pair) for pair in pairs), [unit[0] for unit in plan.units], plan.gathered_with_root
+
+
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="FSDP of torch 2.6 does not run on the CPU")
+def test_a_block_whose_parameters_others_read_is_gathered_with_the_root():
+    difference, units, reasons = processes.run(_reads, 2, False)[0]
+    assert difference <= 1e-12
+    assert units == ["blocks.1", "blocks.2", "blocks.3"]
+    assert "Reads reads blocks.0.norm.weight" in reasons["blocks.0"]
+    difference, units, _ = processes.run(_reads, 2, True)[0]
+    assert difference <= 1e-12
+    assert units == []
