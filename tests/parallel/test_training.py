@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from modelsummary import Statistics
-from tests.parallel import processes, training
+from tests.parallel import models, processes, training
 
 needs_engine = pytest.mark.skipif(torch.__version__ < "2.13", reason="the engine of torch 2.11 compares strides")
 
@@ -203,3 +208,62 @@ def test_a_block_whose_parameters_others_read_is_gathered_with_the_root():
     difference, units, _ = processes.run(_reads, 2, True)[0]
     assert difference <= 1e-12
     assert units == []
+
+
+LOOP = Path(__file__).parents[2] / "docs" / "parallel.md"
+
+
+def _loop_of_the_docs(rank, _n):
+    """Largest difference of a parameter after the loop in docs/parallel.md, and of the saved model before its end."""
+    from torch.distributed.checkpoint import state_dict
+
+    section = LOOP.read_text(encoding="utf-8").partition("## The training loop")[2]
+    code = re.search(r"```text\n(.*?)```", section, re.DOTALL)[1]
+    model, whole = models.make("fused")[0], models.make("fused")[0]
+    batches = [torch.randint(0, 48, (4, 9), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    path = [tempfile.mkdtemp() + "/states.pt" if rank == 0 else ""]
+    dist.broadcast_object_list(path)
+    names = {"torch": torch, "F": F, "dist": dist, "Statistics": Statistics, **vars(state_dict)}
+    names |= {"model": model, "batches": batches, "path": path[0]}
+    exec(code, names)
+    optimizer = training.adamw(whole.parameters(), fused=True)
+    found = []
+    for number, batch in enumerate(batches):
+        F.cross_entropy(whole(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 1:
+            loaded, _ = models.make("fused")
+            loaded.load_state_dict(torch.load(path[0])[0])
+            found.append(training.worst(whole, [loaded])[0])
+    return max(*found, training.worst(whole, [model])[0])
+
+
+def test_the_loop_of_the_docs():
+    assert max(processes.run(_loop_of_the_docs, 2)) <= 1e-9
+
+
+def _other_sizes_and_compiled(_rank, _n, name, sizes):
+    model, inputs = models.make(name)
+    whole, _ = models.make(name)
+    plan = Statistics(model, inputs).parallel_plan(**sizes)
+    plan.apply(model, plan.device_mesh("cpu"))
+    (ids,) = inputs
+    found = []
+    with torch.no_grad():
+        for other in (ids.repeat(2, 1), ids.repeat(1, 2)[:3]):
+            found.append(processes.difference(whole(other), processes.whole(model(other))))
+    compiled = torch.compile(model, backend="aot_eager")
+    for each in (whole, compiled):
+        for _ in range(2):  # the gradients of two backwards are added
+            processes.loss_of(each(ids)).backward()
+    expected = dict(whole.named_parameters())
+    pairs = [(expected[key].grad, processes.whole(each.grad)) for key, each in model.named_parameters()]
+    return max(*found, *(processes.difference(*pair) for pair in pairs))
+
+
+@pytest.mark.slow
+def test_other_sizes_compilation_and_accumulation_after_a_plan():
+    for name, sizes in (("decoder", {"tensor": 2}), ("fused", {"tensor": 2}), ("decoder", {"shard": 2})):
+        assert max(processes.run(_other_sizes_and_compiled, 2, name, sizes)) <= 1e-12
