@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 __all__ = ["Chain", "bottleneck_of", "fewest_parts", "partition", "partitions"]
 
@@ -68,7 +68,10 @@ def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> 
 
 
 def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> Iterator[list[int]]:
-    """Yield two partitions with the smallest bottleneck: first the fewest bytes crossing, then the most cost up front.
+    """Yield three partitions with the smallest bottleneck: the fewest bytes crossing, the most cost up front, the evenest.
+
+    The evenest has the least sum of distances from equal parts and of bytes, over all cuts. What exceeds an equal part
+    is left out.
 
     Yield nothing if no partition keeps to the cuts and the caps.
     """
@@ -89,9 +92,34 @@ def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) ->
         else:
             low = middle + 1
     crossing = [0, *(chain.crossing[point] for point in points[1:-1]), 0]
-    yield [points[index] for index in reach.cheapest(high, crossing)]
     behind = [reach.sums[-1] - before for before in reach.sums]
-    yield [points[index] for index in reach.cheapest(high, behind)]
+    level = _level([after - before for before, after in pairwise(reach.sums)], n_parts)
+    even = [0.0, *accumulate(min(after - before, level) for before, after in pairwise(reach.sums))]
+    mean, most = even[-1] / n_parts, max(1, *crossing)  # the most bytes weigh as much as a quarter of a part
+    weighed = [mean / 4 * nbytes / most for nbytes in crossing]
+    uneven = [
+        [abs(before - part * mean) + price for before, price in zip(even, weighed, strict=True)]
+        for part in range(1, n_parts + 1)
+    ]
+    for prices in ([crossing] * n_parts, [behind] * n_parts, uneven):
+        yield [points[index] for index in reach.cheapest(high, prices)]
+
+
+def _level(costs: Sequence[int], n_parts: int) -> float:
+    """Return the mean part if each cost above that mean is a part of its own, and counts as one.
+
+    >>> _level([1, 1, 1, 9], n_parts=4)
+    1.0
+    """
+    level = sum(costs) / n_parts
+    while True:
+        larger = [cost for cost in costs if cost > level]
+        if len(larger) >= n_parts:
+            return level
+        lower = (sum(costs) - sum(larger)) / (n_parts - len(larger))
+        if lower >= level:
+            return level
+        level = lower
 
 
 def fewest_parts(chain: Chain, cap: int | None = None) -> int | None:
@@ -173,9 +201,13 @@ class _Reach:
     def _furthest(self, begin: int, limit: int) -> int:
         return min(bisect_right(self.sums, self.sums[begin] + limit) - 1, self._latest[begin])
 
-    def cheapest(self, limit: int, crossing: list[int]) -> list[int]:
-        """Return the cuts under ``limit`` that the fewest bytes cross."""
-        best = self._ends(limit, crossing)
+    def cheapest(self, limit: int, prices: Sequence[Sequence[float]]) -> list[int]:
+        """Return the cuts under ``limit`` with the least sum of prices.
+
+        Args:
+            prices: of each part -> of its end at each point.
+        """
+        best = self._ends(limit, prices)
         cuts = [self._n_points - 1]
         for part in range(len(self._earliest) - 1, 0, -1):
             end = cuts[-1]
@@ -187,10 +219,10 @@ class _Reach:
         """Return the earliest begin of a part that ends at ``end`` and costs at most ``limit``."""
         return bisect_right(self.sums, self.sums[end] - limit - 1)
 
-    def _ends(self, limit: int, crossing: list[int] | None = None) -> list[list[float]]:
-        """Return the fewest bytes crossing for each number of parts and each end; infinite if it cannot be reached."""
-        crossing = crossing or [0] * self._n_points
+    def _ends(self, limit: int, prices: Sequence[Sequence[float]] | None = None) -> list[list[float]]:
+        """Return the least sum of prices for each number of parts and each end; infinite if it cannot be reached."""
         n_parts = len(self._earliest)
+        prices = prices or [[0] * self._n_points] * n_parts
         by_cost = [self._begin_by_cost(end, limit) for end in range(self._n_points)]
         best: list[list[float]] = [[0, *[_INFINITE] * (self._n_points - 1)]]
         for part in range(n_parts):
@@ -207,7 +239,7 @@ class _Reach:
                 while window and window[0] < earliest:
                     window.popleft()
                 if window:
-                    after[end] = before[window[0]] + crossing[end]
+                    after[end] = before[window[0]] + prices[part][end]
             best.append(after)
         return best
 

@@ -60,13 +60,24 @@ def test_fewest_parts(chain, cap):
 
 @settings(max_examples=200)
 @given(_chains(), st.integers(1, 6))
-def test_the_other_partition_has_the_same_bottleneck_and_more_up_front(chain, n_parts):
+def test_the_other_partitions_have_the_same_bottleneck_and_one_has_more_up_front(chain, n_parts):
     found = list(partitions(chain, n_parts))
     if found:
-        fewest, front = found
-        assert bottleneck_of(chain.costs, fewest) == bottleneck_of(chain.costs, front)
+        fewest, front, _ = found
+        assert len({bottleneck_of(chain.costs, cuts) for cuts in found}) == 1
         before = [sum(sum(chain.costs[:cut]) for cut in cuts) for cuts in (fewest, front)]
         assert before[0] <= before[1]
+
+
+def test_what_a_large_call_leaves_is_divided_evenly():
+    # 1 x 12 and a call of 9: the largest part is 9; three others share 12. Fewer bytes cross the first cuts.
+    costs = [1] * 12 + [9]
+    crossing = {cut: cut for cut in range(1, 13)}
+    *_, even = partitions(Chain(costs, crossing), 4)
+    assert even == [4, 8, 12]
+    *_, even = partitions(Chain(costs[::-1], crossing), 4)
+    assert even == [1, 5, 9]
+    assert partition(Chain(costs, crossing), 4) == [1, 3, 12]  # the second cut lies at 3 or later, the third at 12
 
 
 def test_by_hand():
