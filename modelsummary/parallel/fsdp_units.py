@@ -27,7 +27,8 @@ def fsdp_units(model: nn.Module, root: LayerInfo, calls: Calls) -> tuple[list[li
     What is in no unit is gathered with the root. Candidates are the repeated blocks with parameters; if there are none,
     the children of the model. Blocks that share a parameter are one unit. A candidate is not a unit if it shares a
     parameter with the root, is one small layer, if a tensor that it takes or returns is written in place, or if a
-    function outside of it reads one of its parameters, which FSDP has not gathered then. Blocks that the forward does not call, such as an encoder of images where the input is text, are units behind all others.
+    function outside of it reads one of its parameters, which FSDP has not gathered then. Blocks that the forward does
+    not call, such as an encoder of images where the input is text, are units behind all others.
 
     Raises:
         InputError: a parameter has no dimensions.

@@ -68,7 +68,7 @@ def partition(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> 
 
 
 def partitions(chain: Chain, n_parts: int, caps: Sequence[int] | None = None) -> Iterator[list[int]]:
-    """Yield three partitions with the smallest bottleneck: the fewest bytes crossing, the most cost up front, the evenest.
+    """Yield three partitions with the smallest bottleneck: the fewest bytes, the most cost up front, the evenest.
 
     The evenest has the least sum of distances from equal parts and of bytes, over all cuts. What exceeds an equal part
     is left out.
