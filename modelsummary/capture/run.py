@@ -226,7 +226,11 @@ def _attempt(
 ) -> _Run:
     """Run without gradients; if the forward computes gradients itself, run again with gradients enabled."""
     options = {"on_shapes": on_shapes, "raw_arrays": raw_arrays, "routes_evenly": routes_evenly}
+    compiles = "torch._dynamo" in sys.modules
     run = _run_once(model, modules, call, **options, grad=False)
+    if run.error is not None and not compiles and "torch._dynamo" in sys.modules:
+        # the forward was the first to compile (``torch.cond`` does), and now compiling can be switched off
+        run = _run_once(model, modules, call, **options, grad=False)
     if run.error is not None and WANTS_GRADIENT.search(str(run.error)):
         run = _run_once(model, modules, call, **options, grad=True)
     return run
