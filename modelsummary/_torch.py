@@ -219,6 +219,18 @@ def fsdp_groups(module: torch.nn.Module) -> list[Any]:
     return list(groups) if groups is not None else [each for each in (state._fsdp_param_group,) if each is not None]
 
 
+def flat_shards(module: torch.nn.Module) -> tuple[int, int]:
+    """Return the elements of the parameters that FSDP1 keeps flat for a module, and of this rank's part."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # absent: FSDP is not in use
+    if fsdp is None or not isinstance(module, fsdp.FullyShardedDataParallel):
+        return 0, 0
+    handle: Any = getattr(module, "_handle", None)
+    if handle is None:
+        return 0, 0
+    whole = handle.flat_param._unpadded_unsharded_size.numel()
+    return whole, -(-whole // (handle.world_size if handle.uses_sharded_strategy else 1))
+
+
 def strided_shard(dim: int, split_factor: int) -> Any:
     """Return the placement of a dimension that is ``split_factor`` pieces, each cut into chunks."""
     from torch.distributed.tensor.placement_types import _StridedShard

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 
+from modelsummary import _torch
 from modelsummary.capture.calls import Watch
 from modelsummary.capture.devices import device_of, takes_gradients
 from modelsummary.capture.execution.cuda_autocast import cuda_autocast
@@ -82,6 +83,7 @@ def list_layers(model: nn.Module) -> Recording:
     >>> [row.fqn for row in list_layers(nn.Sequential(nn.Linear(4, 2), nn.ReLU())).root.walk()]
     ['', '0', '1']
     """
+    _check_whole(modules_of(model))
     return Recording(static_tree(module_facts(model)), "none")
 
 
@@ -305,12 +307,14 @@ def running(
     Yields:
         The execution, and the positional and keyword arguments to call the model with.
     """
+    _check_whole(modules)
     own = _device_of(modules, call)
     if own.type == "meta" and on_shapes:  # meta has neither fused attention nor autocast
         own = _CPU
     pause = no_collection() if on_shapes else nullcontext()
     lazy_device = _META if on_shapes else None
-    with pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
+    recording = torch.inference_mode(False) if grad and torch.is_inference_mode_enabled() else nullcontext()
+    with recording, pause, suspended(), unchanged(modules, (call.args, call.kwargs), lazy_device=lazy_device) as held:
         execution = ShapeOnly(device or own, dtype) if on_shapes else RealExecution(held.tensors, all_buffers=as_is)
         try:
             if isinstance(execution, ShapeOnly):
@@ -327,6 +331,17 @@ def running(
         finally:
             if isinstance(execution, RealExecution):
                 execution.put_back()
+
+
+def _check_whole(modules: Sequence[nn.Module]) -> None:
+    """Raise ``InputError`` if FSDP1 keeps parameters in flat shards, whose views and resizes need data."""
+    whole, shard = map(sum, zip(*map(_torch.flat_shards, modules), strict=True))
+    if whole:
+        raise InputError(
+            f"FullyShardedDataParallel (FSDP1) keeps the {whole:,} parameters as flat shards, {shard:,} of them on "
+            "this rank, which run neither on shapes nor on one rank alone; pass the model before it is wrapped, or "
+            "wrapped by fully_shard (FSDP2)"
+        )
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -34,13 +35,14 @@ _DEPTH = 50
 _PLAIN = (ShapeTensor, Tensor)
 _LEAVES = frozenset({ShapeTensor, Tensor, nn.Parameter, int, float, bool, str, type(None)})
 _LEAVES |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+_KEYS = (str, bytes, int, float, Enum, type(None), torch.dtype, torch.device)
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
 def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | None:
     """Return the parts of a container or an object that may hold tensors; None for anything else."""
     if isinstance(value, Mapping):
-        return {str(key): inner for key, inner in value.items()}
+        return {_key(key, number): inner for number, (key, inner) in enumerate(value.items())}
     if isinstance(value, _SEQUENCES):
         return tuple(value)
     if objects_left <= 0:
@@ -48,6 +50,12 @@ def _parts(value: Any, objects_left: int) -> dict[str, Any] | Sequence[Any] | No
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, nn.Module)):
         return {each.name: _field(value, each.name) for each in dataclasses.fields(value)}
     return _attributes(value)
+
+
+def _key(key: Any, number: int) -> str:
+    """Return a key as text. The text of a tensor has its values, which a run on shapes lacks."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return str(key) if all(isinstance(part, _KEYS) for part in parts) else f"{type(key).__name__} {number}"
 
 
 def _field(value: Any, name: str) -> Any:

@@ -5,6 +5,7 @@ What happens within the step is followed in ``step``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -198,7 +199,10 @@ def run_step(
                 notes_what = {"notes_operators": notes_operators, "counts_bytes": counts_bytes}
                 return run_step(model, call, plan, read, **notes_what, routes_evenly=True)
         raise NeedsValuesError(reason, own, run.doing)
-    with running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True) as (execution, args, kwargs):
+    # Optimizers compile their steps; a dispatch mode cannot be compiled.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    real = running(modules_of(model), call, on_shapes=False, grad=plan.train, as_is=True)
+    with eager, real as (execution, args, kwargs):
         run = StepRun(model, args, kwargs, plan, own, on_shapes=False, **options)
         resizes, layers = run.allocations.following_resizes(), run.allocations.following_layers()
         with as_step_error(lambda: run.doing, remedies), Operators(Uncounted(), execution), resizes, layers:

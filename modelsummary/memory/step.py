@@ -22,6 +22,7 @@ from modelsummary.capture.timer import TimedCall, TimedStep, Timer
 from modelsummary.capture.values import map_tensors, tensors_of
 from modelsummary.costs.kernels import StepOperator
 from modelsummary.costs.operator_calls import OperatorCall
+from modelsummary.costs.tensor_bytes import inner_tensors
 from modelsummary.errors import InputError
 from modelsummary.memory.allocations import Allocation, Allocations
 from modelsummary.memory.estimate import CATEGORIES, MemoryEstimate, TimelinePoint
@@ -156,8 +157,8 @@ class StepRun:
             self._made_at_once = frozenset(map(id, self._optimizer.state))
             self._first_step(self._optimizer)
             states = tensors_of([list(state.values()) for state in self._optimizer.state.values()])
-            for state in states:
-                found = self.allocations.of(state)
+            for part in (inner for state in states for inner in inner_tensors(state)):
+                found = self.allocations.of(part)
                 if found is not None and not found.kind:
                     found.kind = "optimizer_state"
         for parameter in self._trained:

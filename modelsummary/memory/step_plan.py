@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -173,6 +174,14 @@ def _check(options: Mapping[str, Any]) -> None:
         raise InputError(f"block_bytes must be an integer >= 1, got {block!r}")
 
 
+def _accepted(kind: type[torch.optim.Optimizer], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an optimizer that its class takes; 8-bit optimizers add others of their own."""
+    parameters = inspect.signature(kind).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return dict(settings)
+    return {each.name: settings[each.name] for each in parameters if each.name in settings}
+
+
 def _is_optimizer(value: Any) -> bool:
     if isinstance(value, type):
         return issubclass(value, torch.optim.Optimizer)
@@ -183,7 +192,7 @@ def _optimizer(optimizer: OptimizerLike | None) -> MakeOptimizer | None:
     if optimizer is None:
         return None
     if isinstance(optimizer, torch.optim.Optimizer):
-        return partial(type(optimizer), **optimizer.defaults)
+        return partial(type(optimizer), **_accepted(type(optimizer), optimizer.defaults))
     if isinstance(optimizer, str) and optimizer.lower() in OPTIMIZERS:
         return OPTIMIZERS[optimizer.lower()]
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):

@@ -12,7 +12,7 @@ from modelsummary import memory as _memory
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.live import LiveModel
 from modelsummary.capture.modules import cycle_in
-from modelsummary.errors import InputError, NotLiveError
+from modelsummary.errors import InputError, ModelSummaryError, NotLiveError
 from modelsummary.latency.measure import measure_latency
 from modelsummary.memory.checkpointing import CheckpointPlan
 from modelsummary.memory.estimate import MemoryEstimate, MemoryMeasurement
@@ -41,13 +41,13 @@ class LiveStatistics(ModelStatistics):
             raise NotLiveError(self._not_live(what))
         return self._live
 
-    def _tree_for(self, what: str) -> LiveModel:
-        """Return the live model. Raise ``InputError`` if a forward adds a module, or a module contains itself."""
+    def _tree_for(self, what: str, error: type[ModelSummaryError] = InputError) -> LiveModel:
+        """Return the live model. Raise ``error`` if a first forward makes a part of it, or a module contains itself."""
         live = self._live_for(what)
-        if live.added is not None:
-            raise InputError(f"{what}: the forward adds module {live.added!r}; run the model once")
+        if live.uninitialized is not None:
+            raise error(f"{what}: {live.uninitialized}; run the model once")
         if (cycle := cycle_in(live.model)) is not None:
-            raise InputError(
+            raise error(
                 f"{what} needs a tree of modules, but {cycle!r} is a module around it, so torch's state_dict(), to() "
                 "and train() do not end either; keep such a reference in a list: self.parent = [parent]"
             )

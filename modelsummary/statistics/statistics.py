@@ -14,6 +14,7 @@ from torch import nn
 from modelsummary.capture.exclusive import exclusive
 from modelsummary.capture.run import no_collection
 from modelsummary.capture.sizes import Dtypes
+from modelsummary.errors import SplitError
 from modelsummary.statistics.graph_statistics import GraphStatistics
 from modelsummary.statistics.recording import Recorded, facts_of, live_model, record_model, statistics_of_file
 from modelsummary.views.cells import TableOptions
@@ -317,6 +318,6 @@ class Statistics(GraphStatistics):
         from modelsummary.split.model_splitter import ModelSplitter
 
         if self._splitter is None or not self._splitter.is_current():
-            live = self._live if self._live is None else self._tree_for("a split")
+            live = self._live if self._live is None else self._tree_for("a split", SplitError)
             self._splitter = ModelSplitter(live, list(self.root.walk()))
         return self._splitter

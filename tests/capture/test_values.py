@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelsummary import Statistics
-from modelsummary.capture.values import argument_sizes, map_tensors, result_sizes
+from modelsummary.capture.values import argument_sizes, map_tensors, result_sizes, sizes_of
 from modelsummary.layer_info import UNKNOWN, first_shape
 from tests.models import Output, Pair
 
@@ -106,3 +106,13 @@ def test_an_output_of_unknown_size_prints_as_question_mark():
     stats = Statistics(Opaque(), (2, 3))
     assert stats.root.output_size == UNKNOWN
     assert str(stats).splitlines()[3].split()[-3:] == ["?", "--", "--"]
+
+
+def test_keys_are_text_without_values():
+    """The text of a tensor has its values, which a tensor without data lacks: reading them ends the process."""
+    weight = nn.Parameter(torch.ones(2))
+    assert sizes_of({weight: torch.ones(3), ("user", "item"): torch.ones(4), 7: None}) == {
+        "Parameter 0": [3],
+        "('user', 'item')": [4],
+        "7": None,
+    }

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from modelsummary import ForwardError, Statistics
+from modelsummary import ForwardError, InputError, Statistics
+from modelsummary.parallel.fake_world import fake_world
 from tests.models import Call
 from tests.untouched import untouched
 
@@ -283,3 +284,20 @@ def test_tensors_of_other_layouts():
         stats = Statistics(model, x)
     assert stats.fallback_reason.startswith("a torch._mkldnn tensor cannot run on shapes")
     assert stats.total_mult_adds == 2 * 8 * 4
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("has_run", [False, True])
+def test_fsdp1_is_refused(has_run):
+    """Its flat shards have neither the shapes nor the number of the parameters."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with fake_world(0, 2):
+        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+        if has_run:
+            model(torch.rand(2, 8)).sum().backward()
+        for x in ((torch.rand(2, 8),), ()):
+            with pytest.raises(
+                InputError, match=rf"the {PARAMS} parameters as flat shards, {PARAMS // 2} of them on this"
+            ):
+                Statistics(model, *x)

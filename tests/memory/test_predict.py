@@ -16,6 +16,7 @@ from torch import nn
 
 import modelsummary
 from modelsummary import InputError, MissingExtraError, Statistics, StepError
+from modelsummary.costs.tensor_bytes import inner_tensors
 from modelsummary.memory.fit import largest
 from tests.capture.test_wrapped import int8
 from tests.models import Call
@@ -727,3 +728,33 @@ def test_a_layer_that_the_first_forward_adds():
             verb()
     model(torch.zeros(2, 4))
     assert Statistics(model, (2, 4)).memory().params == 2 * 20 * 4
+
+
+def state_bytes(model, x, make_optimizer):
+    """Bytes of the optimizer's state after a real step."""
+    optimizer = make_optimizer(model.parameters())
+    model(x).sum().backward()
+    optimizer.step()
+    states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+    storages = [inner.untyped_storage() for each in states for inner in inner_tensors(each)]
+    return sum({each._cdata: each.nbytes() for each in storages}.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("library", "name"), [("bitsandbytes.optim", "AdamW8bit"), ("torchao.optim", "AdamW8bit")])
+def test_optimizers_of_8_bits(library, name):
+    kind = getattr(pytest.importorskip(library, exc_type=(ImportError, RuntimeError)), name)
+    model, x = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 64)), torch.randn(4, 128)
+    with untouched(model):
+        found = [Statistics(model, x).memory(optimizer=each) for each in (kind, kind(model.parameters(), lr=1e-4))]
+    real = state_bytes(model, x, kind)
+    assert [each.optimizer_state for each in found] == [real, real]
+    # 2 bytes for each of the 128 * 256 and 256 * 64 weights, more for the scales of blocks; small tensors keep floats
+    assert 2 * 49152 < real < 2.2 * 49152
+
+
+def test_inference_mode_around():
+    model, x = mlp(), torch.randn(2, 8)
+    expected = Statistics(model, x).memory(optimizer="sgd")
+    with torch.inference_mode(), untouched(model):
+        assert Statistics(model, x).memory(optimizer="sgd") == expected
