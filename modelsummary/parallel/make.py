@@ -107,6 +107,7 @@ def make_plan(
                 f"tensor={tensor}: no layer of {type(model).__name__} can be split over {tensor} ranks"
                 f"{''.join(f'; {fqn}: {why}' for fqn, why in list(reasons.items())[:1])}"
             )
+    _check_held(layers, stages)
     ranks = {"tensor": tensor, "expert": expert}
     layers = _on_first_rank(model, layers, ranks)
     if calls is not None and checkpointed:
@@ -149,6 +150,19 @@ def make_plan(
         _stages=stages,
         _split=cut,
     )
+
+
+def _check_held(layers: Sequence[LayerPlan], stages: Any) -> None:
+    """Refuse stages that cut a module apart whose forward gets the sizes of one rank."""
+    if stages is None:
+        return
+    held = {fqn for stage in stages for fqn, _ in stage.named_modules()}
+    cut_apart = next((layer.fqn for layer in layers if layer.role == "sizes" and layer.fqn not in held), None)
+    if cut_apart is not None:
+        raise InputError(
+            f"the stages cut {cut_apart} apart, whose forward takes sizes of the whole model; pass pipeline=1, or write"
+            " these sizes as -1"
+        )
 
 
 def _stage_begins(root: LayerInfo, calls: Sequence[Sequence[Event]]) -> list[str]:

@@ -54,8 +54,9 @@ class SizesOfRank(TorchFunctionMode):
     def of_expand(self, call: Any, args: Any, _kwargs: Any) -> Any:
         """Change the size of the dimension ``at``, counted from the end."""
         tensor, sizes = args[0], list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
-        if len(sizes) == call["n_sizes"] and sizes[call["at"]] == tensor.shape[call["at"]] * self.n_ranks:
-            sizes[call["at"]] = tensor.shape[call["at"]]
+        is_local = len(sizes) == call["n_sizes"] and tensor.shape[call["at"]] == call["local"]
+        if is_local and sizes[call["at"]] == call["local"] * self.n_ranks:
+            sizes[call["at"]] = call["local"]
         return (tensor, sizes)
 
     def of_split(self, call: Any, args: Any, kwargs: Any) -> Any:

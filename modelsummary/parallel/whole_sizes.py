@@ -57,8 +57,8 @@ def _calls(event: Event, region: Region, n_ranks: int) -> Iterator[Mapping[str, 
         return
     if sizes[after.dim] == -1:
         return
-    if name == "expand":
-        yield {"name": name, "kind": "expand", "at": after.dim - len(sizes), "n_sizes": len(sizes)}
+    if name == "expand" and layout.outer == 1:
+        yield {"name": name, "kind": "expand", "at": after.dim - len(sizes), "n_sizes": len(sizes), "local": local}
     elif name in ("view", "reshape"):
         yield from _view(name, tensor.shape, result.shape, layout, after, region, n_ranks)
 

@@ -32,6 +32,26 @@ def test_heads_are_split(name):
     assert plan.from_json(plan.to_json()) == plan
 
 
+class Tripled(nn.Module):
+    """Groups of queries that are expanded with the whole number of heads, beside a tensor that all heads share."""
+
+    def __init__(self):
+        super().__init__()
+        self.k, self.out = nn.Linear(16, 16), nn.Linear(48, 16)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        heads = self.k(x).view(b, t, 4, 1, c // 4).expand(b, t, 4, 3, c // 4)
+        return self.out(heads.reshape(b, t, 3 * c))
+
+
+def test_expansions_take_the_heads_of_a_rank():
+    plan = Statistics(nn.Sequential(Tripled()), (2, 6, 16)).parallel_plan(tensor=2)
+    (sizes, *layers) = plan.layers
+    assert [layer.reason for layer in layers] == ["", ""]
+    assert [call["name"] for call in sizes.options["calls"]] == ["view", "expand", "reshape"]
+
+
 def test_sizes_of_the_whole_model_are_given_as_those_of_a_rank():
     plan = Statistics(Model("nanoGPT").eval(), ids()).parallel_plan(tensor=2)
     (first, _) = (layer for layer in plan.layers if layer.role == "sizes")
