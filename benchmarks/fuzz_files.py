@@ -175,7 +175,7 @@ def worker(seeds: list[Path], first: int, last: int, seed: int, connection: Any)
                 found = f"HANG {found}, {after - before:.1f} s"
             elif most - memory > MEMORY:
                 found = f"MEMORY {found}"
-            elif {*os.listdir(folder)} - {path.name}:
+            elif any(not name.startswith("file.") for name in os.listdir(folder)):
                 found = f"WRITES {os.listdir(folder)}"
             connection.send((number, f"{found} ({source.name})", after - before, most - memory))
 
