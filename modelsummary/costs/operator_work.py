@@ -110,7 +110,7 @@ _BY_NAME = {  # class -> a pattern of names without the last underscore; the fir
         r"|^_nested_(from|tensor_from)|convert_weight|^_cslt_compress|^_sparse_semi_structured_(apply|tile)"
     ),
     "elementwise": re.compile(
-        r"_backward(_data)?$|_grad$|dropout|^_foreach_|^_fused_|^_?thnn_fused|quantize|fake_quant|bernoulli|^(log_)?normal"
+        r"_backward(_data)?$|_grad$|dropout|^_foreach_|^_fused_|^_?thnn_fused|quant|bernoulli|^(log_)?normal"
         r"|^(rand|cauchy|exponential|geometric|multinomial|poisson|binomial)|^random|uniform|^_?standard_gamma|^_philox"
         r"|^_?sample_dirichlet|^masked_fill|_masked_scale|^(linalg_)?cross$|^_?amp_|prelu|rrelu|^_weight_norm|^floor_div"
         r"|^fmod|^remainder|^bitwise|^__i?[lr]shift|^clamp|_window$|^_?(add|mul|div|sub|rsub)(_scalar)?(_relu)?$|^glu|^_make_per"
@@ -179,7 +179,7 @@ def class_of(rule: OpRule) -> str:
     if rule.matrix_like and rule.formula is None:
         return "other"
     if namespace not in _KNOWN_NAMESPACES:
-        return "elementwise" if rule.is_pointwise else "other"
+        return "elementwise" if rule.is_pointwise or not rule.matrix_like else "other"  # a conversion, by its name
     if base in _COPIES or base in _INDEXED:
         return "copy" if base in _COPIES else "index"
     base = base.removesuffix("_")

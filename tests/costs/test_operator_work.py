@@ -195,9 +195,11 @@ def product():
     """An operator of another library with a formula, and one without."""
     with torch.library._scoped_library("foreign", "FRAGMENT") as library:
         library.define("product(Tensor a, Tensor b) -> Tensor")
+        library.define("int8_rowwise_quant(Tensor a) -> Tensor")
         library.define("mystery(Tensor(a!) a, Tensor b) -> ()")
         library.impl("product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), "CompositeExplicitAutograd")
         library.impl("mystery", lambda _a, _b: None, "CompositeExplicitAutograd")
+        library.impl("int8_rowwise_quant", lambda a: a.to(torch.int8), "CompositeExplicitAutograd")
         register_op_cost(torch.ops.foreign.product)(lambda a, b, out: a.numel() * b.shape[1])
         yield torch.ops.foreign
 
@@ -205,6 +207,8 @@ def product():
 def test_operators_of_other_libraries_take_the_time_of_their_multiply_adds_and_bytes(product):
     (work,) = work_of(call(product.product.default, meta(8, 16), meta(16, 4)))
     assert facts(work) == ("gemm", (1, 8, 4, 16), 2 * 8 * 16 * 4, 4 * (8 * 16 + 16 * 4 + 8 * 4))
+    (work,) = work_of(call(product.int8_rowwise_quant.default, meta(8)))
+    assert facts(work) == ("elementwise", (8,), 0, 4 * 8 + 8)
     # reads 8 + 8 floats and writes 8, though it returns nothing
     (work,) = work_of(call(product.mystery.default, meta(8), meta(8)))
     assert facts(work) == ("other", (8,), 0, 4 * 3 * 8)
