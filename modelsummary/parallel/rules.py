@@ -26,7 +26,7 @@ from modelsummary.parallel.layouts import (
 )
 from modelsummary.record.events import Value, values_in
 
-__all__ = ["ELEMENTWISE", "FACTORIES", "layout_after"]
+__all__ = ["ELEMENTWISE", "FACTORIES", "layout_after", "terms_of"]
 
 
 def layout_after(call: FunctionCall) -> Sharded | None:
@@ -269,11 +269,16 @@ def _matmul(call: FunctionCall) -> Sharded:
     return layout
 
 
-def _einsum(call: FunctionCall) -> Sharded:
+def terms_of(call: FunctionCall) -> list[str]:
+    """Return a label for each dimension of the operands of ``einsum``, and of its result."""
     equation = call.event.args[0]
     if not isinstance(equation, str) or "->" not in equation:
         raise Blocked(f"{call.at} has an equation without an arrow; one with an arrow works")
-    *labels, result = _written_out(equation, [len(each.shape) for each in call.operands])
+    return _written_out(equation, [len(each.shape) for each in call.operands])
+
+
+def _einsum(call: FunctionCall) -> Sharded:
+    *labels, result = terms_of(call)
     found = {
         (term[each.layout.dim], each.layout.outer)
         for term, each in zip(labels, call.operands, strict=True)

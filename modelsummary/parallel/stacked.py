@@ -16,7 +16,7 @@ from modelsummary.capture.templates import Attribute
 from modelsummary.parallel.layouts import Blocked, FunctionCall, Needs, Operand, Sharded
 from modelsummary.parallel.record_calls import ELEMENTWISE_LAYERS, Calls
 from modelsummary.parallel.regions import Region
-from modelsummary.parallel.rules import layout_after
+from modelsummary.parallel.rules import layout_after, terms_of
 from modelsummary.record.events import Event, Value, attributes_in, values_in
 
 __all__ = ["PARTIAL", "follow_partial", "grow_stacked", "is_stack"]
@@ -30,7 +30,7 @@ contiguous clone to type type_as float half bfloat16 double neg negative sum mea
 gather take_along_dim chunk split split_with_sizes unbind cat stack concat repeat_interleave flip
 """.split()
 )
-_PRODUCTS = frozenset("linear grouped_mm grouped_mm_fallback matmul bmm mm addmm baddbmm".split())
+_PRODUCTS = frozenset("linear grouped_mm grouped_mm_fallback matmul bmm mm addmm baddbmm einsum".split())
 
 
 class _Wants(Exception):
@@ -157,7 +157,8 @@ class _Walk:
         self.region.functions.append(event)
         assert layout is not None
         self._states.update(dict.fromkeys(values_in(event.result), layout))
-        for bias in call.operands if layout == PARTIAL and PARTIAL not in layouts and call.name in _PRODUCTS else ():
+        is_sum = layout == PARTIAL and PARTIAL not in layouts and call.name in _PRODUCTS - {"einsum"}
+        for bias in call.operands if is_sum else ():
             if bias.layout is None and _is_float(bias.leaf):
                 raise self._wants(bias.leaf, PARTIAL)
 
@@ -183,7 +184,7 @@ class _Walk:
 
     def _wants(self, leaf: Any, layout: Sharded) -> Exception:
         """Return the request to shard the parameter that a tensor is made of."""
-        fqn = self._calls.parameter_behind(leaf)
+        fqn = self._calls.parameter_behind(leaf if layout == PARTIAL else self._factor(leaf, layout.dim))
         if fqn is None:
             return Blocked(
                 f"a whole tensor meets a sharded one in {self.region.module}; one made of one parameter works"
@@ -194,6 +195,19 @@ class _Walk:
         assert shape is not None
         sizes = self._calls.parameters[fqn].shape
         return _Wants(fqn, [Sharded(d, layout.outer) for d, size in enumerate(sizes) if size == shape[layout.dim]])
+
+    def _factor(self, leaf: Any, dim: int) -> Any:
+        """Return the factor of a product that a dimension of its result comes from; any other tensor as it is."""
+        event = self._calls.maker.get(leaf) if isinstance(leaf, Value) else None
+        if event is None or event.is_module or event.name not in _PRODUCTS:
+            return leaf
+        call = FunctionCall(event, self._operand, set())
+        if event.name != "einsum":
+            is_last = dim == len(call.result_shape) - 1 and event.name not in ("addmm", "baddbmm")
+            return call.operand(1, "weight").leaf if is_last else leaf
+        *terms, result = terms_of(call)
+        factors = [each.leaf for term, each in zip(terms, call.operands, strict=True) if result[dim] in term]
+        return factors[0] if len(factors) == 1 else leaf
 
 
 def follow_partial(call: FunctionCall) -> None:
@@ -207,7 +221,7 @@ def follow_partial(call: FunctionCall) -> None:
     elif name in _PASSES or name in ("div", "truediv", "itruediv"):
         fits = len(partial) == 1 and call.first is partial[0]
     elif name in ("mul", "imul", "rmul", "multiply", *_PRODUCTS - {"addmm", "baddbmm"}):
-        fits = len(partial) == 1 and (name not in _PRODUCTS or len(call.operands) == 2)
+        fits = len(partial) == 1 and (name not in _PRODUCTS - {"einsum"} or len(call.operands) == 2)
     elif name in ("index_add", "scatter_add"):
         fits = call.operands[-1] is partial[-1]
     elif name in ("masked_fill",):
@@ -230,6 +244,8 @@ def summed_arguments(module: Event) -> Iterable[int | str]:
 
 def _product(call: FunctionCall) -> Sharded | None:
     """Return the layout of a product with a parameter."""
+    if call.name == "einsum":
+        return _summed(call) or layout_after(call)
     first = 1 if call.name in ("addmm", "baddbmm") else 0
     given = call.operand(first)
     weight = call.operand(first + 1, "weight")
@@ -252,6 +268,22 @@ def _product(call: FunctionCall) -> Sharded | None:
         if bias not in (given, weight) and _is_float(bias.leaf) and bias.layout != wanted:
             raise Needs(bias.leaf, wanted)
     return result
+
+
+def _summed(call: FunctionCall) -> Sharded | None:
+    """Return ``PARTIAL`` for an ``einsum`` over the sharded dimension, which has to be sharded in all its terms."""
+    *terms, result = terms_of(call)
+    pairs = list(zip(terms, call.operands, strict=True))
+    labels = {(term[each.layout.dim], each.layout.outer) for term, each in pairs if each.layout is not None}
+    if len(labels) != 1:
+        return None
+    ((label, outer),) = labels
+    if label in result:
+        return None
+    for term, each in pairs:
+        if label in term and each.layout is None:
+            raise Needs(each.leaf, Sharded(term.index(label), outer))
+    return PARTIAL
 
 
 def _is_float(leaf: Any) -> bool:
