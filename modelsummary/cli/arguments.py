@@ -30,7 +30,9 @@ __all__ = [
 ]
 
 HELP_OF_INPUT = "size of an input tensor, such as 1,3,224,224; repeatable"
-HELP_OF_RUN = "run TorchScript, which is code, on the --input: in a process with limits of time and memory"
+HELP_OF_RUN = (
+    "follow the code of TorchScript on the --input: it is interpreted, and only operators that compute are run"
+)
 SOURCES = (
     "torchvision:NAME, timm:NAME, NAME (torchvision's, else timm's), hf:CONFIG.json, package.module:factory,"
     " path/net.py:factory, or a file MODEL.onnx, .pt2, .pt, .safetensors, .gguf"

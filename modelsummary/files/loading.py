@@ -59,8 +59,8 @@ def load(
             sizes in the file and bind its open dimensions. A tensor gives its size, and to TorchScript also its dtype.
             A number is an input without dimensions. ONNX graphs also use the values of numbers and small tensors where
             values decide on sizes or branches. Default: the sizes in the file.
-        run: execute a TorchScript module on inputs of these sizes, in a child process with limits on time and memory.
-            Its code is searched first and refused if it could reach outside. Default: read parameters and modules only.
+        run: interpret the code of a TorchScript module on inputs of these sizes. Only operators that compute are run,
+            on shapes; a file whose code does anything else is refused. Default: read parameters and modules only.
 
     Raises:
         InputError: the ending belongs to no known format, a size does not fit, or ``input`` is given for weights.

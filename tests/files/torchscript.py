@@ -1,14 +1,12 @@
-"""TorchScript files for tests, and what running them in this process gives."""
+"""TorchScript files for tests, and what interpreting them gives."""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import torch
 
-from modelsummary.files.statistics import FileStatistics
-from modelsummary.files.torch.script_record import recorded
+from modelsummary import load
 
 
 def scripted(model, path, x=None):
@@ -19,9 +17,6 @@ def scripted(model, path, x=None):
     return path
 
 
-def run_here(path, *sizes, **dtypes):
-    """What ``load(path, sizes, run=True)`` gives, without the seconds that another process takes."""
-    given = dict(enumerate(sizes))
-    kinds = {number: each.dtype for number, each in given.items() if isinstance(each, torch.Tensor)}
-    plain = {number: list(each.shape) if number in kinds else list(each) for number, each in given.items()}
-    return FileStatistics(recorded(str(path), plain, kinds), Path(path))
+def run_here(path, *sizes):
+    """The statistics of the module in a file on inputs of these sizes, or of the sizes of tensors."""
+    return load(path, list(sizes), run=True)

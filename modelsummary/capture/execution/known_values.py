@@ -201,6 +201,7 @@ def _compute(deferred: _Deferred) -> None:
     """Run a deferred operator; if that fails, its results stay unknown."""
     on_values = _filled_in(deferred.args, deferred.kwargs)
     computed = _run(deferred.func, *on_values) if on_values is not None else []
+    deferred.args, deferred.kwargs = (), {}  # its arguments may be the last to hold large values
     for result, tensor in zip(deferred.results, computed, strict=False):
         value = result()
         if value is not None:

@@ -128,6 +128,10 @@ class ShapeOnly:
         with _torch.DisableTorchFunction():
             return self._known.cover((tensor,))
 
+    def computes(self, *_: Any, **__: Any) -> bool:
+        """Return True if an operator on known values may compute its values; the operators of a model may."""
+        return True
+
     # ---------------------------------------------------------------------------------- one operator
 
     def run(self, func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, OpCost]:
@@ -202,12 +206,13 @@ class ShapeOnly:
         try:
             out, cost = self._run_on_shapes(func, rule, args, kwargs, tensors, key)
         except Exception:
-            if not known:
+            if not known or not self.computes(func, rule, args):
                 self._note_obstacle(rule.name)
                 raise
             return self._run_on_values(func, rule, args, kwargs, known), NO_COST
+        known = known and isinstance(func, OpOverload) and self.computes(func, rule, args, cost, out)
         # Keep the known values valid: follow the results, or forget the overwritten tensors.
-        if not (known and isinstance(func, OpOverload) and self._known.follow(func, rule, args, kwargs, out)):
+        if not (known and self._known.follow(func, rule, args, kwargs, out)):
             for tensor in written:
                 self._known.overwritten(tensor)
         if rule.name in BLOCK_MASKED:
@@ -343,7 +348,8 @@ class ShapeOnly:
     # ---------------------------------------------------------------------------------- known values
 
     def _run_on_values(self, func: Any, rule: OpRule, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
-        values = self._known.filled_in(args, kwargs) if known else None
+        computes = known and (not rule.needs_values or self.computes(func, rule, args))
+        values = self._known.filled_in(args, kwargs) if computes else None
         if values is None:
             raise self._needing_values(rule.name)
         return map_tensors(self._know, func(*values[0], **values[1]))

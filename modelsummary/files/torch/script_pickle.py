@@ -214,8 +214,10 @@ class _Machine:
         elif module == _MODULE_OF_TENSORS and name in _TENSORS:
             storage, offset, size, stride = arguments[:4]
             self.stack.append(_tensor(storage, offset, size, stride, arguments[_TENSORS[name]]))
+        elif module.startswith("__torch__") and isinstance(arguments, (str, int, float)):  # of an enumeration
+            self.stack.append(ScriptObject(f"{module}.{name}", arguments))
         elif function == ("torch", "device"):
-            self.stack.append(str(arguments[0]))
+            self.stack.append(torch.device("cpu"))
         else:
             self._refuse(".".join(function))
 

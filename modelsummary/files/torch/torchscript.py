@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from modelsummary.errors import InputError, ModelFileError
+from modelsummary.files.budget import Budget
 from modelsummary.files.program import GivenSizes, Program, Scope, Stored, Tensor
 from modelsummary.files.statistics import FileStatistics
 from modelsummary.files.torch.archive import Archive
-from modelsummary.files.torch.script_code import ScriptClass, check_code, classes_of
+from modelsummary.files.torch.script_code import Code, ScriptClass
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
 
 __all__ = ["load_torchscript"]
@@ -31,11 +32,11 @@ def load_torchscript(
         path: the file.
         sizes: sizes of the inputs, in the order of the arguments or by name.
         dtypes: dtypes of some inputs; default: the dtype of the first floating point parameter.
-        run: run the module on inputs of these sizes in a child process, to count its operators.
+        run: interpret the module's code on inputs of these sizes, to count its operators.
 
     Raises:
         InputError: only one of ``sizes`` and ``run`` was given, or the module does not run on these sizes.
-        ModelFileError: the file is broken or only a pickle, or its code could reach outside.
+        ModelFileError: the file is broken or only a pickle, or its code does more than compute.
     """
     archive = Archive(path)
     if "constants.pkl" not in archive.names:
@@ -47,20 +48,21 @@ def load_torchscript(
     if run:
         if not sizes:
             raise InputError(f"run=True needs the sizes of the inputs of {str(path)!r}: load(path, input, run=True)")
-        check_code(archive)
     elif sizes:
         raise InputError(f"input= needs a run of {str(path)!r}, which is code; pass run=True (--run) to run it")
+    reader = _Reader(archive)
     try:
-        found = _Reader(archive).program()
+        listed = reader.program()
     except ModelFileError as error:
         raise ModelFileError(f"{str(path)!r}: {error}") from None
     if run:
-        from modelsummary.files.torch.script_run import run_script
+        from modelsummary.files.torch.script_run import ScriptFile, run_script
 
-        program = run_script(path, sizes, dtypes)
-        program.stored = found.stored
+        file = ScriptFile(archive, reader.model, reader.constants, reader.scopes, reader.tensors, listed.stored.nbytes)
+        program = run_script(file, sizes, dtypes)
+        program.owned, program.stored = listed.owned, listed.stored
         return FileStatistics(program, path)
-    return FileStatistics(found, path)
+    return FileStatistics(listed, path)
 
 
 class _Reader:
@@ -68,20 +70,22 @@ class _Reader:
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self.classes = classes_of(archive)
+        self.budget = Budget()
+        self.code = Code(archive, self.budget)
+        self.scopes: dict[int, tuple[Scope, ...]] = {}  # of each module, by the id of its object
         self.tensors: dict[ScriptTensor, Tensor] = {}
         self.owned: list[tuple[tuple[Scope, ...], list[Tensor]]] = []
 
     def program(self) -> Program:
         """Return a program without operators."""
-        model, constants = self._pickle("data.pkl"), self._pickle("constants.pkl")
-        if not isinstance(model, ScriptObject):
+        self.model, self.constants = self._pickle("data.pkl"), self._pickle("constants.pkl")
+        if not isinstance(self.model, ScriptObject):
             raise ModelFileError("data.pkl must hold a module")
-        self._add_modules(model)
-        held = [self._known(name, each, "buffer") for name, each in _tensors_in("constants", constants)]
+        self._add_modules(self.model)
+        held = [self._known(name, each, "buffer") for name, each in _tensors_in("constants", self.constants)]
         notes = [_NOTE]
         own = [each for each in held if each not in {tensor for _, found in self.owned for tensor in found}]
-        return Program(_name_of(model), [], [], [], own, owned=self.owned, stored=self._stored(), notes=notes)
+        return Program(_name_of(self.model), [], [], [], own, owned=self.owned, stored=self._stored(), notes=notes)
 
     def _stored(self) -> Stored:
         """Return the elements and bytes of all storages that tensors use, each counted once."""
@@ -107,7 +111,9 @@ class _Reader:
             seen.add(id(module))
             if len(scopes) > _DEEPEST:
                 raise ModelFileError(f"modules are nested more than {_DEEPEST} deep")
-            kind = self.classes.get(module.class_name, ScriptClass("", frozenset(), frozenset()))
+            self.budget.spend()
+            self.scopes[id(module)] = scopes
+            kind = self.code.script_class(module.class_name) or ScriptClass(module.class_name)
             found: list[Tensor] = []
             inner: list[tuple[ScriptObject, tuple[Scope, ...]]] = []
             for name, value in _attributes(module):
@@ -123,7 +129,7 @@ class _Reader:
             pending += reversed(inner)
 
     def _is_module(self, value: ScriptObject) -> bool:
-        kind = self.classes.get(value.class_name)
+        kind = self.code.script_class(value.class_name)
         return kind is not None and kind.base == "Module"
 
     def _known(self, name: str, found: ScriptTensor, kind: Any) -> Tensor:

@@ -1,0 +1,246 @@
+"""TorchScript files whose code would write files, never end, or take all memory; benchmarks read them, too."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+
+import torch
+from torch import nn
+
+__all__ = ["ENDLESS", "OTHER_ARCHIVES", "REACHES_OUT", "hostile_archive", "hostile_script"]
+
+_CODE = "code/__torch__/torch/nn/modules/linear.py"
+_CLASS = """class Linear(Module):
+  __parameters__ = ["weight", "bias", ]
+  __buffers__ = []
+  weight : Tensor
+  bias : Tensor
+  def forward(self: __torch__.torch.nn.modules.linear.Linear,
+    input: Tensor) -> Tensor:
+"""
+
+# Statements that reach files, processes or Python itself, if torch or Python runs them; VICTIM is the name of a file.
+REACHES_OUT = {
+    "save": 'torch.save(input, "VICTIM")',
+    "a comment inside": '_0 = (torch # "\n    .save(input, "VICTIM"))',
+    "a line that goes on": 'torch\\\n    .save(input, "VICTIM")',
+    "a comment in a list": '_0 = [torch, # )]\n    torch.save(input, "VICTIM")]',
+    "spaces": 'torch  .  save(input, "VICTIM")',
+    "brackets": '(torch).save(input, "VICTIM")',
+    "getattr of torch": 'getattr(torch, "save")(input, "VICTIM")',
+    "getattr of operators": 'getattr(ops.aten, "save")(input, "VICTIM")',
+    "getattr of an escape": r'getattr(torch, "s\x61ve")(input, "VICTIM")',
+    "getattr of self": 'getattr(self, "__class__")',
+    "getattr of a variable": 'name = "save"\n    getattr(torch, name)(input, "VICTIM")',
+    "an alias": 't = torch\n    t.save(input, "VICTIM")',
+    "an alias of a function": 'f = torch.save\n    f(input, "VICTIM")',
+    "aliases in a tuple": 'f, g = torch.save, torch.load\n    f(input, "VICTIM")',
+    "an alias in a list": 'f = [torch.save]\n    (f[0])(input, "VICTIM")',
+    "an alias in a dict": 'f = {"a": torch.save}\n    (f["a"])(input, "VICTIM")',
+    "an alias in self": 'self.f = torch.save\n    (self).f(input, "VICTIM")',
+    "an alias that is annotated": 'f = annotate(Tensor, torch.save)\n    f(input, "VICTIM")',
+    "a function inside": 'def f():\n      return torch.save(input, "VICTIM")\n    _0 = fork(f)',
+    "operators": 'ops.aten.save(input, "VICTIM")',
+    "from_file": 'torch.from_file("VICTIM", True, 4)',
+    "from_file by name": 'torch.from_file(filename="VICTIM", shared=True, size=4)',
+    "from_file in operators": 'ops.aten.from_file("VICTIM", True, 4)',
+    "full width letters": 'torch.ｓａｖｅ(input, "VICTIM")',
+    "another namespace": 'ops.image.write_file("VICTIM", input)',
+    "a library": 'torch.ops.load_library("VICTIM")',
+    "classes": 'torch.classes.dist_c10d.FileStore("VICTIM", 1)',
+    "classes of the file": '__torch__.torch.classes.dist_c10d.FileStore("VICTIM", 1)',
+    "new classes": "__torch__.torch.classes.a.B.__new__(__torch__.torch.classes.a.B)",
+    "remote": 'ops.prim.rpc_sync("a", "b")',
+    "communication": 'ops.c10d.broadcast_(input, 0)',
+    "aot": 'ops.aoti.load("VICTIM")',
+    "open": 'open("VICTIM", "w")',
+    "eval": "eval(\"open('VICTIM', 'w')\")",
+    "exec": "exec(\"open('VICTIM', 'w')\")",
+    "compile": "compile(\"open('VICTIM', 'w')\", \"a\", \"exec\")",
+    "__import__": '__import__("os").remove("VICTIM")',
+    "import": 'import os\n    os.remove("VICTIM")',
+    "from": 'from os import remove\n    remove("VICTIM")',
+    "__class__": "_0 = input.__class__.__mro__",
+    "__class__ of a list": "_0 = [].__class__.__base__.__subclasses__()",
+    "__class__ of a text": '_0 = ("").__class__',
+    "__globals__": "_0 = (self).forward.__globals__",
+    "__builtins__": '__builtins__.open("VICTIM", "w")',
+    "a method of a tensor": 'input.tofile("VICTIM")',
+    "numpy": 'input.numpy().tofile("VICTIM")',
+    "storage": "input.untyped_storage()",
+    "a method of a text": '_0 = "a".format_map({})',
+    "a field of a format": '_0 = "{0.__class__}".format(input)',
+    "an f-string": "_0 = f\"{open('VICTIM', 'w')}\"",
+    "a lambda": '_0 = (lambda: torch.save(input, "VICTIM"))()',
+    "a comprehension": '_0 = [torch.save(input, "VICTIM") for i in range(1)]',
+    "a star": 'torch.save(*(input, "VICTIM"))',
+    "two stars": 'torch.add(**{"self": input})',
+    "a condition": '_0 = 1 if torch.save(input, "VICTIM") else 2',
+    "a walrus": '_0 = (f := torch.save)(input, "VICTIM")',
+    "an operator of Python": '_0 = input @ input',
+    "a deletion": "del input",
+    "a try": 'try:\n      torch.save(input, "VICTIM")\n    except E:\n      pass',
+    "a class inside": "class A:\n      x = torch.save(input, 'VICTIM')",
+    "a decorator": '@torch.save\n    def f(x):\n      return x',
+    "a default": 'def f(x=torch.save(input, "VICTIM")):\n      return x\n    f()',
+    "a global": "global torch",
+    "setting torch": "torch.save = 1",
+    "setting an item": 'torch.a["b"] = 1',
+    "a loop over texts": 'for i in open("VICTIM", "w"):\n      pass',
+    "with": 'with open("VICTIM", "w"):\n      pass',
+    "printing": 'ops.prim.Print(input)',
+    "a print operator": 'torch._print("a")',
+    "an import of graphs": 'torch.import_ir_module("VICTIM")',
+    "pointers": "torch.set_(input, 4096, 1, [1], [1])",
+    "fbgemm": "torch.fbgemm_pack_gemm_matrix_fp16(input)",
+    "a pinned tensor": "torch.pin_memory(input)",
+    "cuda": "ops.cuda._set_device(1)",
+    "profiler": 'ops.profiler._record_function_enter("a")',
+    "a module of the file": '__torch__.os.remove("VICTIM")',
+    "a module above": '__torch__.__class__.__init__("VICTIM")',
+    "constants": "CONSTANTS.__class__",
+    "constants that are missing": "CONSTANTS.c7",
+}  # fmt: skip
+
+# Statements that take all time or memory, if nothing limits them.
+ENDLESS = {
+    "a loop": "while True:\n      pass",
+    "a loop of operators": "while True:\n      input = torch.add(input, 1)",
+    "a long range": "for i in range(1000000000000000000):\n      pass",
+    "loops within loops": "for i in range(100000):\n      for j in range(100000):\n        pass",
+    "recursion": "return (self).forward(input, )",
+    "a function that calls itself": "return __torch__.torch.nn.modules.linear.again(input, )",
+    "texts that double": 'a = "ab"\n    while True:\n      a = torch.add(a, a)',
+    "lists that double": "a = [1]\n    while True:\n      a = torch.add(a, a)",
+    "a list added to itself": "a = [1]\n    while True:\n      a = torch.add_(a, a)",
+    "a list extended by itself": "a = [1]\n    while True:\n      torch.extend(a, a)",
+    "a list times a number": "a = torch.mul([1], 1000000000000)",
+    "a text times a number": 'a = torch.mul("a", 1000000000000)',
+    "powers": "a = torch.pow(9, torch.pow(9, 9))",
+    "powers of powers": "a = 9\n    while True:\n      a = torch.mul(a, a)",
+    "an operator of powers": "a = 9**9**9**9",
+    "a shift": "a = torch.__lshift__(1, 1000000000000)",
+    "a factorial": "a = torch.factorial(1000000000)",
+    "a width": 'a = torch.percentFormat("%1000000000d", 1)\n    a = torch.remainder("%1000000000d", 5)',
+    "a padded text": 'a = torch.ljust("a", 1000000000000)',
+    "a zero filled text": 'a = torch.zfill("a", 1000000000000)',
+    "replacing": 'a = "aaaaaaaaaa"\n    while True:\n      a = torch.replace(a, "a", "aaaaaaaaaa")',
+    "joining": 'a = "ab"\n    while True:\n      a = torch.join(a, [a, a, a, a])',
+    "a range as a list": "a = ops.prim.rangelist(1000000000000)",
+    "lists of themselves": "a = [1]\n    for i in range(100):\n      a = [a, a]\n    b = torch.eq(a, a)",
+    "printing lists of themselves": "a = [1]\n    for i in range(100):\n      a = [a, a]\n    b = str(a)",
+    "returning lists of themselves": "a = [input]\n    for i in range(30):\n      a = [a, a]\n    return a",
+    "a list in itself": "a = [1]\n    torch.append(a, a)\n    b = torch.eq(a, a)\n"
+    "    c = str(a)\n    d = torch.tensor(a)",
+    "a dict of tuples": "a = (1, 2)\n    for i in range(100):\n      a = (a, a)\n    b = {a: 1}",
+    "zeros": "a = int(torch.zeros([1000000, 1000000]).tolist())",
+    "a value of zeros": "a = int(torch.select(torch.zeros([1000000000000]), 0, 0))",
+    "many zeros": "a = []\n    for i in range(1000):\n      torch.append(a, torch.zeros([67108864]))\n"
+    "    b = int(torch.sum(torch.stack(a)))",
+    "views of zeros": "a = []\n    for i in range(1000):\n"
+    "      torch.append(a, torch.select(torch.zeros([67108864]), 0, 1))\n"
+    "    b = int(torch.sum(torch.stack(a)))",
+    "repeat": "a = int(torch.sum(torch.repeat(torch.ones([10]), [1000000000000])))",
+    "arange": "a = int(torch.sum(torch.arange(1000000000000)))",
+    "bincount": "a = torch.bincount(torch.tensor([1000000000000]))",
+    "repeat_interleave": "a = torch.repeat_interleave(torch.tensor([1000000000000]))",
+    "one_hot": "a = torch.one_hot(torch.tensor([1000000000000]))",
+    "unbind": "a = torch.unbind(torch.zeros([1000000000]))",
+    "split": "a = torch.split(torch.zeros([1000000000]), 1)",
+    "split by name": "a = torch.split(torch.zeros([1000000000]), split_size=1)",
+    "chunk": "a = torch.chunk(torch.zeros([1000000000]), 1000000000)",
+    "tensor_split": "a = torch.tensor_split(torch.zeros([1000000000]), 1000000000)",
+    "a product": "a = torch.ones([8000, 8000])\n"
+    "    b = torch.mm(a, a)\n    for i in range(100):\n      b = torch.mm(a, b)\n"
+    "    c = int(torch.sum(b))",
+    "a pool": "a = torch.max_pool2d(torch.ones([1, 4000, 4000]), [2000, 2000], [1, 1], [0, 0], [1, 1])\n"
+    "    c = int(torch.sum(a))",
+    "a polynomial": "a = torch.special_chebyshev_polynomial_t(torch.tensor([0.5]), 1000000000000000)\n    c = int(a)",
+    "differences": "a = torch.diff(torch.zeros([1000000000000]), 1000000000000)",
+    "a power of matrices": ""
+    "a = torch.matrix_power(torch.ones([500, 500]), 9000000000000000000)\n    c = int(torch.sum(a))",
+    "many sizes": "for i in range(1000000):\n      a = torch.cumsum(torch.zeros([i, 3]), 0)",
+    "a long sequence": "a = torch.gru(torch.zeros([100000000, 1, 2]), torch.zeros([1, 1, 2]), [torch.zeros([6, 2]), "
+    "torch.zeros([6, 2])], False, 1, 0., False, False, False)",
+    "deep brackets": "a = " + "(" * 5000 + "1" + ")" * 5000,
+    "deep lists": "a = " + "[" * 90 + "1" + "]" * 90 + "\n    b = torch.tensor(a)",
+    "a long chain": "a = self" + ".a" * 100_000,
+    "calls of calls": "a = self" + "()" * 100_000,
+    "signs": "a = " + "-" * 100_000 + "1",
+    "words": "a = " + "not " * 100_000 + "True",
+    "a long sum": "a = " + "1+" * 100_000 + "1",
+    "a long number": "a = " + "9" * 100_000,
+    "deep conditions": "".join(f"{'  ' * n}if True:\n    " for n in range(99)) + "  " * 99 + "pass",
+    "elif": "if False:\n      pass\n" + "    elif False:\n      pass\n" * 20_000,
+    "many names": "a = [" + "a," * 300_000 + "]",
+    "an open text": 'a = "' + "a" * 1_000_000,
+    "backslashes": "a = \"" + "\\" * 1_000_000,
+    "nothing but bytes": "\xff" * 100_000,
+    "a byte of zero": "a = 1\0",
+}  # fmt: skip
+
+OTHER_ARCHIVES = (
+    "two roots",
+    "two cases",
+    "a folder above",
+    "the code twice",
+    "upper case code",
+    "an absolute name",
+    "a bomb",
+    "a record listed twice",
+    "a record elsewhere",
+)
+
+
+def _entries() -> dict[str, bytes]:
+    target = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, and says so
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), target)
+    with zipfile.ZipFile(target) as file:
+        entries = {each.filename.partition("/")[2]: file.read(each) for each in file.infolist()}
+    # torch numbers classes that it compiles again; the name in data.pkl has a length before it
+    code = next(name for name in entries if name.endswith(".py"))
+    module = code.removeprefix("code/").removesuffix(".py").replace("/", ".")
+    entries["data.pkl"] = entries["data.pkl"].replace(module.encode(), b"__torch__.torch.nn.modules.linear")
+    return {name: content for name, content in entries.items() if not name.startswith("code/")} | {_CODE: entries[code]}
+
+
+def _archive(entries: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", kind) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, content in entries.items():
+            file.writestr(name.removesuffix("|"), content)
+    return target.getvalue()
+
+
+def hostile_script(body: str, victim: object = "victim", returned: str = "input") -> bytes:
+    """Return a file with a linear layer whose forward begins with these statements."""
+    code = f"{_CLASS}    {body}\n    return {returned}\ndef again(x: Tensor) -> Tensor:\n"
+    code += "  return __torch__.torch.nn.modules.linear.again(x, )\n"
+    entries = _entries()
+    entries[_CODE] = code.replace("VICTIM", str(victim)).encode(errors="replace")
+    return _archive({f"net/{name}": content for name, content in entries.items()})
+
+
+def hostile_archive(kind: str, victim: object = "victim") -> bytes:
+    """Return a file that torch and other readers could read differently."""
+    good = {f"net/{name}": content for name, content in _entries().items()}
+    code = f"net/{_CODE}"
+    trap = (_CLASS + f'    torch.save(input, "{victim}")\n    return input\n').encode()
+    if kind == "a bomb":
+        return _archive({**good, code: trap + bytes(7 * 10**7)}, zipfile.ZIP_DEFLATED)
+    others = {
+        "two roots": {**good, **{f"other/{name[4:]}": trap if name == code else each for name, each in good.items()}},
+        "two cases": {**good, code.replace("linear", "Linear"): trap},
+        "a folder above": {**good, f"net/../{code}": trap},
+        "the code twice": {**good, f"net/{code[4:]}/__init__.py": trap, f"net/code/{code[4:]}": trap},
+        "upper case code": {**good, code.replace("code", "CODE"): trap},
+        "an absolute name": {**good, f"/{code}": trap},
+        "a record listed twice": {**good, f"{code}|": trap},
+        "a record elsewhere": {**good, code.replace("/torch/nn", "/./torch/nn"): trap},
+    }
+    return _archive(others[kind])
