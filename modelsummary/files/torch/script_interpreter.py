@@ -19,7 +19,7 @@ from modelsummary.files.budget import Budget
 from modelsummary.files.program import Scope
 from modelsummary.files.torch.script_code import Code, ScriptClass
 from modelsummary.files.torch.script_functions import ScriptError, text_of
-from modelsummary.files.torch.script_operators import Refused
+from modelsummary.files.torch.script_operators import RefusedNameError
 from modelsummary.files.torch.script_quantized import PackedWeight
 
 __all__ = ["EnumMember", "Instance", "Interpreter", "TensorWork"]
@@ -191,16 +191,16 @@ class Interpreter:
                 return tuple(named.get(name) for name in script_class.fields)
         if len(parts) == 1:
             return self._operators.call("aten", path, args, kwargs) if path in _PLAIN_NAMES else self._refuse_name(path)
-        raise Refused(path)
+        raise RefusedNameError(path)
 
     def _refuse_name(self, name: str) -> Any:
-        raise Refused(name)
+        raise RefusedNameError(name)
 
     def script_class(self, name: str) -> ScriptClass:
         """Return a class of the file; raise ``ModelFileError`` if it has none of this name."""
         script_class = self._code.script_class(name)
         if script_class is None:
-            raise Refused(name)
+            raise RefusedNameError(name)
         return script_class
 
     # --------------------------------------------------------------------------------------- statements
@@ -363,7 +363,7 @@ class Interpreter:
             return owner.unpack
         if isinstance(owner, EnumMember) and name == "value":
             return owner.value
-        raise Refused(f"{type(owner).__name__}.{name}")
+        raise RefusedNameError(f"{type(owner).__name__}.{name}")
 
     def _subscript(self, node: ast.Subscript, variables: _Variables) -> Any:
         owner, key = self._value(node.value, variables), self._value(node.slice, variables)
@@ -431,7 +431,7 @@ class Interpreter:
         owner, name = self._two(node)
         value = self._value(owner, variables)
         if not isinstance(value, Instance) or not isinstance(name, ast.Constant) or not isinstance(name.value, str):
-            raise Refused(ast.unparse(node))
+            raise RefusedNameError(ast.unparse(node))
         return self._attribute_of(value, name.value)
 
     def _isinstance(self, node: ast.Call, variables: _Variables) -> bool:
@@ -477,7 +477,7 @@ class Interpreter:
     def _fork(self, node: ast.Call, variables: _Variables) -> Any:
         function, *args = [self._value(arg, variables) for arg in node.args]
         if not isinstance(function, _Function):
-            raise Refused("fork")
+            raise RefusedNameError("fork")
         return self._invoke(function, args, {})
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 from modelsummary import _torch
 from modelsummary.errors import ModelFileError
 
-__all__ = ["DTYPES", "Refused", "call_operator", "number_of"]
+__all__ = ["DTYPES", "RefusedNameError", "call_operator", "number_of"]
 
 # The numbers of c10::ScalarType, which the code has for dtypes.
 DTYPES: dict[int, torch.dtype] = {
@@ -78,7 +78,7 @@ _ALLOWED_ANYWAY = frozenset({"unsafe_chunk", "unsafe_split", "unsafe_split_with_
 _TORCHVISION = frozenset("nms roi_align roi_pool ps_roi_align ps_roi_pool deform_conv2d".split())
 
 
-class Refused(ModelFileError):
+class RefusedNameError(ModelFileError):
     """Error for a name that the code of a file may not use."""
 
     def __init__(self, name: str) -> None:
@@ -162,14 +162,14 @@ def call_operator(
         item: returns the number in a tensor with one element.
 
     Raises:
-        Refused: the code may not call it.
+        RefusedNameError: the code may not call it.
         ModelFileError: no overload takes these arguments.
     """
     overloads = _overloads(namespace, name)
     if name in _COUNTED and any(type(value) is not bool and _is_many(value) for value in (*args[1:], *kwargs.values())):
         raise ModelFileError(f"the operator {name!r} divides a tensor into very many")
     if not overloads:
-        raise Refused(f"{'torch' if namespace == 'aten' else 'ops.' + namespace}.{name}")
+        raise RefusedNameError(f"{'torch' if namespace == 'aten' else 'ops.' + namespace}.{name}")
     for is_lenient in (False, True):
         for function, arguments in overloads:
             try:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from modelsummary.errors import ModelFileError
-from modelsummary.files.torch.script_operators import Refused
+from modelsummary.files.torch.script_operators import RefusedNameError
 
 __all__ = ["PackedWeight", "packed_weight", "quantized_function"]
 
@@ -57,7 +57,7 @@ def packed_weight(class_name: str, state: Any) -> PackedWeight:
         bias = None if bias is weight else bias
         parts = [numbers[1 + start * count : 1 + (start + 1) * count] for start in range(4)]
         return PackedWeight(weight, bias, [*parts[:3], numbers[-2], parts[3], bool(numbers[-1] & 1)])
-    raise Refused(class_name)
+    raise RefusedNameError(class_name)
 
 
 def quantized_function(name: str) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ def quantized_function(name: str) -> Callable[..., Any]:
         return lambda tensors, dim, *_: torch.cat(tensors, dim)
     if name in _AS_THEIR_INPUT:
         return lambda x, other=None, *_: x + other if isinstance(other, Tensor) and "norm" not in name else x + 0
-    raise Refused(f"ops.quantized.{name}")
+    raise RefusedNameError(f"ops.quantized.{name}")
 
 
 def _packed(value: Any) -> PackedWeight:

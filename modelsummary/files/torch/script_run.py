@@ -30,7 +30,7 @@ from modelsummary.files.torch.archive import Archive
 from modelsummary.files.torch.script_code import Code
 from modelsummary.files.torch.script_functions import CONTAINER_FUNCTIONS, FUNCTIONS, ScriptError, called_function
 from modelsummary.files.torch.script_interpreter import EnumMember, Instance, Interpreter, TensorWork
-from modelsummary.files.torch.script_operators import DTYPES, Refused, call_operator, number_of
+from modelsummary.files.torch.script_operators import DTYPES, RefusedNameError, call_operator, number_of
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor
 from modelsummary.files.torch.script_quantized import packed_weight, quantized_function
 from modelsummary.files.torch.script_record import ScriptRecord
@@ -109,8 +109,9 @@ def _load_kernels(archive: Archive) -> None:
     """Import what torch imports with its first operator on shapes, which takes more seconds than most files."""
     x = new_tensor(Spec(torch.Size((2, 2)), (2, 1), torch.float32), _CPU)
     execution = ShapeOnly(_CPU)
-    with torch.no_grad(), execution.running(), Operators(Uncounted(), execution):
-        torch.nn.functional.layer_norm(x @ x + torch.zeros(2), (2,))
+    with torch.no_grad(), nothing_hidden(), execution.running(), Operators(Uncounted(), execution):
+        for other in (torch.zeros(2), torch.ops.aten.zeros.default([2], dtype=x.dtype, device=_CPU)):
+            torch.nn.functional.layer_norm(x @ x + other, (2,))
     names = [name for name in archive.names if name.startswith("code/") and name.endswith(".py")]
     if any(b"ops.torchvision." in archive.read(name) for name in names if archive.size(name) < 2**22):
         with suppress(ImportError, RuntimeError):
@@ -334,7 +335,7 @@ class _Run(TensorWork):
         if name == "RaiseException":
             raise ScriptError(str(args[0] if args else "")[:200])
         if not args:
-            raise Refused(f"ops.prim.{name}")
+            raise RefusedNameError(f"ops.prim.{name}")
         if name == "NumToTensor":
             return self._tensor_of(*args)
         if name == "tolist":
@@ -353,7 +354,7 @@ class _Run(TensorWork):
             return self.call("aten", name, args, kwargs)
         if name == "is_quantized":
             return bool(self._record.quantized(args[0]))
-        raise Refused(f"ops.prim.{name}")
+        raise RefusedNameError(f"ops.prim.{name}")
 
     def _tensor_of(self, data: Any, dtype: int | None = None, *_: Any, **__: Any) -> Tensor:
         """Return a tensor of numbers in nested lists."""
