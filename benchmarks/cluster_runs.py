@@ -1,6 +1,6 @@
 """Predict published training runs and print how far off the predictions are.
 
-    python benchmarks/cluster_runs.py [--memory] [--causes]
+    python benchmarks/cluster_runs.py [--memory] [--causes] [--docs]
 
 The models are plain modules on meta. Nothing of the prediction is fitted to these runs.
 
@@ -198,11 +198,18 @@ def predicted(run: Run) -> StepEstimate:
     return stats.simulate(run.plan, run.cluster, run.batch, sequence=run.sequence, recipe=run.recipe)
 
 
+def docs_row(run: Run, step: StepEstimate) -> str:
+    """Return the row of a run in the table of docs/cluster.md."""
+    ratio = step.step_seconds / run.seconds
+    return f"| {run.table}, {run.name} | {run.seconds:.2f} | {step.step_seconds:.2f} | {ratio:.3f} |"
+
+
 def main() -> None:
     """Print predicted and measured seconds of each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--causes", action="store_true", help="print the seconds by cause of each run")
     parser.add_argument("--memory", action="store_true", help="print bytes instead of seconds")
+    parser.add_argument("--docs", action="store_true", help="print the rows of docs/cluster.md as well")
     parser.add_argument("--only", default="", help="tables whose name contains this text")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -225,6 +232,8 @@ def main() -> None:
         ratio = step.step_seconds / run.seconds
         errors.setdefault(run.table, []).append(abs(ratio - 1))
         rows.append([run.table, run.name, run.seconds, step.step_seconds, ratio, step.memory_bytes / 2**30, took])
+        if options.docs:
+            print(docs_row(run, step))
         if options.causes:
             print(run.name, {name: round(value, 4) for name, value in step.seconds_by_cause.items() if value})
     headers = ["Table", "Run", "Measured (s)", "Predicted (s)", "Ratio", "Memory (GiB)", "Took (s)"]

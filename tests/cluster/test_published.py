@@ -1,0 +1,63 @@
+"""Published runs: the errors and the bias of the predictions, and the tables of docs/cluster.md."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# table -> most mean error, worst error, and distance of the mean ratio from 1: a little above what docs/cluster.md says
+LIMITS = {
+    "Megatron-LM 2021": (0.06, 0.125, 0.02),
+    "Korthikanti 2022": (0.045, 0.095, 0.045),
+    "Llama 3 405B": (0.045, 0.065, 0.045),
+    "torchtitan": (0.06, 0.085, 0.06),
+    "llm-foundry": (0.115, 0.225, 0.115),
+}
+
+
+@pytest.fixture(scope="module")
+def benchmarks():
+    """The modules of the benchmarks, which import each other by their names."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import cluster_blind
+    import cluster_runs
+
+    yield cluster_runs, cluster_blind
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_published_steps(benchmarks):
+    """The rows of the docs are printed by ``python benchmarks/cluster_runs.py --docs``."""
+    runs, blind = benchmarks
+    docs = (ROOT / "docs/cluster.md").read_text()
+    ratios = {}
+    for run in (*runs.megatron(), *runs.korthikanti(), *runs.llama_405b(), *blind.torchtitan(), *blind.foundry()):
+        step = runs.predicted(run)
+        ratios.setdefault(run.table, []).append(step.step_seconds / run.seconds)
+        if run.table in ("Megatron-LM 2021", "Korthikanti 2022", "Llama 3 405B"):
+            assert runs.docs_row(run, step) in docs
+        else:
+            row = next(line for line in docs.splitlines() if line.startswith(f"| {run.table}, {run.name} |"))
+            assert row.split(" | ")[-2:] == [f"{step.step_seconds:.2f}", f"{step.step_seconds / run.seconds:.3f} |"]
+    assert ratios.keys() == LIMITS.keys()
+    for table, (mean, worst, bias) in LIMITS.items():
+        off = [abs(each - 1) for each in ratios[table]]
+        assert sum(off) / len(off) < mean, table
+        assert max(off) < worst, table
+        assert abs(sum(ratios[table]) / len(off) - 1) < bias, table
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_published_bytes(benchmarks):
+    """Weights, optimizer and activations by technique in figures 1 and 7 of arXiv:2205.05198."""
+    ratios = [float(row[-1]) for row in benchmarks[0].memory_table()]
+    assert len(ratios) == 28
+    assert sum(abs(each - 1) for each in ratios) / 28 < 0.003
+    assert max(abs(each - 1) for each in ratios) < 0.012
+    assert abs(sum(ratios) / 28 - 1) < 0.003
