@@ -190,7 +190,7 @@ class _Serving:
         self._check_weights(weights)
         one, half = self.points.at(1, context), self.points.at(1, _half(context))
         point, shorter = self.points.at(batch, context), self.points.at(batch, _half(context))
-        tokens = max(context - _half(context), 1)
+        tokens = context - _half(context) or context  # the shortest context has no half
         peak = self._peak(batch, context)
         return ServingEstimate(
             model=type(self.model).__name__,
@@ -202,7 +202,7 @@ class _Serving:
             tensor=options.tensor,
             cache_layers=one.cache.layers,
             cache_bytes=one.cache.nbytes,
-            cache_bytes_per_token=(one.cache.nbytes - half.cache.nbytes) / tokens,
+            cache_bytes_per_token=(one.cache.nbytes - (half.cache.nbytes if half is not one else 0)) / tokens,
             weight_bytes=weights,
             workspace_bytes=peak - weights - point.cache.held_bytes,
             peak_bytes=peak,

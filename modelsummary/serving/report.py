@@ -66,7 +66,7 @@ class ServingEstimate:
         prefill_ms: milliseconds of the forward of one request's prompt.
         decode_ms: milliseconds of the forward of one token of each request.
         decode_ms_per_token: milliseconds by which ``decode_ms`` grows with each token of context.
-        prefill_limited_by, decode_limited_by: ``"compute"``, ``"memory"``, ``"host"`` or ``"links"``.
+        prefill_limited_by, decode_limited_by: ``"compute"``, ``"memory"``, ``"launches"``, ``"host"`` or ``"links"``.
         collective_ms: part of ``decode_ms`` in which devices communicate.
         throughput: decoding with batches of several sizes, at this context.
         source: name of the fit, or of the kernel table of this machine.

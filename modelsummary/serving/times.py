@@ -31,8 +31,8 @@ class PhaseTime(NamedTuple):
     Attributes:
         seconds: the time, with the collectives, which wait for the kernels.
         collective_seconds: the part of the collectives.
-        limited_by: ``"compute"`` or ``"memory"``, whichever most of the device's time goes to; ``"host"`` if
-            dispatching takes longer; ``"links"`` if collectives take longer than all kernels.
+        limited_by: ``"compute"``, ``"memory"`` or ``"launches"`` of kernels, whichever most of the device's time goes
+            to; ``"host"`` if dispatching takes longer; ``"links"`` if collectives take longer than all kernels.
         shares: source of the kernels' seconds -> fraction of their time.
     """
 
@@ -58,16 +58,22 @@ def phase_time(
     operators = phase.operators if mode == "eager" else [each for each in phase.operators if not _grows(each, phase)]
     kernels = time_operators(live, operators, target, mode)
     device = sum(kernel.seconds or 0.0 for kernel in kernels)
-    computing = host = 0.0
+    computing = launching = host = 0.0
     if target.model is not None:
-        memory_bound = (target.model.moving(kernel.work) for kernel in kernels)
-        bounds = zip(kernels, memory_bound, strict=True)
-        computing = sum(k.seconds or 0.0 for k, moving in bounds if k.flops and target.model.computing(k.work) > moving)
+        spec = target.model.spec
+        fastest = max(spec.peak_flops.values(), default=float("inf"))
+        for kernel in kernels:
+            seconds = kernel.seconds or 0.0
+            if max(kernel.flops / fastest, kernel.moved_bytes / spec.bandwidth) < target.model.launch:
+                launching += seconds  # it would take as long with less work
+            elif kernel.flops and target.model.computing(kernel.work) > target.model.moving(kernel.work):
+                computing += seconds
         host = sum(kernel.n_operators for kernel in kernels) * target.model.host if mode == "eager" else 0.0
     elif target.table is not None:
         device += _host_work(phase, target.table)
     links = sum(communicate(*each) for each in collectives_of(phase.operators)) if communicate is not None else 0.0
-    limits = {"compute": computing, "memory": device - computing, "host": host if host > device else 0.0}
+    limits = {"compute": computing, "memory": device - computing - launching, "launches": launching}
+    limits["host"] = host if host > device else 0.0
     limited_by = "links" if links > max(device, host) else max(limits, key=limits.__getitem__)
     shares: dict[str, float] = {}
     for kernel in kernels:

@@ -165,6 +165,12 @@ def test_modes(stats):
     eager, compiled = (stats.serving(64, device="A100", mode=mode, batches=[1]) for mode in ("eager", "compiled"))
     assert eager.decode_limited_by == "host"
     assert compiled.decode_ms < eager.decode_ms
+    assert compiled.decode_limited_by == "launches"  # its kernels take less than a launch each
+
+
+def test_the_shortest_context_has_a_cache_per_token(stats):
+    estimate = stats.serving(2, device=DEVICE, batches=[1])
+    assert estimate.cache_bytes_per_token == estimate.cache_bytes / 2 == PER_TOKEN
 
 
 def test_table_and_exports(estimate):
