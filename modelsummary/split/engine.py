@@ -187,6 +187,8 @@ class Pipeline:
             kwargs_chunk_spec=kwargs_spec,
         )
         self.schedule._merge_outputs = self._merge
+        for stage in self.stages:
+            stage.keeps_results = True
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -141,7 +141,10 @@ class EngineStage(PipelineStage):
 
     Attributes:
         gradients: of all stages of this rank.
+        keeps_results: the schedule can join results of any class. Else ``step`` returns the tensors in them.
     """
+
+    keeps_results = False
 
     def __init__(self, module: nn.Module, *args: Any, gradients: RankGradients, **kwargs: Any) -> None:
         super().__init__(module, *args, **kwargs)
@@ -181,8 +184,10 @@ class EngineStage(PipelineStage):
         if not self.is_last:
             return out
         result, self._result = self._result, None
-        if self.output_chunks and self.output_chunks[-1] is out:
-            self.output_chunks[-1] = result
+        if out is not result and self.output_chunks and self.output_chunks[-1] is out:
+            # The engine joins tensors alone, along their first dimension.
+            parts = tuple(each.unsqueeze(0) if not each.dim() else each for each in out)
+            self.output_chunks[-1] = result if self.keeps_results else parts
         return result
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:

@@ -267,3 +267,19 @@ def _other_sizes_and_compiled(_rank, _n, name, sizes):
 def test_other_sizes_compilation_and_accumulation_after_a_plan():
     for name, sizes in (("decoder", {"tensor": 2}), ("fused", {"tensor": 2}), ("decoder", {"shard": 2})):
         assert max(processes.run(_other_sizes_and_compiled, 2, name, sizes)) <= 1e-12
+
+
+def _result_with_objects(rank, _n):
+    """What ``step`` of torch's schedule returns for a model whose result holds more than tensors."""
+    from torch.distributed.pipelining import Schedule1F1B
+
+    model, ids = Chain(), torch.arange(40).view(8, 5) % 32
+    plan = Statistics(model, ids[:2]).parallel_plan(pipeline=2)
+    stage = plan.apply(model, plan.device_mesh("cpu"))
+    out = Schedule1F1B(stage, 4, loss_fn=_loss).step(*([ids] if rank == 0 else []), **({"target": ids} if rank else {}))
+    return None if out is None else [tuple(each.shape) for each in out]
+
+
+@needs_engine
+def test_schedules_of_torch_return_the_tensors_of_a_result():
+    assert processes.run(_result_with_objects, 2) == [None, [(8, 5, 32)]]
