@@ -19,7 +19,7 @@ __all__ = ["plan_from_json"]
 
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 _Made = TypeVar("_Made")
-_ROLES = frozenset("column row embedding head norm local heads gradient copy input output expert".split())
+_ROLES = frozenset("column row embedding head norm local heads gradient copy sizes input output expert".split())
 
 
 def plan_from_json(text: str) -> ParallelPlan:
