@@ -187,15 +187,16 @@ def _quickest(chain: Chain, found: Sequence[Sequence[int]]) -> list[int]:
     """Return the partition with the shortest simulated step; among those within 1 %, the one with the fewest bytes.
 
     All have equal bottlenecks. A pipeline drains sooner if the expensive stages come first, up to 12 % for a few
-    stages. Within 1 % the bytes, which the simulation leaves out, matter more. If one part exceeds the mean, the others
-    have room, and could be anything: the evenest partition leaves no device empty.
+    stages. Within 1 % the bytes, which the simulation leaves out, matter more. Where one large call bounds all parts,
+    the quickest may leave devices empty: if its least part is less than half of the evenest partition's least part, the
+    evenest is returned.
     """
     parts = [[sum(chain.costs[begin:end]) for begin, end in pairwise([0, *cuts, len(chain.costs)])] for cuts in found]
-    if max(parts[0]) * len(parts[0]) > AS_GOOD * sum(parts[0]):
-        return list(min(zip(parts, found, strict=True), key=lambda pair: sum(cost**2 for cost in pair[0]))[1])
     times = [simulate([StageLoad(cost, cost, cost) for cost in costs], 2 * len(costs)).makespan for costs in parts]
-    quick = [cuts for cuts, time in zip(found, times, strict=True) if time <= 1.01 * min(times)]
-    return list(min(quick, key=lambda cuts: sum(chain.crossing[cut] for cut in cuts)))
+    quick = [index for index, time in enumerate(times) if time <= 1.01 * min(times)]
+    chosen = min(quick, key=lambda index: sum(chain.crossing[cut] for cut in found[index]))
+    evenest = min(range(len(found)), key=lambda index: sum(cost**2 for cost in parts[index]))
+    return list(found[evenest if 2 * min(parts[chosen]) < min(parts[evenest]) else chosen])
 
 
 def _obstacle(cut: Cut, wishes: Wishes) -> str:

@@ -50,11 +50,11 @@ def _join(n: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     rank = store.add("ranks", 1) - 1
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
-    torch.set_default_dtype(torch.float64)
 
 
 def _entry(function: Any, n: int, args: Any) -> tuple[int, bytes]:
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)  # the function before this one may have set another
     rank, result = dist.get_rank(), BytesIO()
     torch.save(function(rank, n, *args), result)
     dist.barrier()  # else a process that is ready would take the part of another

@@ -106,20 +106,38 @@ def test_returned_results_are_kept(plan):
     assert returned.peak >= plan.memory(1, microbatches=4).peak + 3 * 3 * 10 * 48 * 4
 
 
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        chosen = self.router(x).argmax(-1)
+        parts = [expert(x[chosen == index]) for index, expert in enumerate(self.experts)]
+        return torch.cat(parts)
+
+
+@needs_fsdp
+def test_choices_of_experts_fall_on_all_in_turn():
+    memory = Statistics(Routed(), torch.rand(6, 8)).parallel_plan(shard=2).memory()
+    assert "choices are assumed to fall on all experts in turn" in str(memory)
+    # kept: the rows of each expert (3 x 8) and which rows these are (3 x int64), besides the input
+    assert memory.inputs == 6 * 8 * 4
+
+
 @needs_fsdp
 def test_a_forward_that_needs_values_is_refused():
-    class Routed(nn.Module):
+    class Decides(nn.Module):
         def __init__(self):
             super().__init__()
-            self.router, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+            self.linear = nn.Linear(8, 8)
 
         def forward(self, x):
-            chosen = self.router(x).argmax(-1)
-            parts = [expert(x[chosen == number]) for number, expert in enumerate(self.experts)]
-            return torch.cat(parts)
+            y = self.linear(x)
+            return y if y.sum() > 0 else -y
 
-    plan = Statistics(Routed(), torch.rand(6, 8)).parallel_plan(shard=2)
-    with pytest.raises(InputError, match="needs the values of a tensor in the forward of Routed"):
+    plan = Statistics(Decides(), torch.rand(6, 8)).parallel_plan(shard=2)
+    with pytest.raises(InputError, match="needs the values of a tensor in the forward of Decides"):
         plan.memory()
 
 
