@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from modelsummary.capture.values import map_leaves, tensors_of
+from modelsummary.costs.tensor_bytes import is_distributed
 from modelsummary.errors import InputError
 
 __all__ = ["copied", "fold"]
@@ -28,11 +29,28 @@ def fold(model: nn.Module, same: Mapping[str, str]) -> nn.Module:
         same: FQN of a block that does not run -> FQN of the equal block that runs before it.
 
     Raises:
-        InputError: the model cannot be copied.
+        InputError: the model cannot be copied: it is sharded already, has weights in TorchScript, or refuses.
     """
+    _check_weights(model)
     twin = copied(model, lambda parameter: tuple(parameter.shape))
     _pass_through(twin, same)
     return twin
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Raise ``InputError`` for parameters that are sharded, or that TorchScript copies with their values."""
+    for fqn, parameter in model.named_parameters():
+        if is_distributed(type(parameter)):
+            raise InputError(
+                f"{fqn} is sharded already (DTensor), but a plan shares out a whole model; pass the model before "
+                "parallelize_module or fully_shard"
+            )
+    for fqn, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise InputError(
+                f"{fqn or 'the model'} is TorchScript, whose parameters cannot be shared out by a plan; pass the model "
+                "before torch.jit.script or torch.jit.trace"
+            )
 
 
 def _weak(value: Any) -> Any:

@@ -120,7 +120,8 @@ class RankModel:
     def _add_hooks(self, prepared: Sequence[PreparedInput]) -> None:
         for fqn in self._blocks:
             block = self.module.get_submodule(fqn)
-            block.register_forward_pre_hook(self._begin(fqn), with_kwargs=True)
+            # a ScriptModule refuses hooks by a method of its own, though its calls run them
+            nn.Module.register_forward_pre_hook(block, self._begin(fqn), with_kwargs=True)
         if self._sequence_parallel and self._last:
             self.module.get_submodule(self._last).register_forward_hook(self._end)
         done = {fqn for each in prepared for fqn in each.columns}

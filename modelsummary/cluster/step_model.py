@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from modelsummary.errors import InputError, ModelSummaryError, StepError
 from modelsummary.layer_info import LayerInfo
 from modelsummary.memory.checkpointing import blocks_of
 from modelsummary.memory.predict import check_initialized, run_step
-from modelsummary.memory.step_error import as_step_error
+from modelsummary.memory.step_error import NeedsValuesError, as_step_error
 from modelsummary.memory.step_plan import StepPlan
 from modelsummary.parallel.make import make_plan
 from modelsummary.parallel.plan import ParallelPlan
@@ -253,7 +253,7 @@ class StepModel:
         if length and length != self.recorded_sequence:
             call = call.with_batch(1, self.recorded_sequence, length)
         step = StepPlan(dtype=self.recipe.stored_dtype, loss=self.recipe.loss)
-        with OnAccelerator():
+        with OnAccelerator(), _without_values():
             seen, entered = run_step(
                 rank.module,
                 call,
@@ -337,6 +337,18 @@ def _kind_of(tensor: Tensor) -> str:
     if not isinstance(tensor, nn.Parameter):
         return "buffer"
     return "trained" if tensor.requires_grad else "frozen"
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """Replace the advice to run the step for real, which no rank of a plan can."""
+    try:
+        yield
+    except NeedsValuesError as error:
+        raise InputError(
+            f"{error.reason}, but plans are simulated on shapes alone; simulate a forward that does not need it, for "
+            "example without a mask of padding"
+        ) from None
 
 
 def _does_not_share(share: Share, error: ModelSummaryError) -> str:

@@ -51,7 +51,8 @@ def page(found: Mapping[str, Mapping[str, Answer]]) -> str:
     lines += ["", "## Reasons", "", "| refused | what it says |", "|---|---|"]
     for text, where in refused.items():
         lines.append(f"| {'; '.join(f'{title}: {_names(names)}' for title, names in where.items())} | {text} |")
-    lines += ["", "## Known to be wrong", "", "| call | feature | what happens |", "|---|---|---|"]
+    if KNOWN:
+        lines += ["", "## Known to be wrong", "", "| call | feature | what happens |", "|---|---|---|"]
     lines += [f"| {title} | {name} | {reason} |" for (title, name), reason in KNOWN.items()]
     return _HEAD + "\n".join(lines) + "\n"
 

@@ -15,7 +15,9 @@ from modelsummary.cluster import Cluster, Plan, Recipe, StepModel, StepSimulator
 from modelsummary.cluster.pipeline import StageTime, in_flight, least_seconds, pipeline_seconds, simulation_of
 from modelsummary.cluster.step_model import Share
 from modelsummary.split.schedule import SCHEDULES, StageLoad, simulate
+from tests.as_called.ways import group
 from tests.cluster.models import LAYERS, LENGTH, statistics, step_model
+from tests.untouched import untouched
 
 PER_DEVICE = {"interleaved1f1b": 2, "zbv": 2, "dualpipev": 2}
 
@@ -228,6 +230,53 @@ def test_a_step_that_raises_says_why():
     for plan in (Plan(), Plan(tensor=2)):
         with pytest.raises(StepError, match=r"^the forward of the step failed: ValueError: no half precision here$"):
             stats.simulate(plan, Cluster("A100"), 8)
+
+
+class Scripted(nn.Sequential):
+    """Two linear layers with a function in TorchScript, or with a linear layer in TorchScript."""
+
+    def __init__(self, *, has_weights):
+        inner = nn.Linear(8, 8) if has_weights else nn.ReLU()
+        super().__init__(nn.Linear(8, 8), torch.jit.script(inner), nn.Linear(8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_weights_in_torchscript_are_refused_and_functions_run():
+    models = [Scripted(has_weights=True), Scripted(has_weights=False)]
+    scripted, function = (Statistics(model, torch.ones(4, 8)) for model in models)
+    with (
+        untouched(models[0]),
+        pytest.raises(InputError, match=r"^1 is TorchScript, .*; pass the model before torch.jit"),
+    ):
+        scripted.simulate(Plan(micro_batch=4), Cluster("A100"), 4)
+    with untouched(models[1]):
+        memory = function.simulate(Plan(micro_batch=4), Cluster("A100"), 4).memory[0]
+    assert memory.parameters == 2 * 2 * (8 * 8 + 8)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_sharded_already_is_refused():
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with group() as mesh:
+        parallel.parallelize_module(model, mesh, {"1": parallel.ColwiseParallel()})
+        stats = Statistics(model, torch.ones(4, 8))
+        with pytest.raises(
+            InputError, match=r"^1.weight is sharded already .*; pass the model before parallelize_module"
+        ):
+            stats.simulate(Plan(micro_batch=4), Cluster("A100"), 4)
+
+
+@pytest.mark.parametrize("name", ["item", "mask"])
+def test_a_forward_that_needs_values_says_so_without_another_device(name):
+    class Chooses(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            return out[out[:, 0] > 0] if name == "mask" else out if out.sum() > 0 else -out
+
+    stats = Statistics(Chooses(8, 8), torch.ones(4, 8))
+    with pytest.raises(InputError, match=r"^aten.* needs the values of a tensor, but plans are simulated on shapes"):
+        stats.simulate(Plan(micro_batch=4), Cluster("A100"), 4)
 
 
 def test_messages_between_nodes_take_the_network():
