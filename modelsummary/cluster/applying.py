@@ -148,7 +148,7 @@ class Applier:
             arguments["sequence"] = True
         if self._precision is not None:
             arguments["precision"] = self._precision
-        is_cast = self._precision is not None and all(each.requires_grad for each in self._model.parameters())
+        is_cast = self._precision is not None and all(parameter.requires_grad for parameter in self._model.parameters())
         if not plan.is_fsdp and (is_sharded or is_cast):
             arguments["reshard_after_forward"] = False
         if plan.recompute == "full":
@@ -160,8 +160,8 @@ class Applier:
     @property
     def _trained(self) -> torch.dtype:
         """The dtype in which trained parameters compute: the recipe's, or their own."""
-        own = [each.dtype for each in self._model.parameters() if each.requires_grad]
-        return self._recipe.dtype or (own[0] if own else torch.float32)
+        dtypes = (parameter.dtype for parameter in self._model.parameters() if parameter.requires_grad)
+        return self._recipe.dtype or next(dtypes, torch.float32)
 
     @property
     def _stored(self) -> torch.dtype:
@@ -182,7 +182,8 @@ class Applier:
             trained: dtype
             for trained, dtype in wanted.items()
             if any(
-                _may_cast(each) and each.requires_grad == trained and each.dtype != dtype for each in model.parameters()
+                _may_cast(parameter) and parameter.requires_grad == trained and parameter.dtype != dtype
+                for parameter in model.parameters()
             )
         }
 

@@ -346,8 +346,8 @@ def _without_values() -> Iterator[None]:
         yield
     except NeedsValuesError as error:
         raise InputError(
-            f"{error.reason}, but plans are simulated on shapes alone; simulate a forward that does not need it, for "
-            "example without a mask of padding"
+            f"{error.reason}, but plans are simulated on shapes alone; pass a model and an input whose forward runs "
+            "on shapes"
         ) from None
 
 

@@ -85,16 +85,16 @@ class Weights:
     @classmethod
     def of(cls, weights: Iterable[Weight], *, are_experts: bool | None = None) -> Weights:
         """Return the sums over weights; with ``are_experts``, over divided experts, or over all other weights."""
-        found = [each for each in weights if are_experts is None or each.is_expert == are_experts]
-        trained = [each for each in found if each.kind == "trained"]
-        mastered = [each for each in trained if each.has_master]
+        chosen = [weight for weight in weights if are_experts is None or weight.is_expert == are_experts]
+        trained = [weight for weight in chosen if weight.kind == "trained"]
+        mastered = [weight for weight in trained if weight.has_master]
         return cls(
-            sum(each.elements for each in trained),
-            sum(each.nbytes for each in trained),
-            sum(each.nbytes for each in found if each.kind == "frozen"),
-            sum(each.nbytes for each in found if each.kind == "buffer"),
-            sum(each.elements for each in mastered),
-            sum(each.nbytes for each in mastered),
+            sum(weight.elements for weight in trained),
+            sum(weight.nbytes for weight in trained),
+            sum(weight.nbytes for weight in chosen if weight.kind == "frozen"),
+            sum(weight.nbytes for weight in chosen if weight.kind == "buffer"),
+            sum(weight.elements for weight in mastered),
+            sum(weight.nbytes for weight in mastered),
         )
 
     @property
