@@ -160,4 +160,5 @@ def backward_of_weights(later: Sequence[Later]) -> None:
 @torch.no_grad()
 def _add(weight: Any, gradient: Tensor | None) -> None:
     if gradient is not None:
-        weight.grad = gradient if weight.grad is None else weight.grad + gradient
+        # Nodes hand the same memory to several weights, or one element as many.
+        weight.grad = gradient.clone() if weight.grad is None else weight.grad + gradient

@@ -56,8 +56,9 @@ class RankGradients:
         """Return the parameters of the stages, each once: their shards under FSDP, gathered or not."""
         return list({id(each): each for stage in self.stages for _, each in _named(stage.submod)}.values())
 
-    def begin(self) -> None:
+    def begin(self, stage: int) -> None:
         """Put gradients of earlier steps aside, which this step neither scales nor sums."""
+        self._finished.discard(stage)  # of a step that raised
         if self._before is None:
             self._before = {}
             for parameter in self.parameters():
@@ -166,7 +167,7 @@ class EngineStage(PipelineStage):
         """Begin a step."""
         super().clear_runtime_states()
         if self.has_backward:
-            self.gradients.begin()
+            self.gradients.begin(self.stage_index)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the stage. Return tensors: contiguous ones to send, for the last stage those in its result."""
