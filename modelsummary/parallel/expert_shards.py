@@ -78,7 +78,7 @@ class ExpertShards(TorchFunctionMode):
     LINEAR = frozenset(
         "neg negative positive contiguous clone detach data to type type_as float half bfloat16 double".split()
     )
-    ADDS = frozenset("add sub iadd isub radd subtract".split())
+    ADDS = frozenset("add sub rsub iadd isub radd subtract".split())
     SCALES = frozenset("mul imul rmul multiply div truediv itruediv idiv true_divide divide".split())
     MOVES = frozenset(
         "permute transpose t T mT H mH movedim moveaxis swapaxes swapdims adjoint unsqueeze squeeze".split()
@@ -218,6 +218,7 @@ class ExpertShards(TorchFunctionMode):
         name, writes = self._name(func)
         if kwargs.get("out") is not None:
             raise self.Refused(f"{name}(out=...) writes parts of experts; a function that returns its result works")
+        func, args, kwargs = self._by_position(func, args, kwargs)
         if name in self.SIZED:
             args = (args[0], *(self._like(each) if self._is_part(each) else each for each in args[1:]))
             if not self._is_part(args[0]):
@@ -243,6 +244,19 @@ class ExpertShards(TorchFunctionMode):
                 return (self._added if is_begun else rule)(func, name, args, kwargs)
         what = "reads values of" if name in ("item", "tolist", "numpy") else "takes"
         raise self.Refused(f"{name}() {what} a part of the experts; elementwise functions, views and products work")
+
+    @staticmethod
+    def _by_position(func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a call with its tensors by position, and the dimension under one name."""
+        names = {"axis": "dim", "keepdims": "keepdim"}
+        kwargs = {names.get(name, name): value for name, value in kwargs.items()}
+        orders = {torch.where: ("condition", "input", "other"), torch.Tensor.where: ("input", "condition", "other")}
+        for position, name in enumerate(orders.get(func, ("input", "other"))):
+            if len(args) == position and name in kwargs:
+                args = (*args, kwargs.pop(name))
+        if func is torch.Tensor.where:
+            func, args = torch.where, (args[1], args[0], args[2])
+        return func, args, kwargs
 
     def _like_it(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
         return func(*tree_map(lambda each: self._like(each) if self._is_part(each) else each, args), **kwargs)
@@ -354,7 +368,7 @@ class ExpertShards(TorchFunctionMode):
             def share(value: Any) -> Any:
                 if isinstance(value, torch.Tensor):
                     return self.sum_of(value)
-                return value if self.rank == 0 or isinstance(value, bool) else type(value)(0)
+                return value if self.rank == 0 else type(value)(0)
 
             if name == "where" and self._is_part(args[0]):
                 raise self.Refused("where() chooses by a sum over the ranks; a whole condition works")
@@ -362,7 +376,9 @@ class ExpertShards(TorchFunctionMode):
         else:
             first = sums[0] is args[0]
             fits = name in self.LINEAR or name in ("mul", "multiply", "rmul") or (first and name in self.SCALES)
-            fits = fits or (name == "dropout" and not self._argument(args, kwargs, 2, "training", True))
+            fits = fits and not kwargs.get("rounding_mode")
+            drops = self._argument(args, kwargs, 1, "p", 0.5) and self._argument(args, kwargs, 2, "training", True)
+            fits = fits or (name == "dropout" and not drops)
             fits = fits or (first and name == "masked_fill" and self._argument(args, kwargs, 2, "value") == 0)
             if not fits or len(sums) > 1:
                 raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")
@@ -429,6 +445,8 @@ class ExpertShards(TorchFunctionMode):
         part = self._part(tensor)
         if part is None or any(map(self._is_part, others)):
             raise self.Refused(f"{name}() takes sizes or places that differ between ranks; whole ones work")
+        if any(isinstance(each, torch.dtype) for each in (*others, *kwargs.values())):
+            raise self.Refused(f"{name}() reads the memory of a part of the experts as another dtype; to() works")
         if part.kind == "sum":
             return self._marked(func(tensor, *others, **kwargs), "sum")
         if part.kind == "rows":
@@ -469,6 +487,8 @@ class ExpertShards(TorchFunctionMode):
         position = 1 if name in ("unbind", "select", "narrow", "flip") else 2
         named, default = ("dims", None) if name in ("flip", "roll") else ("dim", 0)
         along = self._argument((None, *others), kwargs, position, named, default)
+        if name == "flip" and isinstance(along, int):
+            along = others
         along = range(len(whole)) if along is None else along
         taken = {each % len(whole) for each in (along if isinstance(along, (tuple, list, range)) else (along,))}
         if dim not in taken:
@@ -647,8 +667,8 @@ class ExpertShards(TorchFunctionMode):
         position = 2 if name in ("topk", "norm", "normalize") else 1
         last = name in ("topk", "sort", "argsort", "glu")
         along = self._argument(args, kwargs, position, "dim", 1 if name == "normalize" else -1 if last else None)
-        if name in ("sort", "argsort") and isinstance(along, bool):
-            along = -1
+        if isinstance(along, bool):  # sort(True), var(False)
+            along = -1 if last else None
         if along is None or along == ():
             return set(range(ndim))
         return {each % ndim for each in (along if isinstance(along, (tuple, list)) else (along,))}
@@ -671,7 +691,7 @@ class ExpertShards(TorchFunctionMode):
             whole = next(self.shape(operands[place])[part.dim] for place, part in parts.items())
             local = []
             for place, (each, term) in enumerate(zip(operands, terms, strict=False)):
-                is_cut = place not in parts and label in term
+                is_cut = place not in parts and label in term and each.shape[term.index(label)] != 1
                 if is_cut and each.shape[term.index(label)] != whole:
                     raise self.Refused(f"{name}() spreads one expert over several; as many elements as experts work")
                 local.append(self._chunk(each, term.index(label)) if is_cut else each)
@@ -848,6 +868,12 @@ class ExpertShards(TorchFunctionMode):
         """Return ``"shard"``, ``"rows"`` or ``"sum"``; empty for a whole tensor."""
         part = self._part(tensor)
         return "" if part is None else part.kind
+
+    @staticmethod
+    def unmark(shards: list[Any]) -> None:
+        """Forget what tensors are."""
+        for shard in shards:
+            shard.__dict__.pop("_experts", None)
 
     def whole(self, results: Any, mesh: Any, entered: list[Any]) -> Any:
         """Return the results of a forward, the same on all ranks.
