@@ -30,7 +30,7 @@ _OWN_STYLES = {  # style of this package -> the names of torch.distributed.tenso
 }
 _IMPORTS = {  # lines that the styles of this package need besides, in order
     "import math": ("ExpertShards", "SizesOfRank"),
-    "from functools import wraps": ("LocalParallel", "LocalSizes"),
+    "from functools import wraps": ("LocalParallel", "LocalSizes", "ReplicateParallel"),
     "from typing import Any": tuple(_OWN_STYLES),
     "import torch": (
         "AttentionParallel",

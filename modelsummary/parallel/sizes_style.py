@@ -51,10 +51,15 @@ class SizesOfRank(TorchFunctionMode):
                 sizes[at + 1] = total // math.prod(sizes[first : at + 1])
         return (tensor, sizes)
 
+    @staticmethod
+    def _is_local(tensor: Any, call: Any) -> bool:
+        """Return True if a tensor has the dimension ``at``, of the size of one rank."""
+        return bool(tensor.dim() >= -call["at"] and tensor.shape[call["at"]] == call["local"])
+
     def of_expand(self, call: Any, args: Any, _kwargs: Any) -> Any:
         """Change the size of the dimension ``at``, counted from the end."""
         tensor, sizes = args[0], list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
-        is_local = len(sizes) == call["n_sizes"] and tensor.shape[call["at"]] == call["local"]
+        is_local = len(sizes) == call["n_sizes"] and self._is_local(tensor, call)
         if is_local and sizes[call["at"]] == call["local"] * self.n_ranks:
             sizes[call["at"]] = call["local"]
         return (tensor, sizes)
@@ -74,7 +79,7 @@ class SizesOfRank(TorchFunctionMode):
         """Change the slice that takes a part of the dimension ``at``, counted from the end."""
         tensor, index = args
         parts = list(index) if isinstance(index, tuple) else [index]
-        if tensor.shape[call["at"]] != call["local"] or len(parts) != call["n_parts"]:
+        if not self._is_local(tensor, call) or len(parts) != call["n_parts"]:
             return args
         part = parts[call["part"]]
         if isinstance(part, slice) and [part.start, part.stop] == list(call["whole"]):

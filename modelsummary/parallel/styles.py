@@ -226,9 +226,12 @@ class ExpertParallel(LocalParallel):
         shared = [self._get(module, name) for name in self.shared]
         given = [each for each in (*args, *kwargs.values(), *module.buffers()) if isinstance(each, torch.Tensor)]
         mode = ExpertShards(device_mesh.get_local_rank(), device_mesh.size(), shards, given)
-        with mode:
-            result = forward(*args, **kwargs)
-        return mode.whole(result, device_mesh, [*shards, *shared, *given])
+        try:
+            with mode:
+                result = forward(*args, **kwargs)
+            return mode.whole(result, device_mesh, [*shards, *shared, *given])
+        finally:
+            mode.unmark(shards)  # without gradients, these are the tensors in the parameters
 
 
 class ExpertListParallel(ParallelStyle):
@@ -348,16 +351,22 @@ class ReplicateParallel(ParallelStyle):
         """Return a subclass of the module's class that has these properties, and counts the calls that run."""
         kind = type(module)
 
-        def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-            running["calls"] += 1
-            try:
-                return kind.__call__(own, *args, **kwargs)
-            finally:
-                running["calls"] -= 1
+        def counted(method: str) -> Any:
+            @wraps(getattr(kind, method))
+            def call(*args: Any, **kwargs: Any) -> Any:
+                running["calls"] += 1
+                try:
+                    return getattr(kind, method)(*args, **kwargs)
+                finally:
+                    running["calls"] -= 1
+
+            return call
 
         if isinstance(module, nn.RNNBase) and readers:  # its forward reads a list of parameters
             names = list(module._flat_weights_names)
             readers["_flat_weights"] = property(
                 lambda own: [getattr(own, name) for name in names], lambda _own, _value: None
             )
-        return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__call__": call, **readers})
+        # A checkpoint repeats the forward alone.
+        methods = {method: counted(method) for method in ("__call__", "forward")}
+        return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods, **readers})

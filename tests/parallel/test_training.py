@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tempfile
 from pathlib import Path
@@ -170,6 +171,31 @@ def _parameters_outside(_rank, _n):
 
 def test_parameters_are_themselves_outside_of_forwards():
     assert all(processes.run(_parameters_outside, 2))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.up, self.down = nn.Parameter(torch.ones(8)), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.scale * self.down(F.gelu(self.up(x)))
+
+
+def _recomputed(_rank, _n):
+    """Difference from one process of the gradient of a parameter that a checkpoint reads again."""
+    torch.manual_seed(0)
+    whole, x = nn.Sequential(Scaled(), Scaled()), torch.randn(4, 8)
+    model = copy.deepcopy(whole)
+    plan = Statistics(model, x).parallel_plan(tensor=2, checkpoint="every")
+    plan.apply(model, plan.device_mesh("cpu"))
+    for each in (whole, model):
+        each(x).square().sum().backward()
+    return (whole[0].scale.grad - model[0].scale.grad.full_tensor()).abs().max().item()
+
+
+def test_parameters_of_checkpointed_modules():
+    assert max(processes.run(_recomputed, 2)) <= 1e-4
 
 
 class Reads(Chain):
