@@ -57,6 +57,12 @@ def paths(folder: Path) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------- reading
 
 
+def read_and_run(path: str | Path) -> modelsummary.Statistics:
+    """Return the statistics of a file; of TorchScript, those of a run."""
+    stats = modelsummary.load(path)
+    return modelsummary.load(path, (2, 2), run=True) if str(path).endswith(".pt") else stats
+
+
 def read(path: str, folder: str, connection: Any) -> None:
     """What reading a file ends with, its seconds of CPU, its memory, and the files that it opened elsewhere."""
     opened: list[str] = []
@@ -73,7 +79,7 @@ def read(path: str, folder: str, connection: Any) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = sum(os.times()[:4])
     try:
-        stats = modelsummary.load(path)
+        stats = read_and_run(path)
         shown = f"{stats}{stats.bandwidth(2**20)}{stats.operators()}"
         said = "read" if "\x1b" not in shown else "ESCAPE CODES in the table"
     except modelsummary.ModelSummaryError as error:
@@ -138,7 +144,7 @@ def main() -> None:
         (folder / "warm.pt").write_bytes(saved(nn.Linear(2, 2)))
         torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.rand(1, 2),)), folder / "warm.pt2")
         for name in ("warm.onnx", "warm.pt", "warm.pt2"):
-            modelsummary.load(folder / name)
+            read_and_run(folder / name)
         n_files = 0
         for name, path, data in cases(folder, options):
             n_files += 1

@@ -1,4 +1,4 @@
-"""Bad TorchScript files and exported programs: truncated, bombs, and code in pickles; ``bad_files.py`` reads them."""
+"""Bad TorchScript files and exported programs: truncated, bombs, code in pickles; ``bad_files.py`` reads them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 import struct
+import sys
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ from typing import Any
 import torch
 from bad_onnx import Made
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.files.hostile_scripts import ENDLESS, OTHER_ARCHIVES, REACHES_OUT, hostile_archive, hostile_script
 
 __all__ = ["exported_files", "saved", "script_files"]
 
@@ -57,7 +62,7 @@ def changed(data: bytes, ending: str, content: bytes) -> bytes:
 
 
 def script_files(folder: Path) -> Iterator[Made]:
-    data = saved(nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4)))
+    data = saved(nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2)))
     for part in range(0, len(data), len(data) // 20):
         yield f"script cut at {part}", ".pt", data[:part]
     trap = Trap(str(folder / "made"))
@@ -90,18 +95,18 @@ def script_files(folder: Path) -> Iterator[Made]:
     for name, content in stacks.items():
         yield f"pickled {name}", ".pt", changed(data, "data.pkl", content)
     for name, content in {
-        "from_file": b'def f():\n  return torch.from_file("/etc/passwd", False, 4)\n',
         "an endless class": b"class A(Module):\n" * 200_000,
         "open quotes": b'class A(Module):\n  __parameters__ = ["' + b"a" * 10**6,
         "backslashes": b'class A(Module):\n  __parameters__ = ["' + b"\\" * 10**6 + b"]",
-        "a getattr": b"getattr(" * 200_000,
-        "no text": b"\xff" * 10**6,
     }.items():
         yield f"code with {name}", ".pt", changed(data, ".py", content)
+    for name, body in (REACHES_OUT | ENDLESS).items():
+        yield f"code with {name}", ".pt", hostile_script(body, folder / "made")
+    for name in OTHER_ARCHIVES:
+        yield f"an archive with {name}", ".pt", hostile_archive(name, folder / "made")
+    yield "a state that never ends", ".pt", saved(Endless())
     entries = entries_of(data)
-    yield "two folders", ".pt", archive({**entries, "other/data.pkl": b"N."})
-    yield "two cases", ".pt", archive({**entries, **{name.upper(): each for name, each in entries.items()}})
-    yield "a folder above", ".pt", archive({f"../{name}": each for name, each in entries.items()})
+    yield "all in a folder above", ".pt", archive({f"../{name}": content for name, content in entries.items()})
     yield (
         "a bomb",
         ".pt",
@@ -137,7 +142,6 @@ _FORMULA = re.compile(rb'"expr_str": "[^"]*"')
 
 
 def exported_files(folder: Path) -> Iterator[Made]:
-    yield "code that never ends", ".pt", saved(Endless())
     target = io.BytesIO()
     dims = ({0: torch.export.Dim("batch")},)
     torch.export.save(torch.export.export(nn.Linear(4, 4), (torch.rand(2, 4),), dynamic_shapes=dims), target)

@@ -3,8 +3,9 @@
     python benchmarks/fuzz_files.py [--files 5000] [--seed 0] [--only onnx] [--seeds FOLDER]
 
 A mutation changes, inserts, deletes, repeats or cuts bytes, overwrites numbers with extreme ones, replaces tokens of
-JSON, or moves, repeats and removes fields of Protocol Buffers. A good outcome is a result, or a one-line error of
-modelsummary's own classes, within 2 s of processor time and 500 MB, without a file written.
+JSON or words of the code of TorchScript, which is then run, or moves, repeats and removes fields of Protocol Buffers.
+A good outcome is a result, or a one-line error of modelsummary's own classes, within 2 s of processor time and 500 MB,
+without a file written.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import modelsummary
 from modelsummary.files.onnx.stripping import _fields
 
 SECONDS, MEMORY = 2.0, 500 * 2**20  # of one file; a process is stopped after five times the seconds
+SCRIPT_INPUT = (3, 2, 4)  # what the samples of TorchScript take
 LARGEST_SEED = 2 * 2**20
 EXTREMES = [
     b"\xff" * 9 + b"\x01",
@@ -83,6 +85,17 @@ def mutated_json(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
+def mutated_code(data: bytes, rng: random.Random) -> bytes:
+    """Return code of TorchScript with a few words removed, repeated, or replaced by other ones."""
+    words = re.findall(r"\w+|\W", data.decode(errors="replace"))
+    for _ in range(rng.choice([1, 2, 8])):
+        if words:
+            index = rng.randrange(len(words))
+            numbers = ("9" * rng.randrange(1, 25), "-1")
+            words[index] = rng.choice((rng.choice(words), "", words[index] * 2, "torch", *numbers))
+    return "".join(words).encode()
+
+
 def fields(data: bytes, depth: int = 0) -> list[tuple[int, int]]:
     """Return begin and end of the fields of an encoded message, and of the messages in it."""
     found: list[tuple[int, int]] = []
@@ -124,18 +137,23 @@ def mutated_archive(data: bytes, rng: random.Random) -> bytes:
     """Return an archive with one changed entry and a valid checksum."""
     target = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
-        chosen = rng.choice([each for each in old.infolist() if each.file_size])
-        for each in old.infolist():
-            content = old.read(each)
-            mutate = mutated_json if each.filename.endswith(".json") and rng.random() < 0.7 else mutated
-            new.writestr(each.filename, mutate(content, rng) if each is chosen else content)
+        entries = [entry for entry in old.infolist() if entry.file_size]
+        read = [entry for entry in entries if entry.filename.endswith((".json", ".py", ".pkl"))]
+        chosen = rng.choice(read if read and rng.random() < 0.8 else entries)
+        mutate = mutated
+        if rng.random() < 0.7:
+            mutate = {".json": mutated_json, ".py": mutated_code}.get(Path(chosen.filename).suffix, mutated)
+        for entry in old.infolist():
+            content = old.read(entry)
+            new.writestr(entry.filename, mutate(content, rng) if entry is chosen else content)
     return target.getvalue()
 
 
 def outcome(path: Path, input: tuple[int, ...] | None) -> str:
-    """Read the file; return "read", or the name of the error."""
+    """Read the file, and run it if it is TorchScript; return "read", or the name of the error."""
+    is_script = path.suffix == ".pt"
     try:
-        stats = modelsummary.load(path, input)
+        stats = modelsummary.load(path, input or SCRIPT_INPUT if is_script else input, run=is_script)
         str(stats), stats.bandwidth(2**20), stats.activations(), stats.operators()
     except modelsummary.ModelSummaryError as error:
         if "\n" in str(error) or len(str(error)) > 1000:
@@ -204,6 +222,9 @@ def fuzz(seeds: list[Path], files: int, seed: int = 0) -> tuple[Counter[str], li
     counts: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
     start, slowest, largest = 0, 0.0, 0
+    for sample in seeds:
+        if sample.suffix == ".pt":
+            outcome(sample, None)  # what torch imports with its first operators is no part of a file
     while start < files:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=worker, args=(seeds, start, files, seed, theirs))

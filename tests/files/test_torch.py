@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.fuzz_files import mutated, outcome
 from modelsummary import InputError, ModelFileError, ModelStatistics, Statistics, load
-from tests.files.torchscript import run_here, scripted
+from tests.files.torchscript import Loops, run_here, scripted
 from tests.models import Call
 from tests.onnx_models import export
 
@@ -321,11 +321,12 @@ def write_samples(folder):
     return [
         exported(Net().eval(), x, folder / "net.pt2", dynamic_shapes=dims),
         scripted(script, folder / "net.pt"),
+        scripted(Loops(), folder / "loops.pt"),
     ]
 
 
 def test_mutated_programs(tmp_path):
-    source, _ = write_samples(tmp_path)  # broken TorchScript may crash the process: see benchmarks/fuzz_files.py
+    source = write_samples(tmp_path)[0]
     found = set()
     for number in range(60):
         rng = random.Random(number)

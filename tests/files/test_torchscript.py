@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import pickle
 import pickletools
 import random
-import re
 import warnings
 import zipfile
 from enum import Enum
@@ -17,11 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.fuzz_files import mutated_archive, outcome
 from modelsummary import InputError, ModelFileError, Statistics, load
 from modelsummary.files.torch import script_run
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
 from tests.files.hostile_scripts import ENDLESS, OTHER_ARCHIVES, REACHES_OUT, hostile_archive, hostile_script
-from tests.files.torchscript import run_here, scripted
+from tests.files.torchscript import Loops, run_here, scripted
 
 
 class Tied(nn.Module):
@@ -267,51 +266,6 @@ def test_only_one_reading_of_an_archive(victim, kind):
     assert victim.read_text() == "whole"
 
 
-def mutated(data, rng):
-    """The data with one entry in which a few bytes or words are replaced, removed or repeated."""
-    with zipfile.ZipFile(io.BytesIO(data)) as file:
-        entries = {each.filename: file.read(each) for each in file.infolist()}
-    name = rng.choice([each for each in entries if each.endswith((".py", ".pkl"))])
-    if name.endswith(".py"):
-        words = re.findall(r"\w+|\W", entries[name].decode())
-        for _ in range(rng.choice((1, 2, 8))):
-            place = rng.randrange(len(words))
-            words[place] = rng.choice(
-                (rng.choice(words), "", words[place] * 2, "9" * rng.randrange(1, 25), "torch", "-1")
-            )
-        entries[name] = "".join(words).encode()
-    else:
-        content = bytearray(entries[name])
-        for _ in range(rng.choice((1, 2, 8))):
-            content[rng.randrange(len(content))] = rng.randrange(256)
-        entries[name] = bytes(content)
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w") as file:
-        for entry, content in entries.items():
-            file.writestr(entry, content)
-    return target.getvalue()
-
-
-class Loops(nn.Module):
-    """Loops, branches, lists, dicts, texts and a recurrent layer, for mutants."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell, self.lstm, self.layer = nn.GRUCell(4, 4), nn.LSTM(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x, scale: float = 0.5):
-        h = torch.zeros(x.size(1), 4)
-        steps: list[torch.Tensor] = []
-        names: dict[str, int] = {"a": 1}
-        for i in range(x.size(0)):
-            h = self.cell(x[i], h)
-            if h.dim() != 2:
-                raise ValueError(f"got {h.dim()}")
-            steps.append(self.layer(h) * scale + names["a"])
-        out = torch.cat(steps).view(x.size(0), -1, 4)
-        return self.lstm(out)[0].reshape(out.size(0), -1).max(dim=1)
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
 def test_mutants_end_cleanly(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(script_run, "_STEPS", 20_000)
@@ -319,12 +273,9 @@ def test_mutants_end_cleanly(tmp_path, monkeypatch, seed):
     data = scripted(Loops(), tmp_path / "net.pt").read_bytes()
     outcomes = set()
     for _ in range(40):
-        (tmp_path / "mutant.pt").write_bytes(mutated(data, rng))
-        try:
-            outcomes.add(load(tmp_path / "mutant.pt", (3, 2, 4), run=True).execution)
-        except (ModelFileError, InputError) as error:
-            outcomes.add(type(error))
-    assert len(outcomes) > 1
+        (tmp_path / "mutant.pt").write_bytes(mutated_archive(data, rng))
+        outcomes.add(outcome(tmp_path / "mutant.pt", (3, 2, 4)))
+    assert "ModelFileError" in outcomes <= {"read", "ModelFileError", "InputError"}
     assert sorted(each.name for each in tmp_path.iterdir()) == ["mutant.pt", "net.pt"]
 
 

@@ -6,7 +6,6 @@ asks for them and computing them is safe.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -40,7 +39,6 @@ from modelsummary.files.torch.script_shapes import ScriptShapes
 __all__ = ["ScriptFile", "run_script"]
 
 _CPU = torch.device("cpu")
-_COMPILER = "torch._dynamo"
 _SMALL = 2**16  # elements of tensors whose values are known anyway
 _SMALL_PARAMETER = 16
 _DEEPEST = 60  # calls within calls
@@ -115,9 +113,10 @@ def _load_kernels(archive: Archive) -> None:
         for other in (torch.zeros(2), torch.ops.aten.zeros.default([2], dtype=x.dtype, device=_CPU)):
             torch.nn.functional.layer_norm(x @ x + other, (2,))
     names = [name for name in archive.names if name.startswith("code/") and name.endswith(".py")]
-    if any(b"ops.torchvision." in archive.read(name) for name in names if archive.size(name) < 2**22):
+    uses_torchvision = any(b"ops.torchvision." in archive.read(name) for name in names if archive.size(name) < 2**22)
+    for library in ("torch._dynamo", *(["torchvision"] if uses_torchvision else [])):
         with suppress(ImportError, RuntimeError):
-            import_module("torchvision")
+            import_module(library)
 
 
 class _Run(TensorWork):
@@ -125,8 +124,7 @@ class _Run(TensorWork):
 
     def __init__(self, file: ScriptFile, *, follows: bool) -> None:
         self._file, self._follows = file, follows
-        seconds = 1.5 if _COMPILER in sys.modules else 4.0  # torch may import it with an operator on shapes
-        seconds += 2e-5 * sum(map(file.archive.size, _code_in(file.archive))) + 2e-8 * file.stored_bytes
+        seconds = 1.5 + 2e-5 * sum(map(file.archive.size, _code_in(file.archive))) + 2e-8 * file.stored_bytes
         self._budget = Budget(seconds=seconds, steps=_STEPS, bytes=256 * 2**20 + 2 * file.stored_bytes, depth=_DEEPEST)
         self.shapes = ScriptShapes(
             self._budget,
