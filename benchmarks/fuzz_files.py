@@ -224,7 +224,7 @@ def fuzz(seeds: list[Path], files: int, seed: int = 0) -> tuple[Counter[str], li
     start, slowest, largest = 0, 0.0, 0
     for sample in seeds:
         if sample.suffix == ".pt":
-            outcome(sample, None)  # what torch imports with its first operators is no part of a file
+            outcome(sample, None)  # torch imports much with its first operators
     while start < files:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=worker, args=(seeds, start, files, seed, theirs))

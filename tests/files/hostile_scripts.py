@@ -9,7 +9,7 @@ import zipfile
 import torch
 from torch import nn
 
-__all__ = ["ENDLESS", "OTHER_ARCHIVES", "REACHES_OUT", "hostile_archive", "hostile_script"]
+__all__ = ["ENDLESS", "OTHER_ARCHIVES", "PICKLES", "REACHES_OUT", "hostile_archive", "hostile_script"]
 
 _CODE = "code/__torch__/torch/nn/modules/linear.py"
 _CLASS = """class Linear(Module):
@@ -104,6 +104,9 @@ REACHES_OUT = {
     "constants that are missing": "CONSTANTS.c7",
 }  # fmt: skip
 
+_TUPLES = "a = (1, 2)\n    b = (1, 2)\n    for i in range(100):\n      a = (a, a)\n      b = (b, b)\n"
+_TEXTS = 'a = "ab"\n    b = "ab"\n    for i in range(18):\n      a = torch.add(a, a)\n      b = torch.add(b, b)\n'
+
 # Statements that take all time or memory, if nothing limits them.
 ENDLESS = {
     "a loop": "while True:\n      pass",
@@ -135,6 +138,19 @@ ENDLESS = {
     "a list in itself": "a = [1]\n    torch.append(a, a)\n    b = torch.eq(a, a)\n"
     "    c = str(a)\n    d = torch.tensor(a)",
     "a dict of tuples": "a = (1, 2)\n    for i in range(100):\n      a = (a, a)\n    b = {a: 1}",
+    "tuples as keys": _TUPLES + "    c = torch.dict([(a, 1)])",
+    "a tuple to remove": _TUPLES + "    c = torch.pop({1: 1}, a)",
+    "tuples of an update": _TUPLES + "    c = {1: 1}\n    torch.update(c, [(a, 1)])",
+    "identity of tuples": _TUPLES + "    c = torch.__is__(a, b)",
+    "sizes of tuples": _TUPLES + "    c = torch._size_if_not_equal(a, b)",
+    "dicts in dicts": "a = {1: 1}\n    b = {1: 1}\n    for i in range(60):\n"
+    "      a = {1: a, 2: a}\n      b = {1: b, 2: b}\n    c = torch.eq(a, b)",
+    "long texts counted": _TEXTS + "    c = torch.count(torch.mul([a], 1000000), b)",
+    "long texts sorted": _TEXTS + "    c = torch.sorted(torch.mul([a, b], 100000))",
+    "long texts printed": _TEXTS + "    c = [a, a, a, a, a, a, a, a, a, a]\n    d = [c, c, c, c, c, c, c, c, c, c]\n"
+    "    e = [d, d, d, d, d, d, d, d, d, d]\n    for i in range(500):\n      f = str(e)",
+    "long texts formatted": _TEXTS + f"    c = torch.percentFormat(\"{'%s' * 2000}\", ({'a, ' * 2000}))",
+    "digits": "a = torch.round(5, -1000000000)",
     "zeros": "a = int(torch.zeros([1000000, 1000000]).tolist())",
     "a value of zeros": "a = int(torch.select(torch.zeros([1000000000000]), 0, 0))",
     "many zeros": "a = []\n    for i in range(1000):\n      torch.append(a, torch.zeros([67108864]))\n"
@@ -180,6 +196,25 @@ ENDLESS = {
     "nothing but bytes": "\xff" * 100_000,
     "a byte of zero": "a = 1\0",
 }  # fmt: skip
+
+_PAIRS = b")q\x00" + b"h\x00h\x00\x86q\x00" * 60  # a tuple of two tuples of two tuples ...
+_STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
+_TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + _STORAGE + b"K\x00"
+
+# Pickles that take all time, if their values are hashed, printed or multiplied.
+PICKLES = {
+    "tuples as a key": _PAIRS + b"}h\x00Ns.",
+    "tuples as the name of a storage": _PAIRS
+    + b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nh\x00X\x03\x00\x00\x00cpuK\x04tQ.",
+    "tuples as a kind of storage": _PAIRS + b"(h\x00ctorch\nFloatStorage\nh\x00X\x03\x00\x00\x00cpuK\x04tQ.",
+    "tuples as a size": _PAIRS + _TENSOR + b"h\x00\x85K\x01\x85\x89NtR.",
+    "many dimensions": _TENSOR
+    + b"("
+    + b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x3f" * 200_000
+    + b"t("
+    + b"K\x01" * 200_000
+    + b"t\x89NtR.",
+}
 
 OTHER_ARCHIVES = (
     "two roots",

@@ -19,7 +19,7 @@ from benchmarks.fuzz_files import mutated_archive, outcome
 from modelsummary import InputError, ModelFileError, Statistics, load
 from modelsummary.files.torch import script_run
 from modelsummary.files.torch.script_pickle import ScriptObject, ScriptTensor, read_pickle
-from tests.files.hostile_scripts import ENDLESS, OTHER_ARCHIVES, REACHES_OUT, hostile_archive, hostile_script
+from tests.files.hostile_scripts import ENDLESS, OTHER_ARCHIVES, PICKLES, REACHES_OUT, hostile_archive, hostile_script
 from tests.files.torchscript import Loops, run_here, scripted
 
 
@@ -143,6 +143,12 @@ def test_pickles_that_are_large_or_circular():
     assert circle.state == {"a": circle}
 
 
+@pytest.mark.parametrize("kind", PICKLES)
+def test_pickles_that_take_all_time(kind):
+    with pytest.raises(ModelFileError, match=r"a key is neither|'BINPERSID'|63 bits|200,000 dimensions"):
+        read_pickle(PICKLES[kind])
+
+
 def rewritten(source, target, changes):
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for each in old.infolist():
@@ -253,8 +259,15 @@ def test_nothing_is_endless(tmp_path, monkeypatch, kind):
         load(path, (2, 2), run=True)
 
 
-# They print or return lists that share their parts, or hold bytes that are no statement: nothing grows.
-HARMLESS = {"printing lists of themselves", "returning lists of themselves", "one_hot", "nothing but bytes"}
+# They print or return lists that share their parts, round, or hold bytes that are no statement: nothing grows.
+HARMLESS = {
+    "printing lists of themselves",
+    "returning lists of themselves",
+    "one_hot",
+    "nothing but bytes",
+    "identity of tuples",
+    "digits",
+}
 
 
 @pytest.mark.parametrize("kind", OTHER_ARCHIVES)

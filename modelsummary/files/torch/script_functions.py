@@ -85,20 +85,25 @@ def _range_length(low: int, high: int, step: int) -> int:
 
 
 def _as_dict(pairs: Any = ()) -> dict[Any, Any]:
-    return dict(pairs)
+    items = pairs.items() if isinstance(pairs, dict) else pairs
+    return {_checked_key(key): value for key, value in items}
+
+
+def _popped(values: Any, key: Any = -1, *default: Any) -> Any:
+    return values.pop(_checked_key(key), *default)
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    return a is b or (a is not None and b is not None and type(a) is type(b) and not _is_object(a) and a == b)
+    return a is b or (a is not None and type(a) is type(b) and not _is_object(a) and a == b)
 
 
 def _is_equal(a: Any, b: Any) -> bool:
     """Compare values other than lists."""
-    return bool(a == b) if not _is_object(a) and not isinstance(a, tuple) else a is b
+    return a is b if _is_object(a) else bool(a == b)
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(value, (Tensor, list, dict)) or hasattr(value, "attributes")
+    return isinstance(value, (Tensor, list, tuple, dict)) or hasattr(value, "attributes")
 
 
 def _counted(count: int) -> list[int]:
@@ -120,16 +125,22 @@ def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that compares: in nested lists that share their parts, this takes exponential time."""
+    """Return a function that compares: in nested lists that share their parts, this takes exponential time.
+
+    A long text takes little memory, however often it is in a list, and all the more time.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        characters = 0
         for value in args:
-            if isinstance(value, (list, tuple)):
-                for item in value:
-                    if isinstance(item, dict) or (
-                        isinstance(item, (list, tuple)) and any(isinstance(each, (list, tuple, dict)) for each in item)
-                    ):
-                        raise ModelFileError("lists within lists within lists are compared")
+            items = value.values() if isinstance(value, dict) else value
+            for item in items if isinstance(value, (list, tuple, dict)) else ():
+                inner = item if isinstance(item, (list, tuple)) else (item,)
+                if isinstance(item, dict) or (inner is item and any(isinstance(x, (list, tuple, dict)) for x in inner)):
+                    raise ModelFileError("lists within lists within lists are compared")
+                characters += sum(len(text) for text in inner if isinstance(text, str))
+        if characters > 2 * _LONGEST:
+            raise ModelFileError(f"texts of more than {2 * _LONGEST:,} characters are compared")
         return function(*args, **kwargs)
 
     return called
@@ -139,11 +150,16 @@ def _of_keys(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose second argument is a key or an index."""
 
     def called(values: Any, key: Any, *others: Any) -> Any:
-        if not isinstance(key, (*_NUMBERS, str, Tensor)):
-            raise TypeError(f"a key is expected, got {type(key).__name__}")
-        return function(values, key, *others)
+        return function(values, _checked_key(key), *others)
 
     return called
+
+
+def _checked_key(key: Any) -> Any:
+    """Return a key or an index; raise ``TypeError`` for tuples: to hash nested ones takes exponential time."""
+    if not isinstance(key, (*_NUMBERS, str, Tensor)):
+        raise TypeError(f"a key is expected, got {type(key).__name__}")
+    return key
 
 
 _NUMBERS = (int, float, complex)
@@ -158,7 +174,7 @@ def text_of(value: Any, depth: int = 3) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {list(value.shape)}"
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(text_of(each, depth - 1) for each in value[:20]) if depth else "..."
+        inner = ", ".join(text_of(item, depth - 1)[:1000] for item in value[:20]) if depth else "..."
         return (f"[{inner}]" if isinstance(value, list) else f"({inner})")[:1000]
     if isinstance(value, Mapping):
         return f"a dict of {len(value)}"
@@ -184,6 +200,8 @@ def _percent_formatted(template: str, *values: Any) -> str:
         kind = part.lstrip("0123456789.+- #")
         value = pending.pop(0) if pending else ""
         text += text_of(value) + kind[1:]
+        if len(text) > _LONGEST:
+            raise ModelFileError(f"a text of more than {_LONGEST:,} characters")
     return text.replace("\0", "%")
 
 
@@ -287,7 +305,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "__rshift__": _shift(left=False),
     "ceil": math.ceil,
     "floor": math.floor,
-    "round": lambda value, digits=0: float(round(value, digits)),
+    "round": lambda value, digits=0: float(round(value, max(digits, -400))),  # Python makes 10**400
     "abs": abs,
     "fabs": abs,
     "Bool": bool,
@@ -327,7 +345,7 @@ CONTAINER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "append": _appended,
     "extend": _extended,
     "insert": lambda values, place, value: values.insert(place, value),
-    "pop": lambda values, *args: values.pop(*args),
+    "pop": _popped,
     "popitem": lambda values: values.popitem(),
     "clear": lambda values: values.clear(),
     "reverse": lambda values: values.reverse(),
@@ -348,7 +366,7 @@ CONTAINER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "items": lambda values: list(values.items()),
     "get": _of_keys(lambda values, key, default=None: values.get(key, default)),
     "setdefault": _of_keys(lambda values, key, default: values.setdefault(key, default)),
-    "update": lambda values, others: values.update(others),
+    "update": lambda values, others: values.update(_as_dict(others)),
     "add": lambda a, b: a + b,
     "add_": _extended,
     "mul": _repeated,
@@ -371,7 +389,7 @@ CONTAINER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "StringIndex": _of_keys(operator.getitem),
     "broadcast_shapes": _broadcast,
     "_infer_size": _broadcast,
-    "_size_if_not_equal": lambda a, b: None if list(a) == list(b) else list(a),
+    "_size_if_not_equal": _of_flat(lambda a, b: None if list(a) == list(b) else list(a)),
     "ord": ord,
     "Int": _integer,
     "Float": _float_text,

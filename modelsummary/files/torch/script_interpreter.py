@@ -40,10 +40,14 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class EnumMember:
-    """A member of an enumeration of the file."""
+    """A member of an enumeration of the file; its value is a number or a text."""
 
     class_name: str
     value: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, (int, float, str)):
+            raise ModelFileError(f"{self.class_name[:80]!r} has a member that is not a number or a text")
 
 
 @dataclass(frozen=True, slots=True)

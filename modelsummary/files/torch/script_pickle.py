@@ -90,6 +90,8 @@ class _Storage(NamedTuple):
 
 
 _MARK = object()
+_KEYS = (str, int, float, complex, ScriptTensor)  # of a dict: to hash nested tuples takes exponential time
+_MOST_DIMENSIONS = 64  # torch has no more
 
 
 def read_pickle(data: bytes, folder: str = "data") -> Any:
@@ -178,7 +180,10 @@ class _Machine:
     def _extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if isinstance(target, dict):
-            target.update(zip(items[::2], items[1::2], strict=True))
+            keys = items[::2]
+            if not all(isinstance(key, _KEYS) for key in keys):
+                raise TypeError("a key is neither a number nor a text")
+            target.update(zip(keys, items[1::2], strict=True))
         elif isinstance(target, list):
             target.extend(items)
         else:
@@ -198,8 +203,8 @@ class _Machine:
 
     def _load(self, key: Any) -> None:
         kind, name, place = key[:3]
-        if kind != "storage" or not isinstance(name, _Name) or name.module != "torch":
-            self._refuse(str(kind))
+        if kind != "storage" or not isinstance(name, _Name) or name.module != "torch" or not isinstance(place, str):
+            self._refuse("BINPERSID")
         self.stack.append(_Storage(f"{self.folder}/{place}", _STORAGES[name.name.removesuffix("Storage")]))
 
     def _call(self, arguments: Any) -> None:
@@ -224,8 +229,10 @@ class _Machine:
 
 def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, requires_grad: bool) -> ScriptTensor:
     numbers = (offset, *size, *stride)
-    if not all(type(each) is int and 0 <= each < 2**63 for each in numbers) or len(size) != len(stride):
-        raise ModelFileError(f"a tensor has the size {list(size[:8])} and the strides {list(stride[:8])}")
+    if not all(type(value) is int and 0 <= value < 2**63 for value in numbers):
+        raise ModelFileError("a tensor has a size, stride or offset that is not a number of 63 bits")
+    if len(size) != len(stride) or len(size) > _MOST_DIMENSIONS:
+        raise ModelFileError(f"a tensor has {len(size):,} dimensions and {len(stride):,} strides")
     return ScriptTensor(storage.key, offset, tuple(size), tuple(stride), storage.dtype, bool(requires_grad))
 
 
