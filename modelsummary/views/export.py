@@ -86,12 +86,14 @@ def to_csv(root: LayerInfo, options: TableOptions) -> str:
 def _inert(value: Any) -> Any:
     """Return a text that no spreadsheet takes for a formula, and any other value as it is.
 
-    >>> [_inert(value) for value in ("=1+1", " @x", "fc", -1.5)]
-    ["'=1+1", "' @x", 'fc', -1.5]
+    The mark for no value, two dashes, is not a formula.
+
+    >>> [_inert(value) for value in ("=1+1", " @x", "--", -1.5)]
+    ["'=1+1", "' @x", '--', -1.5]
     """
     if not isinstance(value, str):
         return value
-    return harmless(f"'{value}" if value.lstrip()[:1] in _FORMULAS else value)
+    return harmless(f"'{value}" if value.lstrip()[:1] in _FORMULAS and value.strip("-") else value)
 
 
 def to_pandas(root: LayerInfo, options: TableOptions) -> pandas.DataFrame:

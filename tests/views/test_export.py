@@ -230,6 +230,12 @@ def on_meta(models, name):
         return models.get_model(name, weights=None, **settings)
 
 
+def test_a_mark_for_no_value_is_the_same_in_a_csv():
+    stats = Statistics(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), (1, 2))
+    relu = list(csv.DictReader(io.StringIO(stats.to_csv())))[2]
+    assert relu["trainable"] == stats.to_records()[2]["trainable"] == "--"
+
+
 @pytest.mark.slow
 def test_torchvision():
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))

@@ -53,7 +53,6 @@ KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("torch_geometric", "ChebConv"): {"meta": _VALUES},
     ("torch_geometric", "HGTConv"): {"balance(3)": _UNEVEN},
     ("others", "torch.quantize_dynamic"): {"on shapes": _QUANTISED, "meta": _VALUES},
-    ("others", "x_transformers.rotary"): {"meta": _VALUES},
     ("others", "nn.LSTM"): _ONE_LAYER,
     ("others", "nn.GRU"): _ONE_LAYER,
     ("others", "nn.TransformerEncoder"): {"balance(3)": _UNEVEN},
