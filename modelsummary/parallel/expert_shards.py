@@ -377,8 +377,9 @@ class ExpertShards(TorchFunctionMode):
             first = sums[0] is args[0]
             fits = name in self.LINEAR or name in ("mul", "multiply", "rmul") or (first and name in self.SCALES)
             fits = fits and not kwargs.get("rounding_mode")
-            drops = self._argument(args, kwargs, 1, "p", 0.5) and self._argument(args, kwargs, 2, "training", True)
-            fits = fits or (name == "dropout" and not drops)
+            if name == "dropout":
+                p = self._argument(args, kwargs, 1, "p", 0.5)
+                fits = fits or not (p and self._argument(args, kwargs, 2, "training", True))
             fits = fits or (first and name == "masked_fill" and self._argument(args, kwargs, 2, "value") == 0)
             if not fits or len(sums) > 1:
                 raise self.Refused(f"{name}() takes a sum over the ranks; functions that are linear in it work")

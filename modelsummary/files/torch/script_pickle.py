@@ -7,6 +7,7 @@ Every other call is refused.
 from __future__ import annotations
 
 import pickletools
+import warnings
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -110,10 +111,12 @@ def read_pickle(data: bytes, folder: str = "data") -> Any:
     """
     machine = _Machine(folder)
     try:
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if number > _MOST_STEPS:
-                raise ModelFileError(f"a pickle has more than {_MOST_STEPS:,} steps")
-            machine.step(opcode.name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+                if number > _MOST_STEPS:
+                    raise ModelFileError(f"a pickle has more than {_MOST_STEPS:,} steps")
+                machine.step(opcode.name, argument)
         (value,) = machine.stack
     except ModelFileError:
         raise
