@@ -600,7 +600,7 @@ def _() -> Way:
 def _() -> Way:
     model = llama().train()
     model.gradient_checkpointing_enable()
-    # Recomputation is no work of the model, and torch's counter counts it.
+    # The model's FLOPs leave out recomputation, which torch's counter includes.
     return Way(model, (), {"input_ids": ids(), "use_cache": False}, unlike=frozenset({"training"}))
 
 

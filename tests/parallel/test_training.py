@@ -158,7 +158,7 @@ def test_gradients_that_are_not_contiguous_are_sent():
 
 
 def _parameters_outside(_rank, _n):
-    """Parameters of a module that are read while no forward runs are those that the optimizer has."""
+    """Outside of a forward, a module returns the same parameters as the optimizer holds."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     plan = Statistics(model, torch.randn(2, 3, 16)).parallel_plan(tensor=2)
